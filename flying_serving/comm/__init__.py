@@ -1,0 +1,1 @@
+"""Communicators of aligned engine groups, and collectives over shared memory."""

@@ -1,0 +1,96 @@
+"""The communicator pool (paper): every aligned group's communicator, built and warmed once, at start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flying_serving.comm.shm import ShmGroup
+from flying_serving.layout.groups import Layout, aligned_group, group_world_ranks
+
+Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
+MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
+Activate = Callable[[Coordinator], Any]
+
+
+class CommunicatorPool:
+    """One coordinator per group size for this worker; `activate` is the only place where the active one changes.
+
+    Args:
+        engine: this engine's number.
+        device: this worker's device inside the engine, 0..devices-1.
+        engines, devices: how many of each.
+        sizes: group sizes to build, 1 among them.
+        make: builds the coordinators of a partition of all world ranks; every worker calls it in the same order.
+        activate: context manager that makes a coordinator vLLM's tensor-parallel group.
+    """
+
+    def __init__(
+        self,
+        engine: int,
+        device: int,
+        *,
+        engines: int,
+        devices: int,
+        sizes: Sequence[int],
+        make: MakeCoordinators,
+        activate: Activate,
+    ) -> None:
+        self._activate = activate
+        self._coordinators: dict[int, Coordinator] = {}
+        self._shm: list[ShmGroup] = []
+        for size in sizes:
+            partition = [group_world_ranks(g, devices, engines) for g in Layout.uniform(engines, size).groups]
+            self._coordinators[size] = make(partition, f"lane{size}")
+        self._engine, self._device, self._engines, self._devices = engine, device, engines, devices
+
+    def coordinator(self, size: int) -> Coordinator:
+        """The coordinator of this worker's group of `size` engines."""
+        return self._coordinators[size]
+
+    def use_shared_memory(self, directory: str, deadline_s: float) -> None:
+        """Let every group of more than one rank exchange through shared memory instead of sockets (CPU only).
+
+        Args:
+            directory: where the groups' files go; on a memory file system.
+            deadline_s: how long a rank waits for the others before it raises CollectiveTimeout.
+        """
+        for size, coordinator in self._coordinators.items():
+            if coordinator.world_size == 1:
+                continue
+            group = aligned_group(self._engine, size)
+            names = [f"engine {e} device {d}" for d in range(self._devices) for e in group]
+            shm = ShmGroup(
+                f"{directory}/lane{size}-{group[0]}",
+                coordinator.rank_in_group,
+                coordinator.world_size,
+                deadline_s=deadline_s,
+                names=names,
+            )
+            communicator = coordinator.device_communicator
+            communicator.all_reduce = shm.all_reduce
+            communicator.all_gather = shm.all_gather
+            communicator.gather = shm.gather
+            communicator.broadcast = shm.broadcast
+            self._shm.append(shm)
+
+    def warm(self) -> None:
+        """One collective in each group, all workers together."""
+        for size, coordinator in self._coordinators.items():
+            if coordinator.world_size > 1:
+                with self.activate(size):
+                    coordinator.all_reduce(torch.ones(1, device=coordinator.device))
+
+    @contextmanager
+    def activate(self, size: int) -> Iterator[None]:
+        """Make the group of `size` engines the tensor-parallel group while the body runs."""
+        with self._activate(self._coordinators[size]):
+            yield
+
+    def close(self) -> None:
+        """Unmap shared memory."""
+        for shm in self._shm:
+            shm.close()

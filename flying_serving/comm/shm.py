@@ -1,0 +1,270 @@
+"""Collectives over shared memory between the ranks of one group: CPU processes on one node."""
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import addressof, c_char
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, exchange, sum_all
+from flying_serving.errors import CollectiveTimeout, EngineLost
+
+SLOT_BYTES = 1 << 20  # measured: through larger slots a large sum leaves the caches and takes twice the time
+SPLIT_BYTES = 128 << 10  # measured: from here on, and for more than two ranks, to share the summing out is faster
+YIELDS = 500  # sched_yield calls until a wait sleeps between its looks: some 0.3 ms
+MAX_SLEEP_S = 0.001
+
+# Words of the header: one of the group (why it was aborted: 0, or 1 + the rank that was lost), two of each rank.
+WORD_BYTES = 8
+REASON = 0
+FLAG, PID = 0, 1
+
+# What the kernel sums, by a zero of that type. Narrower floats travel as float32 and are rounded once.
+ZEROS: dict[torch.dtype, np.number[Any]] = {
+    torch.float32: np.float32(0),
+    torch.float64: np.float64(0),
+    torch.int32: np.int32(0),
+    torch.int64: np.int64(0),
+}
+WIDENED = (torch.bfloat16, torch.float16)
+
+
+class ShmGroup:
+    """One rank's end of a group that does collectives through one file in shared memory.
+
+    All ranks make the same calls in the same order, with CPU tensors of the same shape and dtype. A file serves one
+    group once: each rank attaches to it one time, and a rank that leaves a collective early for whatever reason
+    (deadline, lost rank, interrupt) aborts the group for all. Calls from several threads take turns.
+
+    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`, and EngineLost if the
+    group is aborted or a rank that is waited for has exited or closed; both name the ranks and where they are.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        rank: int,
+        world: int,
+        *,
+        slot_bytes: int = SLOT_BYTES,
+        deadline_s: float = 60.0,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Attach as `rank` of `world` ranks to the file at `path` (under /dev/shm), which whoever comes first creates.
+
+        Larger tensors go in pieces of `slot_bytes`; the file takes up to 2 * world * slot_bytes, as they are used.
+        `names` are for errors. Raises ValueError if the file is not for such a group or the rank was taken before.
+        """
+        if not 0 <= rank < world < HEADER_BYTES // LINE_BYTES:
+            raise ValueError(f"rank={rank}, world={world}: 0 <= rank < world < {HEADER_BYTES // LINE_BYTES}")
+        if slot_bytes <= 0 or slot_bytes % LINE_BYTES:
+            raise ValueError(f"slot_bytes={slot_bytes}: a positive multiple of {LINE_BYTES}")
+        self._names = tuple(f"rank {other}" for other in range(world)) if names is None else tuple(names)
+        if len(self._names) != world:
+            raise ValueError(f"names={names}: one for each of {world} ranks")
+        self._path, self._rank, self._world = path, rank, world
+        self._slot_bytes, self._deadline_s = slot_bytes, deadline_s
+        self._everyone = (0, world)
+        self._sequence = 0
+        self._turn = threading.Lock()
+        with contextlib.ExitStack() as opened:
+            self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            opened.callback(os.close, self._file)
+            self._map = opened.enter_context(self._attach())
+            self._words = opened.enter_context(memoryview(self._map)[:HEADER_BYTES].cast("q"))
+            self._group = (addressof(c_char.from_buffer(self._map)), rank, world, slot_bytes)
+            self._opened = opened.pop_all()
+
+    def _attach(self) -> mmap.mmap:
+        """Size and map the file, and take the rank's place in it."""
+        size = HEADER_BYTES + 2 * self._world * self._slot_bytes
+        place = WORD_BYTES * _word(self._rank, PID)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # other ranks may be here too
+        try:
+            if os.fstat(self._file).st_size not in (0, size):
+                raise ValueError(f"{self._path} is not for {self._world} ranks with slots of {self._slot_bytes} bytes")
+            os.ftruncate(self._file, size)
+            if any(os.pread(self._file, WORD_BYTES, place)):
+                raise ValueError(f"{self._path} was attached to as {self._names[self._rank]} before")
+            # The system drops this lock when the process ends, in whatever way: that is how others see it (`_left`).
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock_of(self._rank))
+            os.pwrite(self._file, os.getpid().to_bytes(WORD_BYTES, sys.byteorder), place)
+            return mmap.mmap(self._file, size)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place and return it: the same bits on every rank, summed in the order of the ranks.
+
+        Any shape and strides; float64, float32, int64, int32, and bfloat16 and float16, which are summed in float32.
+        Raises TypeError for other dtypes.
+        """
+        if x.dtype in WIDENED:
+            return x.copy_(self.all_reduce(x.float()))
+        zero = ZEROS.get(x.dtype)
+        if zero is None:
+            raise TypeError(f"all_reduce of {x.dtype}: {', '.join(map(str, (*ZEROS, *WIDENED)))}")
+        if self._world == 1:
+            return x
+        whole = x.contiguous()
+        address, numel, size = whole.data_ptr(), whole.numel(), zero.itemsize
+        step = self._slot_bytes // size
+        for start in range(0, numel, step):
+            count = min(step, numel - start)
+            split = self._world > 2 and count * size >= SPLIT_BYTES
+            piece = (address + start * size, count, size, split, zero)
+            self._run("all_reduce", self._everyone, 2 if split else 1, sum_all, *piece)
+        return x if whole is x else x.copy_(whole)
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, of any dtype, concatenated along `dim` in the order of the ranks."""
+        return self._concatenate("all_gather", x, dim, True)
+
+    def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
+        """Return what `all_gather` would on rank `dst`; None on the others, which do not wait for it."""
+        return self._concatenate("gather", x, dim, self._is_me(dst))
+
+    def _concatenate(self, operation: str, x: torch.Tensor, dim: int, receives: bool) -> torch.Tensor | None:
+        """Publish `x`; return the ranks' tensors concatenated along `dim` if this rank `receives`."""
+        shape = list(x.shape)
+        shape[dim] *= self._world  # IndexError if there is no such dimension
+        whole = x.contiguous()
+        target = x.new_empty(shape) if receives else None
+        ranks, address = (self._everyone, target.data_ptr()) if target is not None else ((0, 0), 0)
+        row_bytes = math.prod(x.shape[dim % x.dim() :]) * x.element_size()
+        for start, nbytes in self._pieces(whole):
+            piece = (whole.data_ptr() + start, nbytes, *ranks, address, start, nbytes, row_bytes)
+            self._run(operation, ranks, 1, exchange, *piece)
+        return target
+
+    def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
+        """Overwrite `x`, of any dtype, with that of rank `src`; return it. Rank `src` does not wait for the others."""
+        sends = self._is_me(src)
+        ranks = (0, 0) if sends else (src, src + 1)
+        whole = x.contiguous()
+        for start, nbytes in self._pieces(whole):
+            address = whole.data_ptr() + start
+            piece = (address, nbytes if sends else 0, *ranks, address, 0, nbytes, nbytes)
+            self._run("broadcast", ranks, 1, exchange, *piece)
+        return x if whole is x else x.copy_(whole)
+
+    def barrier(self) -> None:
+        """Return once every rank has called this."""
+        self._run("barrier", self._everyone, 1, exchange, 0, 0, *self._everyone, 0, 0, 0, 1)
+
+    def _is_me(self, rank: int) -> bool:
+        """Return whether this is `rank`, which must be one of the group."""
+        if not 0 <= rank < self._world:
+            raise ValueError(f"rank {rank} is not in a group of {self._world}")
+        return rank == self._rank
+
+    def _pieces(self, x: torch.Tensor) -> list[tuple[int, int]]:
+        """Return (start, size) in bytes of the pieces of `x` that fit into a slot."""
+        step = self._slot_bytes
+        return [(start, min(step, x.nbytes - start)) for start in range(0, x.nbytes, step)]
+
+    def _run(
+        self, operation: str, ranks: tuple[int, int], steps: int, kernel: Callable[..., bool], *args: object
+    ) -> None:
+        """Run a kernel that takes `steps` sequence numbers and waits for ranks[0] to ranks[1] - 1, until it is done."""
+        with self._turn:
+            if self._map.closed:
+                raise ValueError(f"{operation} on a closed group")
+            sequence = self._sequence + 1
+            self._sequence += steps
+            if kernel(self._group, sequence, YIELDS, *args):
+                return
+            begin_s = time.monotonic()
+            try:
+                while not kernel(self._group, sequence, 0, *args):
+                    waited_s = time.monotonic() - begin_s
+                    self._check(f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s)
+                    time.sleep(min(waited_s / 8, MAX_SLEEP_S))
+            except BaseException:
+                self.abort()  # this rank does not come back to it, so nobody can go on
+                raise
+
+    def _check(self, operation: str, sequence: int, ranks: range, waited_s: float) -> None:
+        """Raise if there is no use in waiting any longer for `ranks` in operation `sequence`."""
+        reason = self._words[REASON]
+        if reason:
+            raise EngineLost(f"{operation}: the group was aborted because of {self._names[reason - 1]}")
+        # The kernel waits for all to have begun the operation before, then for `ranks` to be where this rank is.
+        own = self._words[_word(self._rank, FLAG)]
+        awaited, needed = (ranks, own) if own >= sequence else (range(self._world), sequence - 1)
+        # In this order: a rank may publish and leave, and has then left nothing undone.
+        left = [rank for rank in awaited if rank != self._rank and self._left(rank)]
+        late = {rank: at for rank in awaited if (at := self._words[_word(rank, FLAG)]) < needed}
+        lost = [rank for rank in left if rank in late]
+        if not lost and (not late or waited_s < self._deadline_s):
+            return
+        self.abort(min(lost or late))
+        if lost:
+            raise EngineLost(f"{operation}: exited or closed: {self._describe(lost)}")
+        raise CollectiveTimeout(f"{operation}: waited {waited_s:.1f} s for {self._describe(late)}")
+
+    def _left(self, rank: int) -> bool:
+        """Return whether a rank was attached and is no longer."""
+        if not self._words[_word(rank, PID)]:  # before the lock is looked at: it is taken before this is set
+            return False
+        found: bytes = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _lock_of(rank))
+        return struct.unpack_from("h", found) == (fcntl.F_UNLCK,)
+
+    def _describe(self, ranks: Iterable[int]) -> str:
+        """Return the names, processes and sequence numbers of some ranks."""
+        words = self._words
+        return ", ".join(
+            f"{self._names[rank]} (process {pid}, at sequence {words[_word(rank, FLAG)]})"
+            if (pid := words[_word(rank, PID)])
+            else f"{self._names[rank]} (not attached)"
+            for rank in ranks
+        )
+
+    def abort(self, reason_rank: int | None = None) -> None:
+        """End the group for all its ranks, because of a rank (None: this one): whoever waits raises within some ms.
+
+        From any thread, at any time; the first reason stays.
+        """
+        reason = 1 + (self._rank if reason_rank is None else reason_rank)
+        with contextlib.suppress(ValueError):  # closed
+            self._words[REASON] = self._words[REASON] or reason
+
+    @staticmethod
+    def abort_path(path: str, reason_rank: int) -> None:
+        """Do what `abort` does, from a process that need not be in the group. OSError if there is no such file."""
+        file = os.open(path, os.O_RDWR)
+        try:
+            if not any(os.pread(file, WORD_BYTES, REASON * WORD_BYTES)):
+                os.pwrite(file, (1 + reason_rank).to_bytes(WORD_BYTES, sys.byteorder), REASON * WORD_BYTES)
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        """Leave the group, once a collective under way in another thread is over. Again: nothing happens."""
+        with self._turn:
+            self._opened.close()
+
+    def unlink(self) -> None:
+        """Remove the file's name: nobody attaches any more, who is attached goes on. Nothing happens if it is gone."""
+        Path(self._path).unlink(missing_ok=True)
+
+
+def _word(rank: int, field: int) -> int:
+    """Return the index in the header of a rank's word."""
+    return (1 + rank) * LINE_BYTES // WORD_BYTES + field
+
+
+def _lock_of(rank: int, kind: int = fcntl.F_WRLCK) -> bytes:
+    """Return the C `struct flock` for a rank's own byte of the file."""
+    return struct.pack("hhqqi", kind, os.SEEK_SET, rank, 1, 0)

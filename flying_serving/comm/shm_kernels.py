@@ -1,0 +1,204 @@
+"""Compiled halves of the shared-memory collectives: one call copies, publishes, waits and sums without the GIL.
+
+Every operation has a sequence number s, the same on all ranks. A rank *publishes* s: it writes its data to its slot of
+buffer s % 2, then stores s in its flag (release). Who needs the data waits for that flag (acquire) and reads the slot.
+
+Why two buffers are enough:
+1. A rank publishes s only once every rank has published s - 1: `_publish` waits for that.
+2. A rank publishes s - 1 only when its operation s - 2 is over, reads included: its calls come one after the other.
+So whoever writes to buffer s % 2 for s does it after every rank's last read of what s - 2 left there. A rank may be one
+operation ahead of another, never two. (The split sum is two operations here, s and s + 1, and needs no other argument.)
+
+A kernel waits a little and returns whether it is done. If not it is called again with the same arguments: what was done
+stands in the rank's own flag, so it goes on from there. Deadlines, aborts and signals are the caller's business.
+
+Layout of the file: HEADER_BYTES of lines, the group's and one per rank, each of int64 words; then the slots,
+shape (2 buffers, world, slot_bytes). A fresh file is all zeros, and nothing else is needed to start.
+"""
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+HEADER_BYTES = 65536
+LINE_BYTES = 128  # two cache lines, as processors fetch pairs of them
+SPINS = 100  # looks at a flag before the first sched_yield: a microsecond or less
+
+Group = tuple[int, int, int, int]  # address of the file in memory, rank, world, slot_bytes
+
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_BYTE, _WORD = ir.IntType(8), ir.IntType(64)
+
+
+@intrinsic
+def _load(_typing: Any, _address: Any) -> Any:
+    """Load the int64 at an address: acquire. No later read moves before it, and a loop on it loads each time."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], _WORD.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _store(_typing: Any, _address: Any, _value: Any) -> Any:
+    """Store an int64 at an address: release. No earlier read or write moves behind it."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], _WORD.as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def _copy(_typing: Any, _target: Any, _source: Any, _nbytes: Any) -> Any:
+    """Copy bytes from an address (the second) to another (the first); the ranges do not overlap."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        target, source = (builder.inttoptr(address, _BYTE.as_pointer()) for address in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _elements(_typing: Any, _address: Any, zero: Any) -> Any:
+    """Return what is at an address as elements of the type of `zero`, to be indexed without bounds."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(zero)(types.int64, zero), generate
+
+
+@njit(nogil=True, cache=True)
+def _slots(group: Group, sequence: int) -> int:
+    """Return the address of the buffer of `sequence`, where the slot of rank 0 begins."""
+    base, _, world, slot_bytes = group
+    return base + HEADER_BYTES + (sequence % 2) * world * slot_bytes
+
+
+@njit(nogil=True, cache=True)
+def _reached(base: int, first: int, last: int, sequence: int, yields: int) -> bool:
+    """Wait a little until ranks `first` to `last - 1` have published `sequence`; return whether they have."""
+    left = SPINS + yields
+    for rank in range(first, last):
+        flag = base + (1 + rank) * LINE_BYTES
+        while _load(flag) < sequence:
+            if left == 0:
+                return False
+            if left <= yields:
+                _sched_yield()
+            left -= 1
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int) -> bool:
+    """Publish `sequence` with bytes from address `source`, unless done before; return False if that cannot be yet."""
+    base, rank, world, slot_bytes = group
+    flag = base + (1 + rank) * LINE_BYTES
+    if _load(base) != 0:  # aborted
+        return False
+    if _load(flag) >= sequence:
+        return True
+    if not _reached(base, 0, world, sequence - 1, yields):
+        return False
+    _copy(_slots(group, sequence) + rank * slot_bytes, source, nbytes)
+    _store(flag, sequence)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _sum_slots(slots: int, world: int, slot_bytes: int, target: int, begin: int, end: int, zero: Any) -> None:
+    """Sum elements `begin` to `end - 1` of all slots in the order of the ranks, to the same places of `target`."""
+    out = _elements(target, zero)
+    first = _elements(slots, zero)
+    second = _elements(slots + slot_bytes, zero)
+    for i in range(begin, end):
+        out[i] = first[i] + second[i]
+    for rank in range(2, world):
+        other = _elements(slots + rank * slot_bytes, zero)
+        for i in range(begin, end):
+            out[i] += other[i]
+
+
+_INT = types.int64
+_GROUP = types.UniTuple(_INT, 4)
+
+
+@njit([types.boolean(_GROUP, _INT, _INT, *[_INT] * 8)], nogil=True, cache=True)
+def exchange(
+    group: Group,
+    sequence: int,
+    yields: int,
+    source: int,
+    sent_bytes: int,
+    first: int,
+    last: int,
+    target: int,
+    start: int,
+    got_bytes: int,
+    row_bytes: int,
+) -> bool:
+    """Publish bytes from address `source`; fetch what ranks `first` to `last - 1` published; return whether it is done.
+
+    Each rank's `got_bytes` are those from `start` on of a whole, shape (rows, row_bytes). They go where the whole has
+    its place in `target`, shape (rows, last - first, row_bytes): a concatenation along the middle dimension.
+    """
+    if not _publish(group, sequence, yields, source, sent_bytes):
+        return False
+    base, _, _, slot_bytes = group
+    if not _reached(base, first, last, sequence, yields):
+        return False
+    for rank in range(first, last):
+        slot = _slots(group, sequence) + rank * slot_bytes
+        done = 0
+        while done < got_bytes:
+            row = (start + done) // row_bytes
+            column = (start + done) % row_bytes
+            run = min(row_bytes - column, got_bytes - done)
+            _copy(target + (row * (last - first) + rank - first) * row_bytes + column, slot + done, run)
+            done += run
+    return True
+
+
+_SUMMED = (types.float32, types.float64, types.int32, types.int64)
+
+
+@njit([types.boolean(_GROUP, _INT, _INT, _INT, _INT, _INT, types.boolean, t) for t in _SUMMED], nogil=True, cache=True)
+def sum_all(
+    group: Group, sequence: int, yields: int, target: int, count: int, size: int, split: bool, zero: Any
+) -> bool:
+    """Sum over the ranks `count` elements of `size` bytes, of the type of `zero`, in place at address `target`.
+
+    Every rank sums everything; or, if `split`, each rank sums a part, publishes it as `sequence + 1` and copies the
+    others': less to read with more than two ranks, but one more wait. Return whether it is done. At least two ranks.
+    """
+    base, rank, world, slot_bytes = group
+    flag = base + (1 + rank) * LINE_BYTES
+    slots, sums = _slots(group, sequence), _slots(group, sequence + 1)
+    part = (count // world + 32) // 32 * 32  # whole cache lines; the last parts may be short or empty
+    if not _publish(group, sequence, yields, target, count * size):
+        return False
+    if _load(flag) == sequence:
+        if not _reached(base, 0, world, sequence, yields):
+            return False
+        if not split:
+            _sum_slots(slots, world, slot_bytes, target, 0, count, zero)
+            return True
+        begin = min(rank * part, count)
+        _sum_slots(slots, world, slot_bytes, sums + rank * slot_bytes, begin, min(begin + part, count), zero)
+        _store(flag, sequence + 1)
+    if not _reached(base, 0, world, sequence + 1, yields):
+        return False
+    for other in range(world):
+        begin = min(other * part, count)
+        offset = begin * size
+        _copy(target + offset, sums + other * slot_bytes + offset, (min(begin + part, count) - begin) * size)
+    return True

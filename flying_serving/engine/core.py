@@ -1,0 +1,287 @@
+"""The engine process: vLLM's EngineCore with lanes. Its loop is `run_busy_loop`, one screen."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_request_block_hasher,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.request import Request, RequestStatus
+
+from flying_serving.config import deployment_of
+from flying_serving.engine.keys import LANE_KEY
+from flying_serving.engine.group import Leader, Member, in_physical_blocks
+from flying_serving.engine.tickets import (
+    AskTicket,
+    Channel,
+    CommitTicket,
+    Grant,
+    Need,
+    ReturnTicket,
+    StepTicket,
+)
+from flying_serving.engine.turns import Serve, Step, Turn, Turns, Wait
+from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.vllm_hooks import table
+from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.vllm_hooks.kv import pooled_capacity
+
+
+class FlyingEngineCore(EngineCoreProc):
+    """One engine: its own scheduler and worker (lane 1), a part in each group, and the groups that it leads."""
+
+    @staticmethod
+    def run_engine_core(*args: Any, **kwargs: Any) -> None:
+        """Entry point of the process; installs the hooks where the process did not inherit them."""
+        signal.set_wakeup_fd(-1)  # a forked engine must not wake the server's event loop
+        table.install()
+        with table.engine_classes(FlyingEngineCore):
+            EngineCoreProc.run_engine_core(*args, **kwargs)
+
+    def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
+        self.deployment = deployment_of(vllm_config.additional_config)
+        self.engine = engine_index
+        flying = self.deployment.flying
+        self.turns = Turns(flying.weave_steps, flying.max_pause_ms / 1000)
+        self.members: dict[int, Member] = {}
+        self.leaders: dict[int, Leader] = {}
+        self._lane_of: dict[str, int] = {}
+        self._last_step_s = (0.0, 0.0)
+        super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
+
+    def _initialize_kv_caches(self, vllm_config: Any) -> Any:
+        heads = vllm_config.model_config.get_total_num_kv_heads()
+        widest = lane_block_tokens(1, self.deployment.widest, self.deployment.devices, heads)
+        with pooled_capacity(widest):
+            kv_config = super()._initialize_kv_caches(vllm_config)
+            self._lane_configs = {size: self._lane_config(size) for size in self.deployment.lanes}
+        return kv_config
+
+    def _lane_config(self, size: int) -> tuple[Any, Any]:
+        return self.model_executor.collective_rpc("lane_kv_config", args=(size,))[0]  # type: ignore[no-any-return]
+
+    def process_input_sockets(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's input thread. It starts when the scheduler exists and before any request can come: groups are built here."""
+        self._build_groups()
+        super().process_input_sockets(*args, **kwargs)
+
+    def _build_groups(self) -> None:
+        self.own = SchedulerPool(self.scheduler)
+        self.channel = Channel(self.deployment.run_dir, self.engine, self.deployment.engines, self._wake)
+        self._hashers: dict[int, Any] = dict.fromkeys(self.deployment.group_sizes, self.request_block_hasher)
+        for size, (config, kv_config) in self._lane_configs.items():
+            group = aligned_group(self.engine, size)
+            self.members[size] = Member(group, self.engine, self.own, self.channel)
+            block, hash_block = resolve_kv_cache_block_sizes(kv_config, config)
+            if self.request_block_hasher is not None:
+                hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+                self._hashers[size] = get_request_block_hasher(hash_block, hash_fn)
+            if group[0] == self.engine:
+                scheduler = config.scheduler_config.get_scheduler_cls()(
+                    vllm_config=config,
+                    kv_cache_config=generate_scheduler_kv_cache_config([kv_config]),
+                    structured_output_manager=self.structured_output_manager,
+                    log_stats=self.log_stats,
+                    block_size=block,
+                    hash_block_size=hash_block,
+                )
+                lend = self.deployment.flying.lend_blocks
+                self.leaders[size] = Leader(group, scheduler, self.channel, lend)
+
+    def _wake(self) -> None:
+        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    # ---- the loop
+
+    def run_busy_loop(self) -> None:
+        """Observe, decide, act, until shut down."""
+        while self._handle_shutdown():
+            self._take_messages(None)
+            turn = self._choose()
+            if isinstance(turn, Wait):
+                self._take_messages(turn)
+            elif isinstance(turn, Serve):
+                self._serve(self.channel.receive())
+            elif turn.size == 1:
+                self._step_alone()
+            else:
+                self._emit(self.leaders[turn.size].order(time.monotonic()))
+        raise SystemExit
+
+    def _choose(self) -> Turn:
+        now = time.monotonic()
+        ready = {size: leader.ready(now) for size, leader in self.leaders.items()}
+        ready[1] = self.scheduler.has_requests() or bool(self.batch_queue)
+        turn = self.turns.choose(now, ready, ticket=self.channel.pending())
+        if isinstance(turn, Wait):
+            retries = [r for r in (leader.retry_in_s(now) for leader in self.leaders.values()) if r is not None]
+            limits = [t for t in (turn.timeout_s, *retries) if t is not None]
+            return Wait(min(limits) if limits else None)
+        return turn
+
+    def _take_messages(self, wait: Wait | None) -> None:
+        """Handle what clients sent; with `wait`, block for the first message."""
+        if wait is not None:
+            if not self.has_work():
+                self._notify_idle_state_callbacks()
+            try:
+                self._handle_client_request(*self.input_queue.get(timeout=wait.timeout_s))
+            except queue.Empty:
+                return
+        while not self.input_queue.empty():
+            self._handle_client_request(*self.input_queue.get_nowait())
+
+    def _step_alone(self) -> None:
+        started = time.monotonic()
+        self._reclaim_if_short(started)
+        self._process_engine_step()
+        self._ran(1, started, more=False, led_here=True)
+
+    def _ran(self, size: int, started: float, *, more: bool, led_here: bool) -> None:
+        ended = time.monotonic()
+        self._last_step_s = (started, ended)
+        self.turns.ran(size, ended, more=more, led_here=led_here)
+
+    def _serve(self, ticket: Any) -> None:
+        size = len(ticket.group)
+        if isinstance(ticket, StepTicket):
+            self._step_together(size, ticket)
+        elif isinstance(ticket, AskTicket):
+            self.members[size].offer(ticket)
+        elif isinstance(ticket, CommitTicket):
+            self.members[size].lent.commit(ticket.blocks)
+        elif isinstance(ticket, ReturnTicket):
+            self.members[size].lent.take_back(ticket.blocks)
+        elif isinstance(ticket, Grant):
+            self.leaders[size].granted(ticket, time.monotonic())
+        elif isinstance(ticket, Need):
+            self.leaders[size].give_back(ticket.count)
+
+    def _step_together(self, size: int, ticket: StepTicket) -> None:
+        started = time.monotonic()
+        plan = in_physical_blocks(ticket.plan, self.members[size].lent)
+        output = self.model_executor.collective_rpc("execute_lane", args=(size, plan, ticket.grammar))[0]
+        leader = self.leaders.get(size)
+        if leader is not None:
+            self._process_aborts_queue()
+            self._emit(leader.finish(ticket.plan, output))
+        self._ran(size, started, more=ticket.more, led_here=leader is not None)
+
+    def _emit(self, outputs: dict[int, Any] | None) -> None:
+        for client, output in (outputs or {}).items():
+            if output.scheduler_stats is not None:
+                self._add_other_lanes(output.scheduler_stats)
+            self.output_queue.put_nowait((client, output))
+
+    def _add_other_lanes(self, stats: Any) -> None:
+        """An engine reports the requests of all its lanes, whichever lane has just stepped."""
+        schedulers = [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]
+        counts = [scheduler.get_request_counts() for scheduler in schedulers]
+        stats.num_running_reqs = sum(running for running, _ in counts)
+        stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
+
+    def _reclaim_if_short(self, now: float) -> None:
+        lending = [member for member in self.members.values() if member.lent.lent_count]
+        if lending and (self.scheduler.waiting or self.own.free_count() < len(self.scheduler.running)):
+            missing = self.own.missing_for_next()
+            if missing:
+                for member in lending:
+                    member.want_back(missing, now)
+
+    # ---- requests
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
+        """vLLM's, with the block hashes of the lane that the request goes to. Runs in the input thread."""
+        params = request.sampling_params
+        size = (params.extra_args or {}).pop(LANE_KEY, 1) if params is not None else 1
+        if size != 1:
+            self._lane_of[request.request_id] = size
+        self.request_block_hasher = self._hashers[size]
+        return super().preprocess_add_request(request)
+
+    def add_request(self, request: Request, request_wave: int = 0) -> None:
+        """To the scheduler of the lane that the client chose."""
+        size = self._lane_of.pop(request.request_id, 1)
+        if size == 1:
+            super().add_request(request, request_wave)
+        else:
+            self.leaders[size].scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """In whichever lane they are."""
+        ids = list(request_ids)
+        for scheduler in self._schedulers():
+            scheduler.finish_requests([i for i in ids if i in scheduler.requests], RequestStatus.FINISHED_ABORTED)
+
+    def has_work(self) -> bool:
+        """Whether any lane has requests or a ticket waits."""
+        return (
+            super().has_work()
+            or self.channel.pending()
+            or any(leader.scheduler.has_requests() for leader in self.leaders.values())
+        )
+
+    def _schedulers(self) -> list[Any]:
+        return [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]
+
+    # ---- orders, called by the client as vLLM utilities
+
+    def flying_switch(self, group: list[int], preempt: str, weave_steps: int, sent_s: float) -> dict[str, float]:
+        """From now on this engine's present group is `group`.
+
+        Args:
+            group: engines, this one among them.
+            preempt: "weave" or "hard" (a sequential switch is ordered when nothing is left to preempt).
+            weave_steps: steps of the new layout for each step of an older one.
+            sent_s: when the client ordered it (CLOCK_MONOTONIC).
+
+        Returns:
+            in_flight_ms: how long the step that was under way kept the order waiting.
+            overhead_ms: the rest of the time since `sent_s`.
+        """
+        now = time.monotonic()
+        self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
+        started, ended = self._last_step_s
+        in_flight_s = max(0.0, ended - max(started, sent_s))
+        return {"in_flight_ms": in_flight_s * 1e3, "overhead_ms": max(0.0, now - sent_s - in_flight_s) * 1e3}
+
+    def flying_report(self) -> dict[str, Any]:
+        """What each lane of this engine holds: requests, blocks; for `GET /flying/status`."""
+        running, waiting = self.scheduler.get_request_counts()
+        lanes = {"1": {"running": running, "waiting": waiting}}
+        for size, leader in self.leaders.items():
+            running, waiting = leader.scheduler.get_request_counts()
+            lanes[str(size)] = {"running": running, "waiting": waiting}
+        return {
+            "engine": self.engine,
+            "lanes": lanes,
+            "blocks": int(self.vllm_config.cache_config.num_gpu_blocks or 0),
+            "free_blocks": self.own.free_count(),
+            "lent_blocks": {str(size): member.lent.lent_count for size, member in self.members.items()},
+        }
+
+    def flying_check(self) -> bool:
+        """Check the block bookkeeping of all lanes.
+
+        Raises:
+            IntegrityError: with both sides of the equation that does not hold.
+        """
+        outside: set[int] = set()
+        for member in self.members.values():
+            outside |= member.lent.physical()
+        self.own.check(outside)
+        for leader in self.leaders.values():
+            leader.check()
+        return True
+

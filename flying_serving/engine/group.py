@@ -1,0 +1,153 @@
+"""A group as one of its engines sees it: the leader's scheduler and borrowed blocks, every member's lent blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+from flying_serving.engine.tickets import AskTicket, Channel, CommitTicket, Grant, Need, ReturnTicket, StepTicket
+from flying_serving.kv.lending import BorrowedBlocks, LentBlocks
+from flying_serving.layout.groups import Group
+from flying_serving.vllm_hooks.blocks import SchedulerPool
+
+ASK_AGAIN_S = 0.02
+"""How long a leader waits before it asks members again that had nothing to lend."""
+
+
+def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
+    """A SchedulerOutput whose block ids are this member's own. The plan itself stays as it is."""
+    new = [replace(r, block_ids=_each(r.block_ids, lent)) for r in plan.scheduled_new_reqs]
+    cached = replace(
+        plan.scheduled_cached_reqs,
+        new_block_ids=[None if b is None else _each(b, lent) for b in plan.scheduled_cached_reqs.new_block_ids],
+    )
+    zero = plan.new_block_ids_to_zero
+    return replace(
+        plan,
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=cached,
+        new_block_ids_to_zero=None if zero is None else lent.translate(zero),
+    )
+
+
+def _each(block_ids: tuple[list[int], ...], lent: LentBlocks) -> tuple[list[int], ...]:
+    return tuple(lent.translate(blocks) for blocks in block_ids)
+
+
+class Member:
+    """This engine's part in one group: it lends blocks and runs the steps that the leader orders.
+
+    Args:
+        group: the engines.
+        engine: this one.
+        own: lane 1's block pool, the engine's physical blocks.
+        channel: to the other engines.
+    """
+
+    def __init__(self, group: Group, engine: int, own: SchedulerPool, channel: Channel) -> None:
+        self.group = group
+        self.size = len(group)
+        self._engine = engine
+        self._own = own
+        self._channel = channel
+        self.lent = LentBlocks(own)
+        self._needed_at = 0.0
+
+    def offer(self, ask: AskTicket) -> None:
+        """Set blocks aside for the group and tell the leader how many."""
+        keep = 0 if ask.urgent else self._own.reserved_for_running()
+        count = self.lent.offer(ask.count, keep)
+        self._channel.send([self.group[0]], Grant(self.group, self._engine, count))
+
+    def want_back(self, count: int, now: float) -> None:
+        """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
+        if self.lent.lent_count and now - self._needed_at > ASK_AGAIN_S:
+            self._needed_at = now
+            self._channel.send([self.group[0]], Need(self.group, self._engine, min(count, self.lent.lent_count)))
+
+
+class Leader:
+    """The group's scheduler, on its lowest engine, and the blocks that the members have lent to it."""
+
+    def __init__(self, group: Group, scheduler: Any, channel: Channel, lend_blocks: int) -> None:
+        self.group = group
+        self.size = len(group)
+        self.scheduler = scheduler
+        self.pool = SchedulerPool(scheduler)
+        self.borrowed = BorrowedBlocks(self.pool)
+        self._channel = channel
+        self._lend_blocks = lend_blocks
+        self._outstanding = False
+        self._grants: dict[int, int] | None = None
+        self._ask_at = 0.0
+        self._retry_at = 0.0
+
+    def ready(self, now: float) -> bool:
+        """Whether a step can be ordered: there are requests, none is under way, and no lending round is open."""
+        return (
+            not self._outstanding
+            and self._grants is None
+            and now >= self._retry_at
+            and bool(self.scheduler.has_requests())
+        )
+
+    def retry_in_s(self, now: float) -> float | None:
+        """Seconds until `ready` may turn true by itself; None if it waits for nobody but a message."""
+        if self._outstanding or self._grants is not None or not self.scheduler.has_requests():
+            return None
+        return max(0.0, self._retry_at - now)
+
+    def order(self, now: float) -> Any:
+        """Order the next step, or blocks for it first. Returns outputs if the step needs no model (nothing to run)."""
+        if now >= self._ask_at and self._ask(now):
+            return None
+        plan = self.scheduler.schedule()
+        if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
+            self._retry_at = now + ASK_AGAIN_S
+            return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
+        grammar = self.scheduler.get_grammar_bitmask(plan)
+        more = self.scheduler.get_num_unfinished_requests() > 0
+        self._outstanding = True
+        self._channel.send(self.group, StepTicket(self.group, plan, grammar, more))
+        return None
+
+    def finish(self, plan: Any, output: Any) -> Any:
+        """The step is done: what vLLM's scheduler makes of its output, by client."""
+        self._outstanding = False
+        return self.scheduler.update_from_output(plan, output)
+
+    def _ask(self, now: float) -> bool:
+        missing = self.pool.missing_for_next()
+        if not missing or not self.borrowed.room():
+            return False
+        self._grants = {}
+        urgent = not self.scheduler.running
+        count = min(max(missing, self._lend_blocks), self.borrowed.room())
+        self._channel.send(self.group, AskTicket(self.group, count, urgent))
+        return True
+
+    def granted(self, grant: Grant, now: float) -> None:
+        """A member's answer; the last one closes the round with what all of them offer."""
+        assert self._grants is not None
+        self._grants[grant.engine] = grant.count
+        if len(self._grants) < self.size:
+            return
+        blocks = self.borrowed.choose(min(self._grants.values()))
+        self._grants = None
+        self._channel.send(self.group, CommitTicket(self.group, blocks))
+        self.borrowed.add(blocks)
+        if not blocks:
+            self._ask_at = now + ASK_AGAIN_S
+
+    def give_back(self, count: int) -> None:
+        """Return up to `count` unused blocks to the members."""
+        blocks = self.borrowed.give_up(count)
+        if blocks:
+            self._channel.send(self.group, ReturnTicket(self.group, blocks))
+
+    def check(self) -> None:
+        """Raise IntegrityError if the group's blocks do not add up."""
+        self.borrowed.check()
+        self.pool.check(set(range(1, self.borrowed.capacity + 1)) - self.borrowed.held)

@@ -1,0 +1,4 @@
+"""Names that client and engines agree on; no vLLM needed."""
+
+LANE_KEY = "flying_lane"
+"""Where the client notes the size of the group that a request goes to (in SamplingParams.extra_args)."""

@@ -1,0 +1,106 @@
+"""A lane on a worker: a model runner of one degree over the engine's shared weights and KV bytes (design section 3)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from flying_serving.comm.pool import CommunicatorPool
+from flying_serving.errors import ConfigError
+from flying_serving.vllm_hooks.kv import shared_kv_buffer
+
+MakeRunner = Callable[[VllmConfig], Any]
+
+
+def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
+    """The VllmConfig of a lane for groups of `size` engines, from lane 1's.
+
+    Args:
+        config: lane 1's.
+        size: engines in the group.
+        block_tokens: tokens that one block holds in this lane.
+    """
+    lane = copy.deepcopy(config)
+    lane.compilation_config.static_forward_context = {}
+    parallel = lane.parallel_config
+    parallel.tensor_parallel_size *= size
+    parallel.world_size = parallel.tensor_parallel_size
+    lane.cache_config.block_size = block_tokens
+    lane.cache_config.hash_block_size = None
+    lane.scheduler_config.async_scheduling = False
+    return lane
+
+
+@dataclass
+class Lane:
+    """What one worker needs to step in groups of `size` engines."""
+
+    size: int
+    config: VllmConfig
+    pool: CommunicatorPool
+    runner: Any
+    random_state: torch.Tensor
+    """State of torch's generator inside this lane: equal on all members, untouched by what they do elsewhere."""
+    kv_config: KVCacheConfig | None = None
+
+    @classmethod
+    def build(cls, size: int, config: VllmConfig, pool: CommunicatorPool, make_runner: MakeRunner) -> Lane:
+        """A lane with its runner and the module tree of its degree, still without weights (on the meta device)."""
+        with pool.activate(size), set_current_vllm_config(config):
+            runner = make_runner(config)
+            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+                runner.model = initialize_model(config, model_config=config.model_config).eval()
+        seed = torch.Generator().manual_seed(config.model_config.seed or 0).get_state()
+        return cls(size, config, pool, runner, seed)
+
+    def bind_kv(self, buffer: torch.Tensor, lane1: KVCacheConfig) -> None:
+        """Read lane 1's KV bytes as this lane's blocks.
+
+        Args:
+            buffer: lane 1's KV memory, int8 (bytes).
+            lane1: lane 1's KV configuration.
+
+        Raises:
+            ConfigError: if a block would not keep its bytes.
+        """
+        self.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
+        with self.pool.activate(self.size), set_current_vllm_config(self.config):
+            kv = get_kv_cache_configs(self.config, [self.runner.get_kv_cache_spec()], [buffer.numel()])[0]
+            kv.kv_cache_layout = lane1.kv_cache_layout
+            if kv.num_blocks != lane1.num_blocks or len(kv.kv_cache_groups) != 1:
+                raise ConfigError(
+                    f"group size {self.size}: {kv.num_blocks} KV blocks in {len(kv.kv_cache_groups)} cache groups, "
+                    f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
+                )
+            self.config.cache_config.num_gpu_blocks = kv.num_blocks
+            with shared_kv_buffer(buffer):
+                self.runner.initialize_kv_cache(kv)
+        self.kv_config = kv
+
+    def warm(self) -> None:
+        """Run the model once on a few made-up tokens, so that no request pays for what is built at first use."""
+        with self.pool.activate(self.size), set_current_vllm_config(self.config):
+            self.runner._dummy_run(min(16, self.config.scheduler_config.max_num_batched_tokens))
+
+    def execute(self, plan: Any, grammar: Any) -> Any:
+        """One step of the model, all members together. Returns vLLM's ModelRunnerOutput."""
+        outside = torch.random.get_rng_state()
+        torch.random.set_rng_state(self.random_state)
+        try:
+            with self.pool.activate(self.size):
+                output = self.runner.execute_model(plan)
+                if output is None:
+                    output = self.runner.sample_tokens(grammar)
+        finally:
+            self.random_state = torch.random.get_rng_state()
+            torch.random.set_rng_state(outside)
+        return output.get_output() if hasattr(output, "get_output") else output

@@ -1,0 +1,148 @@
+"""What engines say to each other, and the ordered channel they say it through (design section 4)."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from flying_serving.comm.order import TicketOrder
+from flying_serving.errors import EngineLost
+from flying_serving.layout.groups import Group
+
+
+@dataclass(frozen=True)
+class StepTicket:
+    """Step the lane of `group` together: `plan` is a vLLM SchedulerOutput in group blocks."""
+
+    group: Group
+    plan: Any
+    grammar: Any
+    more: bool
+    """The leader will order another step at once."""
+
+
+@dataclass(frozen=True)
+class AskTicket:
+    """Offer up to `count` blocks to `group`; answer its leader with a Grant."""
+
+    group: Group
+    count: int
+    urgent: bool
+    """The group cannot run anything without: do not keep blocks back for local requests."""
+
+
+@dataclass(frozen=True)
+class CommitTicket:
+    """Lend offered blocks to `group` as `blocks`; what was offered beyond goes back."""
+
+    group: Group
+    blocks: list[int]
+
+
+@dataclass(frozen=True)
+class ReturnTicket:
+    """`group` no longer uses `blocks`: they are their owners' again."""
+
+    group: Group
+    blocks: list[int]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """To a leader: `engine` offers `count` blocks to `group`."""
+
+    group: Group
+    engine: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """To a leader: `engine` needs `count` of the blocks it lent to `group`."""
+
+    group: Group
+    engine: int
+    count: int
+
+
+Ticket = StepTicket | AskTicket | CommitTicket | ReturnTicket | Grant | Need
+
+
+class Channel:
+    """An engine's end of the channel: tickets go out to members in one total order and come in by number.
+
+    Args:
+        run_dir: directory of this server's sockets and of the order file.
+        engine, engines: this engine's number, and how many there are.
+        wake: called from the listening thread when a ticket has come.
+    """
+
+    def __init__(self, run_dir: str, engine: int, engines: int, wake: Callable[[], None]) -> None:
+        self._engine = engine
+        self._order = TicketOrder(f"{run_dir}/order", engines)
+        self._context = zmq.Context()
+        self._out: dict[int, zmq.Socket[bytes]] = {}
+        for other in range(engines):
+            if other != engine:
+                self._out[other] = self._context.socket(zmq.PUSH)
+                self._out[other].setsockopt(zmq.LINGER, 0)
+                self._out[other].connect(f"ipc://{run_dir}/inbox-{other}")
+        inbox = self._context.socket(zmq.PULL)
+        inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
+        self._next = 0
+        self._early: dict[int, bytes | Ticket] = {}
+        self._arrived: deque[tuple[int, bytes | Ticket]] = deque()
+        self._wake = wake
+        self._listener = threading.Thread(target=self._listen, args=(inbox,), name="flying-inbox", daemon=True)
+        self._listener.start()
+
+    def send(self, members: Sequence[int], ticket: Ticket) -> None:
+        """Append a ticket to the inboxes of all members at once; this engine may be among them."""
+        numbers = self._order.take(members)
+        blob = None
+        for member, number in zip(members, numbers, strict=True):
+            if member == self._engine:
+                self._arrived.append((number, ticket))
+                continue
+            if blob is None:
+                blob = pickle.dumps(ticket, protocol=pickle.HIGHEST_PROTOCOL)
+            try:
+                self._out[member].send_multipart([number.to_bytes(8, "little"), blob], zmq.NOBLOCK)
+            except zmq.Again:
+                raise EngineLost(f"engine {member} does not take tickets any more") from None
+
+    def pending(self) -> bool:
+        """Whether the next ticket in order is here."""
+        while self._arrived:
+            number, ticket = self._arrived.popleft()
+            self._early[number] = ticket
+        return self._next in self._early
+
+    def receive(self) -> Ticket:
+        """The next ticket in order; only when `pending()`."""
+        ticket = self._early.pop(self._next)
+        self._next += 1
+        return pickle.loads(ticket) if isinstance(ticket, bytes) else ticket
+
+    def _listen(self, inbox: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                number, blob = inbox.recv_multipart()
+            except zmq.ContextTerminated:
+                inbox.close(0)
+                return
+            self._arrived.append((int.from_bytes(number, "little"), blob))
+            self._wake()
+
+    def close(self) -> None:
+        """Stop listening and close the sockets."""
+        for socket in self._out.values():
+            socket.close(0)
+        self._context.term()
+        self._order.close()

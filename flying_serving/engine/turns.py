@@ -1,0 +1,99 @@
+"""Whose turn it is on an engine: the weave, pure. Time is an argument (design section 5).
+
+An engine may have work in several lanes at once: its *present* lane, whose group the layout names, and lanes of older
+layouts that still drain. It also holds tickets, steps that other leaders ordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+EXPECT_S = 0.05
+"""How long a member keeps still for the next step of its group after the leader said that there is more."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Run the oldest ticket."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Step a lane that this engine leads: run it (size 1), or order a step of its group."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do until a message comes, or for at most `timeout_s`."""
+
+    timeout_s: float | None
+
+
+Turn = Serve | Step | Wait
+
+
+class Turns:
+    """Chooses what an engine does next.
+
+    Args:
+        weave_steps: steps of the present lane for each step of an older one.
+        max_pause_s: under a hard preempt, an older lane gets a step at least this often.
+    """
+
+    def __init__(self, weave_steps: int, max_pause_s: float) -> None:
+        self.present = 1
+        self.hard = False
+        self.weave_steps = weave_steps
+        self.max_pause_s = max_pause_s
+        self._present_steps = 0
+        self._stepped_at: dict[int, float] = {}
+        self._expect_until = 0.0
+
+    def switch(self, present: int, *, hard: bool, weave_steps: int, now: float) -> None:
+        """The layout changed: `present` is the size of this engine's group from now on."""
+        if present != self.present:
+            self._expect_until = 0.0
+            self._stepped_at.setdefault(self.present, now)
+        self.present, self.hard, self.weave_steps = present, hard, weave_steps
+        self._present_steps = 0
+
+    def ran(self, size: int, now: float, *, more: bool, led_here: bool) -> None:
+        """A step of the lane `size` has run here. `more`: its leader goes on at once."""
+        self._stepped_at[size] = now
+        if size == self.present:
+            self._present_steps += 1
+            self._expect_until = now + EXPECT_S if more and not led_here else 0.0
+        else:
+            self._present_steps = 0
+
+    def choose(self, now: float, ready: Mapping[int, bool], *, ticket: bool) -> Turn:
+        """What to do at `now`.
+
+        Args:
+            ready: by group size, for the lanes that this engine leads: whether it has a step to make.
+            ticket: whether a ticket waits.
+        """
+        older = [size for size, has_work in ready.items() if has_work and size != self.present]
+        present_busy = ticket or ready.get(self.present, False) or now < self._expect_until
+        due = [size for size in older if not present_busy or self._is_due(size, now)]
+        if due:
+            return Step(min(due, key=lambda size: self._stepped_at.get(size, 0.0)))
+        if ticket:
+            return Serve()
+        if ready.get(self.present, False):
+            return Step(self.present)
+        return Wait(self._patience(older, now))
+
+    def _is_due(self, size: int, now: float) -> bool:
+        if self.hard:
+            return now - self._stepped_at.setdefault(size, now) >= self.max_pause_s
+        return self._present_steps >= self.weave_steps
+
+    def _patience(self, older: list[int], now: float) -> float | None:
+        ends = [self._stepped_at.get(size, now) + self.max_pause_s for size in older] if self.hard else []
+        if older:
+            ends.append(self._expect_until)
+        return max(0.0, min(ends) - now) if ends else None

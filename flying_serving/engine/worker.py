@@ -1,0 +1,125 @@
+"""vLLM's worker with lanes: lane 1 is the worker as it is, each further lane another runner over the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+
+from flying_serving.comm.pool import CommunicatorPool
+from flying_serving.config import deployment_of
+from flying_serving.engine.lane import Lane, lane_config
+from flying_serving.layout.groups import aligned_group
+from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.vllm_hooks import distributed, loading, table
+from flying_serving.weights.share import SharedWeights
+
+
+class LaneWorker:
+    """What every worker gets beside what vLLM's worker for its device does. Mixed in before that class."""
+
+    pack_weights = False
+    """Whether the weights are kept in packed units (CPU) or as loaded, with views (see weights/storage.py)."""
+
+    def init_device(self) -> None:
+        """Join the torch world of all engines in place of a world of this engine's own."""
+        table.install()
+        loading.use_lanes()
+        worker: Any = self
+        deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
+        self.engine = worker.parallel_config.data_parallel_index
+        with distributed.world_of_all_engines(deployment, self.engine, worker.rank):
+            super().init_device()  # type: ignore[misc]
+        self.pool = CommunicatorPool(
+            self.engine,
+            worker.rank,
+            engines=deployment.engines,
+            devices=deployment.devices,
+            sizes=deployment.group_sizes,
+            make=lambda ranks, name: distributed.make_coordinators(ranks, name, worker.local_rank),
+            activate=distributed.activate,
+        )
+        distributed.set_home(self.pool.coordinator(1))
+        if self.pack_weights and deployment.flying.cpu_collectives == "shm":
+            self.pool.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
+        self.pool.warm()
+
+    def load_model(self, **options: Any) -> None:
+        """Load lane 1 as vLLM does, then share its weights with the other lanes."""
+        worker: Any = self
+        with loading.keep_weights():
+            super().load_model(**options)  # type: ignore[misc]
+        config = worker.vllm_config
+        heads = config.model_config.get_total_num_kv_heads()
+        self.lanes: dict[int, Lane] = {}
+        for size in self.deployment.lanes:
+            tokens = lane_block_tokens(config.cache_config.block_size, size, self.deployment.devices, heads)
+            lane = lane_config(config, size, tokens)
+            self.lanes[size] = Lane.build(size, lane, self.pool, self._make_lane_runner)
+        self._share_weights()
+
+    def _share_weights(self) -> None:
+        model = self.model_runner.model  # type: ignore[attr-defined]
+        widest, devices = self.deployment.widest, self.deployment.devices
+        weights = SharedWeights(model, widest, devices, loading.pack_matrix if self.pack_weights else None)
+        shell = self.lanes[widest].runner.model if self.lanes else model
+        weights.share_experts(shell, model)
+        for size, lane in self.lanes.items():
+            weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
+
+    def _make_lane_runner(self, config: Any) -> Any:
+        runner = type(self.model_runner)  # type: ignore[attr-defined]
+        return runner(config, self.device)  # type: ignore[attr-defined]
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
+        super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
+        cache = self.model_runner.kv_caches[0]  # type: ignore[attr-defined]
+        storage = cache.untyped_storage()
+        buffer = torch.empty(0, dtype=torch.int8, device=cache.device).set_(storage)
+        for lane in self.lanes.values():
+            lane.bind_kv(buffer, kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm lane 1 as vLLM does, then each lane, its members together."""
+        times = super().compile_or_warm_up_model()  # type: ignore[misc]
+        for lane in self.lanes.values():
+            lane.warm()
+        return times
+
+    def lane_kv_config(self, size: int) -> tuple[Any, KVCacheConfig]:
+        """The VllmConfig and the KV configuration that a leader's scheduler for groups of `size` works with."""
+        lane = self.lanes[size]
+        assert lane.kv_config is not None
+        return lane.config, lane.kv_config
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Keep the lanes' limit equal to lane 1's when vLLM fits it to the KV memory."""
+        super().update_max_model_len(max_model_len)  # type: ignore[misc]
+        for lane in self.lanes.values():
+            lane.config.model_config.max_model_len = max_model_len
+            lane.runner.update_max_model_len(max_model_len)
+
+    def execute_lane(self, size: int, plan: Any, grammar: Any) -> Any:
+        """One step in the group of `size` engines; every member calls it with the same plan (its own block ids)."""
+        with torch.inference_mode():
+            return self.lanes[size].execute(plan, grammar)
+
+    def shutdown(self) -> None:
+        """Leave shared memory, then what vLLM does."""
+        if hasattr(self, "pool"):
+            self.pool.close()
+        super().shutdown()  # type: ignore[misc]
+
+
+class FlyingCPUWorker(LaneWorker, CPUWorker):
+    """vLLM's CPU worker with lanes."""
+
+    pack_weights = True
+
+
+class FlyingGPUWorker(LaneWorker, Worker):
+    """vLLM's CUDA worker with lanes."""

@@ -1,0 +1,59 @@
+"""Every exception that Flying Serving raises on purpose, in one tree.
+
+FlyingError
+├── ConfigError            a flag, a field or a model that cannot be served, with the reason
+│   └── Unsupported        a vLLM feature that is refused at start, by the flag's name
+├── LayoutError            a layout that is no partition into aligned groups, or an unknown way to switch
+├── WeightError            a parameter that cannot be shared between lanes, by its name
+├── RequestError           a request that no layout of this server can run
+├── IntegrityError         block bookkeeping that does not add up: both sides of the equation
+├── HookError              a vLLM that does not look like the one the hooks were written for
+└── EngineLost             another engine did not answer
+    └── CollectiveTimeout  a collective whose members did not all arrive in time
+"""
+
+
+class FlyingError(Exception):
+    """Root of everything that Flying Serving raises on purpose."""
+
+
+class ConfigError(FlyingError, ValueError):
+    """A setting that cannot be used; the message names field, value and what is allowed."""
+
+
+class Unsupported(ConfigError):
+    """A vLLM feature that this version refuses at start; the message names the flag."""
+
+
+class LayoutError(FlyingError, ValueError):
+    """A layout or a switch that is not possible; the message names field, value and what is allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}={value!r}: {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class WeightError(FlyingError):
+    """A parameter of the model that cannot be shared between lanes without a copy."""
+
+
+class RequestError(FlyingError, ValueError):
+    """A request that no layout of this server can run."""
+
+
+class IntegrityError(FlyingError):
+    """The block bookkeeping does not add up."""
+
+
+class HookError(FlyingError):
+    """The installed vLLM is not the one that the hooks were written for."""
+
+
+class EngineLost(FlyingError):
+    """Another engine did not answer, or said that it is going away."""
+
+
+class CollectiveTimeout(EngineLost):
+    """A collective did not complete before its deadline; the message says who was waited for."""

@@ -1,0 +1,1 @@
+"""Block lending: a group's blocks are its members' physical blocks (design section 3)."""

@@ -1,0 +1,1 @@
+"""Ranks, groups, layouts and shard arithmetic: pure, no torch, no vLLM."""

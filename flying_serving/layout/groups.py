@@ -1,0 +1,97 @@
+"""Aligned groups of engines and layouts made of them (design section 3 and 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flying_serving.errors import LayoutError
+
+Group = tuple[int, ...]
+
+
+def is_power_of_two(value: int) -> bool:
+    """Whether value is 1, 2, 4, ..."""
+    return value > 0 and value & (value - 1) == 0
+
+
+def aligned_group(engine: int, size: int) -> Group:
+    """The only group of `size` engines that holds `engine`."""
+    first = engine - engine % size
+    return tuple(range(first, first + size))
+
+
+def world_rank(engine: int, device: int, engines: int) -> int:
+    """Rank of an engine's device in the torch world of all engines.
+
+    Devices first, engines second, so that a group's ranks in increasing order are ordered by (device, engine):
+    rank device*p + e of a group of p engines then takes part e of p of the shard that its own device holds.
+    """
+    return device * engines + engine
+
+
+def group_world_ranks(group: Group, devices: int, engines: int) -> list[int]:
+    """World ranks of a group in the order of its tensor-parallel ranks, increasing."""
+    return [world_rank(e, d, engines) for d in range(devices) for e in group]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A partition of the engines 0..n-1 into aligned groups, ordered by first engine."""
+
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def uniform(cls, engines: int, size: int) -> Layout:
+        """All engines in groups of `size`."""
+        return cls(tuple(aligned_group(e, size) for e in range(0, engines, size)))
+
+    @classmethod
+    def parse(cls, groups: object, engines: int, sizes: Sequence[int]) -> Layout:
+        """Check what a client sent as `groups`.
+
+        Raises:
+            LayoutError: naming the field, the value and what is allowed.
+        """
+        if not isinstance(groups, list | tuple) or not groups:
+            raise LayoutError("groups", groups, "must be a non-empty list of lists of engine numbers")
+        parsed = [_parse_group(index, group, engines, sizes) for index, group in enumerate(groups)]
+        _check_partition(parsed, engines)
+        return cls(tuple(sorted(parsed)))
+
+    def group_of(self, engine: int) -> Group:
+        """The group that holds `engine`."""
+        return next(group for group in self.groups if engine in group)
+
+    def to_lists(self) -> list[list[int]]:
+        """JSON form."""
+        return [list(group) for group in self.groups]
+
+    def __str__(self) -> str:
+        return "+".join("{" + ",".join(map(str, group)) + "}" for group in self.groups)
+
+
+def _parse_group(index: int, group: object, engines: int, sizes: Sequence[int]) -> Group:
+    field = f"groups[{index}]"
+    if not isinstance(group, list | tuple) or not group:
+        raise LayoutError(field, group, "must be a non-empty list of engine numbers")
+    for engine in group:
+        if isinstance(engine, bool) or not isinstance(engine, int) or not 0 <= engine < engines:
+            raise LayoutError(field, group, f"engine {engine!r} is not one of 0..{engines - 1}")
+    members = tuple(sorted(group))
+    if len(members) not in sizes:
+        raise LayoutError(field, group, f"group size {len(members)} is not one of {list(sizes)}")
+    expected = aligned_group(members[0], len(members))
+    if members != expected:
+        raise LayoutError(field, group, f"groups are aligned and contiguous, like {list(expected)}")
+    return members
+
+
+def _check_partition(groups: Iterable[Group], engines: int) -> None:
+    flat = [engine for group in groups for engine in group]
+    twice = sorted({engine for engine in flat if flat.count(engine) > 1})
+    if twice:
+        raise LayoutError("groups", [list(g) for g in groups], f"engine {twice[0]} is in more than one group")
+    missing = sorted(set(range(engines)) - set(flat))
+    if missing:
+        raise LayoutError("groups", [list(g) for g in groups], f"engine {missing[0]} is in no group; name every engine")

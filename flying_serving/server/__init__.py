@@ -1,0 +1,1 @@
+"""The API server's side: launch, engine client, admin routes."""

@@ -1,0 +1,74 @@
+"""Turn vLLM's configuration into a deployment of engines with lanes, before the engines start."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from flying_serving.config import KEY, Deployment, parse_flying
+from flying_serving.errors import Unsupported
+from flying_serving.server.support import choose_group_sizes, refuse_unsupported
+
+_WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.engine.worker.FlyingCPUWorker",
+    "vllm.v1.worker.gpu_worker.Worker": "flying_serving.engine.worker.FlyingGPUWorker",
+}
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+
+
+def prepare(config: Any, client_count: int) -> Any:
+    """Check what is asked for and write the deployment into `config`. Returns the executor class of the engines.
+
+    Raises:
+        ConfigError: with one line that names flag, value and what is allowed.
+    """
+    flying = parse_flying(config.additional_config[KEY] or {})
+    refuse_unsupported(config, client_count)
+    parallel = config.parallel_config
+    if parallel.worker_cls not in _WORKERS:
+        raise Unsupported(f"--worker-cls={parallel.worker_cls}: one of {sorted(_WORKERS)} is needed")
+    deployment = Deployment(
+        run_dir=_make_run_dir(),
+        engines=parallel.data_parallel_size,
+        devices=parallel.tensor_parallel_size,
+        group_sizes=choose_group_sizes(config, flying.group_sizes),
+        flying=flying,
+    )
+    config.additional_config = {**config.additional_config, KEY: deployment.model_dump()}
+    parallel.worker_cls = _WORKERS[parallel.worker_cls]
+    config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)
+    if current_platform.is_cpu():
+        _preload()
+    if deployment.devices > 1:
+        return MultiprocExecutor
+    parallel.distributed_executor_backend = UniProcExecutor
+    return UniProcExecutor
+
+
+def _preload() -> None:
+    """Import what engines need before they are forked, so that it is done once and its pages are shared."""
+    import flying_serving.engine.core
+    import flying_serving.engine.worker  # noqa: F401
+
+    current_platform.import_kernels()
+
+
+def _make_run_dir() -> str:
+    """A directory for this server's sockets and shared memory, removed when the server's process ends."""
+    parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    path = tempfile.mkdtemp(prefix="flying-", dir=parent)
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return path

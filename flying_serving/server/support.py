@@ -1,0 +1,82 @@
+"""What this version does not serve, refused at start in one line that names the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flying_serving.config import MAX_ENGINES
+from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.layout.groups import is_power_of_two
+from flying_serving.layout.shards import degree_obstacle
+
+
+def refuse_unsupported(config: Any, client_count: int) -> None:
+    """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
+    parallel, model = config.parallel_config, config.model_config
+    mixed = model.is_hybrid or model.has_inner_state
+    refusals: Sequence[tuple[bool, str, str]] = (
+        (config.lora_config is not None, "--enable-lora", "LoRA"),
+        (config.speculative_config is not None, "--speculative-config", "speculative decoding"),
+        (model.is_multimodal_model, "--model", f"multimodal models ({model.architecture})"),
+        (model.runner_type != "generate", "--runner", f"{model.runner_type} models"),
+        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size", "pipeline parallelism"),
+        (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size", "context parallelism"),
+        (parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size", "context parallelism"),
+        (parallel.enable_expert_parallel, "--enable-expert-parallel", "expert parallelism"),
+        (parallel.enable_elastic_ep, "--enable-elastic-ep", "elastic expert parallelism"),
+        (config.kv_transfer_config is not None, "--kv-transfer-config", "KV connectors"),
+        (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
+        (config.kv_events_config is not None, "--kv-events-config", "KV events"),
+        (config.quant_config is not None or model.quantization is not None, "--quantization", "quantized models"),
+        (client_count > 1, "--api-server-count", "more than one API server (use 1)"),
+        (parallel.nnodes > 1, "--nnodes", "more than one node"),
+        (parallel.data_parallel_external_lb, "--data-parallel-external-lb", "an external load balancer"),
+        (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
+        (mixed, "--model", f"models with recurrent state ({model.architecture})"),
+        (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
+        (_slides(config), "--model", f"models with sliding-window attention ({model.architecture})"),
+        (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
+    )
+    for found, flag, what in refusals:
+        if found:
+            raise Unsupported(f"{flag}: {what} cannot be served by Flying Serving yet")
+
+
+def _slides(config: Any) -> bool:
+    window = config.model_config.get_sliding_window()
+    return window is not None and window < config.model_config.max_model_len
+
+
+def choose_group_sizes(config: Any, requested: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Group sizes that this model and this number of engines allow.
+
+    Raises:
+        ConfigError: for a requested size that they do not, with the reason; for a number of engines that is no
+            power of two up to 8.
+    """
+    engines = config.parallel_config.data_parallel_size
+    if not is_power_of_two(engines) or engines > MAX_ENGINES:
+        raise ConfigError(f"--data-parallel-size={engines}: must be 1, 2, 4 or 8")
+    sizes = [size for size in (1, 2, 4, 8) if size <= engines]
+    if requested is None:
+        return tuple(size for size in sizes if _obstacle(config, size) is None)
+    for size in requested:
+        if size > engines:
+            raise ConfigError(f"--group-sizes={size}: there are {engines} engines")
+        reason = _obstacle(config, size)
+        if reason is not None:
+            raise ConfigError(f"--group-sizes={size}: {reason}")
+    return requested
+
+
+def _obstacle(config: Any, size: int) -> str | None:
+    model, devices = config.model_config, config.parallel_config.tensor_parallel_size
+    hf = model.hf_text_config
+    degree = size * devices
+    reason = degree_obstacle(degree, hf.num_attention_heads, model.get_total_num_kv_heads())
+    for field in ("intermediate_size", "moe_intermediate_size"):
+        width = getattr(hf, field, None)
+        if reason is None and width is not None and width % degree:
+            reason = f"{field} {width} does not divide by {degree}"
+    return reason

@@ -1,0 +1,72 @@
+"""vLLM's block pool behind the protocol that lending needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flying_serving.errors import IntegrityError
+
+
+class SchedulerPool:
+    """`flying_serving.kv.lending.Pool` over the BlockPool of a vLLM scheduler."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+
+    def free_count(self) -> int:
+        """Blocks without a user, cached ones included."""
+        return int(self._pool.get_num_free_blocks())
+
+    def take(self, count: int) -> list[int]:
+        """vLLM's own allocation: least recently used first, evicting what they cached."""
+        return [block.block_id for block in self._pool.get_new_blocks(count)]
+
+    def give(self, blocks: list[int]) -> None:
+        """vLLM's own release."""
+        self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
+
+    def requests_own(self) -> set[int]:
+        """Blocks that the scheduler's requests hold, the null block left out."""
+        manager = self._scheduler.kv_cache_manager
+        owned: set[int] = set()
+        for request_id in self._scheduler.requests:
+            for blocks in manager.get_block_ids(request_id):
+                owned.update(blocks)
+        return owned - {self._pool.null_block.block_id}
+
+    def check(self, outside: set[int]) -> None:
+        """Raise IntegrityError unless every block is exactly one of free, owned by a request, or in `outside`."""
+        owned = self.requests_own()
+        free = {b.block_id for b in self._pool.blocks if b.ref_cnt == 0 and not b.is_null}
+        every = {b.block_id for b in self._pool.blocks if not b.is_null}
+        if owned & outside or owned & free or free & outside:
+            raise IntegrityError(f"blocks with two owners: {sorted(owned & outside | owned & free | free & outside)}")
+        if owned | free | outside != every:
+            raise IntegrityError(f"blocks without owner: {sorted(every - owned - free - outside)}")
+        if len(free) != self.free_count():
+            raise IntegrityError(f"{len(free)} blocks without reference, {self.free_count()} in the free list")
+
+    def reserved_for_running(self) -> int:
+        """Blocks that the scheduler's unfinished requests may still need until they end."""
+        manager = self._scheduler.kv_cache_manager
+        total = 0
+        for request in self._scheduler.requests.values():
+            tokens = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
+            needed = -(-tokens // self._scheduler.block_size)
+            total += max(0, needed - len(manager.get_block_ids(request.request_id)[0]))
+        return total
+
+    def missing_for_next(self) -> int:
+        """Blocks that the next step needs and the pool does not have."""
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        budget = scheduler.max_num_scheduled_tokens
+        needed = 0
+        for request in (*scheduler.running, *scheduler.waiting):
+            tokens = min(request.num_computed_tokens + budget, request.num_tokens + 1)
+            if request.num_computed_tokens == 0:
+                tokens = request.num_tokens + 1  # vLLM admits a prompt when all of it fits
+            blocks = -(-tokens // scheduler.block_size)
+            needed += max(0, blocks - len(manager.get_block_ids(request.request_id)[0]))
+        return max(0, needed - self.free_count())

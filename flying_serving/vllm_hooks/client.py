@@ -1,0 +1,67 @@
+"""Where vLLM's API server is told to use our client, our engine processes and our routes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from contextvars import ContextVar
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from flying_serving.config import KEY
+from flying_serving.vllm_hooks import table
+
+_starting: ContextVar[bool] = ContextVar("starting", default=False)
+
+
+def make_client(
+    original: Any,
+    vllm_config: Any,
+    executor_class: Any,
+    log_stats: bool,
+    client_addresses: dict[str, Any] | None = None,
+    client_count: int = 1,
+    client_index: int = 0,
+    renderer: Any = None,
+) -> Any:
+    """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our key."""
+    if KEY not in (vllm_config.additional_config or {}):
+        return original(
+            vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer
+        )
+    table.install(table.PATCHES)
+    table.install(table.SERVER_PATCHES)
+    from flying_serving.engine.core import FlyingEngineCore
+    from flying_serving.server.client import FlyingClient
+    from flying_serving.server.launch import prepare
+
+    executor_class = prepare(vllm_config, client_count)
+    token = _starting.set(True)
+    try:
+        with table.engine_classes(FlyingEngineCore):
+            return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
+    finally:
+        _starting.reset(token)
+
+
+def fork_on_cpu(original: Any) -> Any:
+    """Wraps `get_mp_context` where engine processes are started."""
+    if not _starting.get() or not current_platform.is_cpu():
+        return original()
+    gc.collect()
+    gc.freeze()
+    return multiprocessing.get_context("fork")
+
+
+def without_coordinator(original: Any, self: Any) -> bool:
+    """Wraps `VllmConfig.needs_dp_coordinator`: our client knows each engine's load itself."""
+    return KEY not in (self.additional_config or {}) and bool(original(self))
+
+
+def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
+    """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
+    original(app, supported_tasks)
+    from flying_serving.server.routes import attach
+
+    attach(app, app.state.args)

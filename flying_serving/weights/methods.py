@@ -1,0 +1,68 @@
+"""vLLM linear methods that multiply with a lane's part of the shared storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from flying_serving.weights.storage import Matmul, sum_in_pairs
+
+
+class ColumnPart:
+    """Stands where a column-parallel layer has its `quant_method`. The bias is inside the part."""
+
+    def __init__(self, part: Matmul) -> None:
+        self._part = part
+
+    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """(..., in) -> (..., out of this rank)."""
+        return self._part(x)
+
+
+class RowPart:
+    """Stands where a row-parallel layer has its `quant_method`. vLLM gives the bias to rank 0 alone."""
+
+    def __init__(self, part: Matmul) -> None:
+        self._part = part
+
+    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """(..., in of this rank) -> (..., out), still to be summed over the ranks."""
+        out = self._part(x)
+        return out if bias is None else out.add_(bias)
+
+
+class VocabularyPart:
+    """Stands where an embedding or an LM head has its `quant_method`: look-up in a view, logits by the shared part."""
+
+    def __init__(self, logits: Matmul | None) -> None:
+        self._logits = logits
+
+    def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
+        """(tokens) -> (tokens, hidden)."""
+        return torch.nn.functional.embedding(input_, layer.weight)
+
+    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """(tokens, hidden) -> (tokens, vocabulary of this rank)."""
+        if self._logits is None:
+            raise RuntimeError("this embedding is not used as an LM head")
+        out = self._logits(x)
+        return out if bias is None else out + bias
+
+
+class ExpertParts:
+    """Stands where routed experts have their `quant_method`: the sum over this rank's units of the experts.
+
+    Everything it is asked that depends on the kind of kernel alone is answered by the first unit's own method.
+    """
+
+    def __init__(self, units: list[tuple[Any, Module]]) -> None:
+        self._units = units
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_units"][0][0], name)
+
+    def apply(self, layer: Module, x: torch.Tensor, **routing: Any) -> torch.Tensor:
+        """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""
+        return sum_in_pairs([method.apply(layer=unit, x=x, **routing) for method, unit in self._units])

@@ -1,0 +1,251 @@
+"""Share lane 1's weights with lanes of other degrees, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from flying_serving.errors import WeightError
+from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.weights.methods import ColumnPart, ExpertParts, RowPart, VocabularyPart
+from flying_serving.weights.storage import (
+    Pack,
+    PackedColumns,
+    PackedRows,
+    SharedLinear,
+    StridedColumns,
+    StridedRows,
+)
+
+TENSOR_PARALLEL = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, RoutedExperts)
+
+
+class SharedWeights:
+    """The weights of one worker, taken over from the model that lane 1 loaded.
+
+    Args:
+        model: lane 1's model, loaded, its weights not yet packed.
+        widest: engines in the widest group, so the finest cut of this worker's shards.
+        devices: devices per engine, the degree that `model` was loaded with.
+        pack: CPU: how to pack a matrix. None: keep matrices as loaded and hand out views.
+
+    After the constructor lane 1's own layers multiply with the shared storage too.
+
+    Raises:
+        WeightError: naming the first layer that cannot be shared.
+    """
+
+    def __init__(self, model: Module, widest: int, devices: int, pack: Pack | None) -> None:
+        self._widest = widest
+        self._devices = devices
+        self._pack = pack
+        self._full = dict(model.named_modules())
+        self._linear: dict[str, SharedLinear] = {}
+        self._vocabulary: dict[str, torch.Tensor] = {}
+        self._experts: dict[str, list[tuple[Any, Module]]] = {}
+        heads = _lm_head_weights(model)
+        for name, layer in model.named_modules():
+            self._take(name, layer, heads)
+        self.bind(model, 0, 1)
+
+    def _take(self, name: str, layer: Module, heads: set[int]) -> None:
+        if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
+            raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
+        if isinstance(layer, ColumnParallelLinear):
+            bias = getattr(layer, "bias", None)
+            if bias is not None and layer.skip_bias_add:
+                raise WeightError(f"{name}.bias is added outside the layer, which lanes do not support")
+            self._linear[name] = self._columns(layer.weight.data, bias, self._column_segments(name, layer))
+            self._drop(layer, "weight")
+        elif isinstance(layer, RowParallelLinear):
+            segment = self._cut(name, layer.weight.shape[1])
+            weight = layer.weight.data
+            self._linear[name] = PackedRows(weight, segment, self._pack) if self._pack else StridedRows(weight, segment)
+            self._drop(layer, "weight")
+        elif isinstance(layer, VocabParallelEmbedding):
+            self._take_vocabulary(name, layer, heads)
+
+    def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
+        weight = layer.weight.data
+        if weight.data_ptr() in heads:
+            self._linear[name] = self._columns(weight, None, (self._cut(name, weight.shape[0]),))
+        # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
+        if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(self._full):
+            self._drop(layer, "weight")
+        else:
+            self._vocabulary[name] = weight
+
+    def _columns(self, weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]) -> SharedLinear:
+        data = None if bias is None else bias.data
+        if self._pack:
+            return PackedColumns(weight, data, segments, self._pack)
+        return StridedColumns(weight, data, segments)
+
+    def _column_segments(self, name: str, layer: ColumnParallelLinear) -> tuple[Segment, ...]:
+        if isinstance(layer, QKVParallelLinear):
+            kv = layer.num_kv_heads
+            heads = (layer.num_heads, kv, kv)
+            sizes = (layer.num_heads * layer.head_size, kv * layer.head_size, kv * layer.v_head_size)
+            return segments_of(sizes, self._widest, heads)
+        if isinstance(layer, MergedColumnParallelLinear):
+            return tuple(self._cut(name, size // self._devices) for size in layer.output_sizes)
+        return (self._cut(name, layer.weight.shape[0]),)
+
+    def _cut(self, name: str, size: int) -> Segment:
+        if size % self._widest:
+            raise WeightError(f"{name}.weight: {size} rows or columns do not divide by {self._widest} engines")
+        return Segment(size, self._widest)
+
+    def _drop(self, layer: Module, name: str) -> None:
+        """Let go of a weight whose bytes live on in packed form."""
+        if self._pack:
+            weight = getattr(layer, name)
+            setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
+
+    def share_experts(self, skeleton: Module, lane1: Module) -> None:
+        """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest lane's model.
+
+        Must be called once, before `bind`, with the skeleton still on the meta device.
+        """
+        shells = dict(skeleton.named_modules())
+        for name, layer in lane1.named_modules():
+            if isinstance(layer, RoutedExperts):
+                if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+                    raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
+                self._experts[name] = [
+                    _expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)
+                ]
+                for weight in ("w13_weight", "w2_weight"):
+                    self._drop(layer, weight)
+        _install_experts(lane1, self._experts, 0, 1)
+
+    def bind(self, model: Module, rank: int, degree: int) -> None:
+        """Give each layer of a lane's model its part of the shared storage.
+
+        Args:
+            model: a model built for `degree` engines, on the meta device; or lane 1's own (degree 1).
+            rank: this engine's place in the group, 0..degree-1.
+            degree: engines in the group.
+
+        Raises:
+            WeightError: naming a parameter that has no shared storage.
+        """
+        for name, layer in model.named_modules():
+            if isinstance(layer, ColumnParallelLinear):
+                layer.quant_method = ColumnPart(self._linear[name].part(rank, degree))
+                layer.weight = self._full[name].weight
+                if layer.bias is not None:
+                    layer.bias = self._full[name].bias
+            elif isinstance(layer, RowParallelLinear):
+                layer.quant_method = RowPart(self._linear[name].part(rank, degree))
+                layer.weight = self._full[name].weight
+                if layer.bias is not None:
+                    layer.bias = self._full[name].bias
+            elif isinstance(layer, VocabParallelEmbedding):
+                self._bind_vocabulary(name, layer, rank, degree)
+            elif not isinstance(layer, RoutedExperts):
+                self._bind_replicated(name, layer)
+        if degree > 1:
+            _install_experts(model, self._experts, rank, degree)
+            _refuse_unbound(model)
+
+    def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
+        linear = self._linear.get(name)
+        layer.quant_method = VocabularyPart(None if linear is None else linear.part(rank, degree))
+        if name in self._vocabulary:
+            full = self._vocabulary[name]
+            rows = full.shape[0] // degree
+            layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
+        else:
+            layer.weight = self._full[name].weight
+        if getattr(layer, "bias", None) is not None:
+            raise WeightError(f"{name}.bias: an LM head with a bias cannot be shared between lanes")
+
+    def _bind_replicated(self, name: str, layer: Module) -> None:
+        full = self._full.get(name)
+        if isinstance(layer, ReplicatedLinear) and full is not None:
+            # its weight may have been packed by vLLM itself: take the layer over as it is
+            layer.__dict__.update({k: v for k, v in full.__dict__.items() if k in ("_parameters", "cpu_linear")})
+            return
+        for kind in ("_parameters", "_buffers"):
+            for key, mine in getattr(layer, kind).items():
+                if mine is None or not mine.is_meta:
+                    continue
+                theirs = None if full is None else getattr(full, kind).get(key)
+                if theirs is None or theirs.shape != mine.shape:
+                    shape = None if theirs is None else tuple(theirs.shape)
+                    raise WeightError(f"{name}.{key}: shape {tuple(mine.shape)} in a lane, {shape} in lane 1")
+                getattr(layer, kind)[key] = theirs
+
+
+def _lm_head_weights(model: Module) -> set[int]:
+    """Addresses of the weights that logits are computed with: heads of their own and embeddings tied to them."""
+    tied = model.lm_head if hasattr(model, "lm_head") else None
+    weights = {layer.weight.data_ptr() for layer in model.modules() if isinstance(layer, ParallelLMHead)}
+    if isinstance(tied, VocabParallelEmbedding):
+        weights.add(tied.weight.data_ptr())
+    return weights
+
+
+def _embedding_weights(modules: dict[str, Module]) -> set[int]:
+    return {
+        layer.weight.data_ptr()
+        for layer in modules.values()
+        if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
+    }
+
+
+def _expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
+    """One unit of all experts of a layer, in the runtime format of vLLM's own method."""
+    experts, fused, hidden = full.w13_weight.shape
+    width = fused // 2 // units
+    if fused % (2 * units) or shell.w13_weight.shape[1] != 2 * width:
+        raise WeightError(f"{name}.w13_weight: {fused // 2} rows do not make {units} units of whole kernel blocks")
+    layer = copy.copy(shell)
+    layer._parameters = dict(shell._parameters)
+    layer._modules = {k: m for k, m in shell._modules.items() if k != "quant_method"}
+    rows = slice(unit * width, (unit + 1) * width)
+    w13 = full.w13_weight.data.view(experts, 2, fused // 2, hidden)[:, :, rows].reshape(experts, 2 * width, hidden)
+    layer.w13_weight = Parameter(w13.contiguous(), requires_grad=False)
+    layer.w2_weight = Parameter(full.w2_weight.data[:, :, rows].contiguous(), requires_grad=False)
+    method = UnquantizedFusedMoEMethod(layer.moe_config)
+    method.process_weights_after_loading(layer)
+    return method, layer
+
+
+def _install_experts(model: Module, experts: dict[str, list[tuple[Any, Module]]], rank: int, degree: int) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, RoutedExperts):
+            units = experts[name]
+            chosen = Segment(len(units), len(units)).units_of(rank, degree)
+            layer._modules.pop("quant_method", None)
+            layer.__dict__["quant_method"] = ExpertParts([units[u] for u in chosen])
+            for key in ("w13_weight", "w2_weight"):
+                layer._parameters[key] = units[chosen[0]][1]._parameters[key]
+
+
+def _refuse_unbound(model: Module) -> None:
+    for name, tensor in _tensors(model):
+        if tensor.is_meta:
+            raise WeightError(f"{name}: no shared storage for this parameter")
+
+
+def _tensors(model: Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()

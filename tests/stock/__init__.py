@@ -1,0 +1,1 @@
+"""What stock vLLM answers: requests, a recorder, its recordings, and how to compare with them."""

@@ -1,0 +1,196 @@
+"""Record what stock vLLM answers at static tensor parallel degrees, each request run alone.
+
+python tests/stock/record.py                          # every shape and degree, into tests/stock/*.json
+python tests/stock/record.py llama qwen2 --degrees 1,2
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # run as a script, this folder's requests.py would hide the package of that name
+
+from flying_serving.demo.tiny import make_model, weights_hash  # noqa: E402
+from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402
+
+FOLDER = Path(__file__).parent
+MODELS = ROOT / ".models"
+DEGREES: dict[str, tuple[int, ...]] = {
+    "llama": (1, 2, 4),
+    "qwen2": (1, 2, 4),
+    "qwen3": (1, 2, 4),
+    "mixtral": (1, 2, 4),
+    "llama-mqa": (1, 2, 4),
+    "llama-tied": (1, 2),
+}
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 2048,
+    "block_size": 32,
+    "max_num_batched_tokens": 1024,  # above every seeded prompt: see requests.py
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 64 << 20,
+    "logits_processors": ["tests.stock.force:ForceTokens"],
+}
+ENVIRONMENT = {
+    "VLLM_PLUGINS": "",  # none, ours included
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONPATH": str(ROOT),
+}
+TIMEOUT_S = 280.0
+GRACE_S = 10.0  # for vLLM's workers, which unlink their shared memory as they end
+
+Answers = dict[str, dict[str, list[Any]]]
+
+
+def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
+    """Run stock vLLM at `degree` in processes of its own and return its answers.
+
+    The result has "answers" (request name -> "tokens" and "logprobs"), "cpu" (torch's name of its vector instructions),
+    "start_s" and "run_s". Raises RuntimeError with the end of vLLM's log if it fails or takes longer than TIMEOUT_S; no
+    process is left in either case.
+    """
+    path = make_model(models / shape, shape)
+    with tempfile.TemporaryDirectory() as scratch:
+        out, log = Path(scratch, "answers.json"), Path(scratch, "log")
+        command = [sys.executable, "-m", "tests.stock.record", "--child", str(path), str(degree), str(out)]
+        with log.open("wb") as stream:
+            child = subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, start_new_session=True
+            )
+            try:
+                status = child.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                _end_session(child)
+        if status != 0:
+            text = log.read_text(encoding="utf-8", errors="replace")[-8000:]
+            raise RuntimeError(f"stock vLLM, {shape} at degree {degree}: status {status}\n{text}")
+        return dict(json.loads(out.read_text(encoding="utf-8")))
+
+
+def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
+    """Return the recorded answers (request name -> "tokens" and "logprobs"), made sure to be of this very model.
+
+    Raises ValueError if the recording is of other weights or other requests: then run this script again.
+    """
+    saved = json.loads((FOLDER / f"{shape}.json").read_text(encoding="utf-8"))
+    weights = weights_hash(make_model(models / shape, shape))
+    if saved["weights"] != weights:
+        raise ValueError(f"models differ: {shape} was recorded with weights {saved['weights']}, here are {weights}")
+    if saved["requests"] != requests_hash():
+        raise ValueError(f"{shape} was recorded with other requests")
+    return dict(saved["degrees"][str(degree)]["answers"])
+
+
+def largest_difference(left: Answers, right: Answers) -> float:
+    """Return the largest difference of a token's logprob. Raises AssertionError where tokens differ."""
+    assert left.keys() == right.keys()
+    for name in left:
+        ours, theirs = left[name]["tokens"], right[name]["tokens"]
+        first = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        assert ours == theirs, f"{name}: tokens differ from token {first} on: {ours} and {theirs}"
+    return max(
+        abs(a - b) for name in left for a, b in zip(left[name]["logprobs"], right[name]["logprobs"], strict=True)
+    )
+
+
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    """Wait for the rest of the child's session, if the child has ended, and kill what is left after GRACE_S."""
+    deadline = time.monotonic() + (GRACE_S if child.poll() is not None else 0.0)
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(child.pid, 0)  # raises ProcessLookupError once no process is left
+            time.sleep(0.1)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _answer_all(model: str, degree: int, out: Path) -> None:
+    """Body of the child: start stock vLLM, answer each request alone, write what it said."""
+    import torch
+    from vllm import LLM, SamplingParams
+
+    start = time.perf_counter()
+    llm = LLM(model=model, tensor_parallel_size=degree, **ENGINE)
+    ready = time.perf_counter()
+    answers: Answers = {}
+    for request in REQUESTS:
+        prompt: Any = {"prompt_token_ids": list(request.prompt)}
+        done = llm.generate([prompt], SamplingParams(**request.sampling()), use_tqdm=False)[0].outputs[0]
+        ids = list(done.token_ids)
+        if request.forced and ids != list(request.forced):
+            raise RuntimeError(f"{request.name} was not forced: {ids}")
+        logprobs = [entry[token].logprob for entry, token in zip(done.logprobs, ids, strict=True)]
+        answers[request.name] = {"tokens": ids, "logprobs": [round(value, 6) for value in logprobs]}
+    result = {
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "start_s": round(ready - start, 1),
+        "run_s": round(time.perf_counter() - ready, 1),
+        "answers": answers,
+    }
+    out.write_text(json.dumps(result), encoding="utf-8")
+
+
+def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
+    """Write the recording of one shape. Degrees recorded before stay if all else is as it was."""
+    content = {
+        "shape": shape,
+        "weights": weights_hash(make_model(MODELS / shape, shape)),
+        "requests": requests_hash(),
+        "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
+        "engine": ENGINE,
+    }
+    path = FOLDER / f"{shape}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = before["degrees"] if all(before.get(key) == value for key, value in content.items()) else {}
+    content["degrees"] = dict(sorted((kept | degrees).items()))
+    path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Record the shapes and degrees asked for, and report how far the degrees are apart."""
+    parser = argparse.ArgumentParser(description="record what stock vLLM answers")
+    parser.add_argument("shapes", nargs="*", metavar="shape", help=f"of {', '.join(DEGREES)}; all by default")
+    parser.add_argument("--degrees", help="such as 1,2,4; by default those of each shape")
+    options = parser.parse_args()
+    for shape in options.shapes or DEGREES:
+        wanted = [int(p) for p in options.degrees.split(",")] if options.degrees else DEGREES[shape]
+        degrees: dict[str, dict[str, Any]] = {}
+        for degree in wanted:
+            begin = time.perf_counter()
+            degrees[str(degree)] = record(shape, degree)
+            total_s = time.perf_counter() - begin
+            result = degrees[str(degree)]
+            print(
+                f"{shape} degree {degree}: {result['start_s']} s start, {result['run_s']} s run, {total_s:.1f} s in all"
+            )
+        _save(shape, degrees)
+        first = degrees[str(wanted[0])]["answers"]
+        for degree in wanted[1:]:
+            apart = largest_difference(first, degrees[str(degree)]["answers"])
+            print(f"{shape}: degrees {wanted[0]} and {degree}: same tokens, logprobs within {apart:.1e}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        _answer_all(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main()
