@@ -76,14 +76,14 @@ def _elements(_typing: Any, _address: Any, zero: Any) -> Any:
     return types.CPointer(zero)(types.int64, zero), generate
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _slots(group: Group, sequence: int) -> int:
     """Return the address of the buffer of `sequence`, where the slot of rank 0 begins."""
     base, _, world, slot_bytes = group
     return base + HEADER_BYTES + (sequence % 2) * world * slot_bytes
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _reached(base: int, first: int, last: int, sequence: int, yields: int) -> bool:
     """Wait a little until ranks `first` to `last - 1` have published `sequence`; return whether they have."""
     left = SPINS + yields
@@ -98,7 +98,7 @@ def _reached(base: int, first: int, last: int, sequence: int, yields: int) -> bo
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int) -> bool:
     """Publish `sequence` with bytes from address `source`, unless done before; return False if that cannot be yet."""
     base, rank, world, slot_bytes = group
@@ -114,7 +114,7 @@ def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int)
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _sum_slots(slots: int, world: int, slot_bytes: int, target: int, begin: int, end: int, zero: Any) -> None:
     """Sum elements `begin` to `end - 1` of all slots in the order of the ranks, to the same places of `target`."""
     out = _elements(target, zero)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
@@ -66,7 +67,8 @@ class LaneWorker:
         widest, devices = self.deployment.widest, self.deployment.devices
         weights = SharedWeights(model, widest, devices, loading.pack_matrix if self.pack_weights else None)
         shell = self.lanes[widest].runner.model if self.lanes else model
-        weights.share_experts(shell, model)
+        with set_current_vllm_config(self.lanes[widest].config if self.lanes else self.vllm_config):  # type: ignore[attr-defined]
+            weights.share_experts(shell, model)
         for size, lane in self.lanes.items():
             weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
 

@@ -91,6 +91,12 @@ PATCHES: tuple[Patch, ...] = (
         "on CPU each engine would compile a few integer operations for seconds at its first group step",
     ),
     Patch(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        ("self", "grammar_output"),
+        _HOOKS + "sampling:sample_and_rewind",
+        "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
+    ),
+    Patch(
         "vllm.triton_utils.dispatcher:_rebind_kernels",
         ("overrides",),
         _HOOKS + "loading:rebind_without_llvmlite",
@@ -147,7 +153,6 @@ SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "self", "scheduler_output", "model_runner_output")),
     ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model", (
         "self", "scheduler_output", "intermediate_tensors")),
-    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", ("self", "grammar_output")),
 )
 
 _originals: dict[str, Any] = {}

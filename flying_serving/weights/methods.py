@@ -65,4 +65,7 @@ class ExpertParts:
 
     def apply(self, layer: Module, x: torch.Tensor, **routing: Any) -> torch.Tensor:
         """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""
-        return sum_in_pairs([method.apply(layer=unit, x=x, **routing) for method, unit in self._units])
+        (first, unit), *others = self._units
+        rest = routing | {"shared_experts": None}  # they belong to the layer as a whole: once is enough
+        parts = [first.apply(layer=unit, x=x, **routing)]
+        return sum_in_pairs(parts + [method.apply(layer=unit, x=x, **rest) for method, unit in others])

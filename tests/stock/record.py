@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
 }
 TIMEOUT_S = 280.0
-GRACE_S = 10.0  # for vLLM's workers, which unlink their shared memory as they end
+GRACE_S = 10.0  # for vLLM's own processes to end after the one that started them
 
 Answers = dict[str, dict[str, list[Any]]]
 
@@ -80,9 +81,10 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
                 status = None
             finally:
                 _end_session(child)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        _unlink_shared_memory(text)
         if status != 0:
-            text = log.read_text(encoding="utf-8", errors="replace")[-8000:]
-            raise RuntimeError(f"stock vLLM, {shape} at degree {degree}: status {status}\n{text}")
+            raise RuntimeError(f"stock vLLM, {shape} at degree {degree}: status {status}\n{text[-8000:]}")
         return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
@@ -121,6 +123,13 @@ def _end_session(child: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def _unlink_shared_memory(log: str) -> None:
+    """Remove the segments that vLLM's CPU workers often leave behind; their names begin with a word in the log."""
+    for name in set(re.findall(r"vllm_dist_[0-9a-f]{32}", log)):
+        for segment in Path("/dev/shm").glob(f"{name}*"):
+            segment.unlink(missing_ok=True)
 
 
 def _answer_all(model: str, degree: int, out: Path) -> None:

@@ -1,0 +1,51 @@
+"""Seeded requests whose prompt takes several steps, on CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+
+
+class RewindingGenerator(torch.Generator):
+    """A CPU generator that can take back its last draw, as vLLM asks of CUDA's by their offset."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self._before = self.get_state()
+
+    @classmethod
+    def from_generator(cls, generator: torch.Generator) -> RewindingGenerator:
+        """A generator that goes on where another stands."""
+        rewinding = cls("cpu")
+        rewinding.set_state(generator.get_state())
+        return rewinding
+
+    def mark(self) -> None:
+        """Remember where the next draw begins."""
+        self._before = self.get_state()
+
+    def get_offset(self) -> int:
+        """One draw, in the units that vLLM subtracts."""
+        return 4
+
+    def set_offset(self, offset: int) -> None:
+        """Go back to the mark."""
+        self.set_state(self._before)
+
+
+def sample_and_rewind(original: Any, self: Any, grammar_output: Any) -> Any:
+    """Wraps `GPUModelRunner.sample_tokens`: on CPU vLLM dies when it discards the sample of a seeded, partial prompt."""
+    batch = self.input_batch
+    if batch.generators and current_platform.is_cpu():
+        for index in np.nonzero(self.discard_request_mask.np[: batch.num_reqs])[0].tolist():
+            generator = batch.generators.get(index)
+            if generator is None:
+                continue
+            if not isinstance(generator, RewindingGenerator):
+                generator = RewindingGenerator.from_generator(generator)
+                batch.generators[index] = self.requests[batch.req_ids[index]].generator = generator
+            generator.mark()
+    return original(self, grammar_output)

@@ -1,0 +1,118 @@
+"""A live `flying-serving` server for tests: started as a user would, on a port from the OS, ended by its own process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+READY_S = 240.0
+FLAGS = (
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-model-len=2048",
+    "--block-size=32",
+    "--max-num-batched-tokens=256",
+    "--max-num-seqs=16",
+    "--kv-cache-memory-bytes=67108864",
+    "--logits-processors=tests.stock.force:ForceTokens",
+)
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+def free_port() -> int:
+    """A port that the operating system says is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A server process and an HTTP client for it. Use it as a context manager."""
+
+    def __init__(self, model: Path, engines: int, *flags: str, base: Sequence[str] = FLAGS) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.model = str(model)
+        self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed in __exit__
+        command = [sys.executable, "-m", "flying_serving.cli.main", "serve", self.model]
+        command += ["--host=127.0.0.1", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+        self.http = httpx.Client(base_url=self.url, timeout=120)
+
+    def __enter__(self) -> Server:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                log = self.log()[-6000:]
+                self.__exit__()
+                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{log}")
+            try:
+                if self.http.get("/health", timeout=2).status_code == 200:
+                    return self
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.2)
+        log = self.log()[-6000:]
+        self.__exit__()
+        raise RuntimeError(f"the server was not ready within {READY_S} s:\n{log}")
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self._log.close()
+
+    def log(self) -> str:
+        """What the server has printed."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+        """One completion over token ids; its first choice, `token_ids` and `logprobs` included."""
+        body = {"model": self.model, "prompt": list(prompt), "return_token_ids": True, "logprobs": 0, **fields}
+        answer = self.http.post("/v1/completions", json=body)
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {answer.text}")
+        choice: dict[str, Any] = answer.json()["choices"][0]
+        return choice
+
+    def layout(self, groups: list[list[int]], preempt: str = "weave") -> dict[str, Any]:
+        """Change the layout and return the record of the switch."""
+        answer = self.http.post("/flying/layout", json={"groups": groups, "preempt": preempt})
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {answer.text}")
+        record: dict[str, Any] = answer.json()
+        return record
+
+    def check(self) -> None:
+        """Check the block bookkeeping of every engine."""
+        answer = self.http.post("/flying/check")
+        assert answer.status_code == 200, answer.text
