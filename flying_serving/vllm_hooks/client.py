@@ -54,6 +54,20 @@ def fork_on_cpu(original: Any) -> Any:
     return multiprocessing.get_context("fork")
 
 
+def start_independent(
+    original: Any,
+    handshake_socket: Any,
+    core_engines: Any,
+    parallel_config: Any,
+    coordinated_dp: bool,
+    cache_config: Any,
+    launch: Any,
+) -> None:
+    """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated group."""
+    coordinated = coordinated_dp and not _starting.get()
+    original(handshake_socket, core_engines, parallel_config, coordinated, cache_config, launch)
+
+
 def without_coordinator(original: Any, self: Any) -> bool:
     """Wraps `VllmConfig.needs_dp_coordinator`: our client knows each engine's load itself."""
     return KEY not in (self.additional_config or {}) and bool(original(self))

@@ -121,6 +121,19 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "engines on CPU are forked from the server, which has imported everything already",
     ),
     Patch(
+        "vllm.v1.engine.utils:wait_for_engine_startup",
+        (
+            "handshake_socket",
+            "core_engines",
+            "parallel_config",
+            "coordinated_dp",
+            "cache_config",
+            "launch",
+        ),
+        _HOOKS + "client:start_independent",
+        "the engines of an MoE model are as independent as those of a dense one",
+    ),
+    Patch(
         "vllm.config.vllm:VllmConfig.needs_dp_coordinator",
         ("self",),
         _HOOKS + "client:without_coordinator",

@@ -224,7 +224,7 @@ def _expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tup
     w13 = full.w13_weight.data.view(experts, 2, fused // 2, hidden)[:, :, rows].reshape(experts, 2 * width, hidden)
     layer.w13_weight = Parameter(w13.contiguous(), requires_grad=False)
     layer.w2_weight = Parameter(full.w2_weight.data[:, :, rows].contiguous(), requires_grad=False)
-    method = UnquantizedFusedMoEMethod(layer.moe_config)
+    method = layer.__dict__["quant_method"] = UnquantizedFusedMoEMethod(layer.moe_config)
     method.process_weights_after_loading(layer)
     return method, layer
 

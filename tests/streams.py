@@ -1,0 +1,100 @@
+"""Streamed completions over token ids, read event by event as a client sees them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+WORST_LOGPROB = 1e-4
+"""How far logprobs of one request may differ between degrees and batches: float32, some ten times what is seen."""
+
+
+@dataclass
+class Stream:
+    """What has come of one streamed completion."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+    """Tokens per event."""
+    arrivals_s: list[float] = field(default_factory=list)
+    """When each event with tokens came (time.monotonic)."""
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    usage: dict[str, Any] | None = None
+    done: bool = False
+    """The server has closed the stream with [DONE]."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Note one event; raises RuntimeError for an error or for tokens after the end."""
+        if "error" in event:
+            raise RuntimeError(f"error in the stream: {event['error']}")
+        if event.get("usage"):
+            self.usage = event["usage"]
+        for choice in event["choices"]:
+            if self.finish_reason is not None:
+                raise RuntimeError(f"an event after finish_reason={self.finish_reason}: {choice}")
+            tokens = choice.get("token_ids") or []
+            logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            if len(tokens) != len(logprobs):
+                raise RuntimeError(f"{len(tokens)} tokens with {len(logprobs)} logprobs in one event")
+            if tokens:
+                self.chunks.append(len(tokens))
+                self.arrivals_s.append(time.monotonic())
+            self.tokens += tokens
+            self.logprobs += logprobs
+            self.text += choice["text"]
+            self.finish_reason = choice["finish_reason"]
+            self.stop_reason = choice.get("stop_reason")
+
+
+def streamed_body(model: str, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+    """The body of a streamed completion that returns tokens, their logprobs and the usage."""
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "logprobs": 0,
+        **fields,
+    }
+
+
+async def stream(
+    http: httpx.AsyncClient, body: dict[str, Any], *, leave_after: int | None = None, into: Stream | None = None
+) -> Stream:
+    """Stream one completion.
+
+    Args:
+        leave_after: close the connection once so many tokens have come.
+        into: where to note what comes, for who wants to look while it streams.
+
+    Raises:
+        RuntimeError: if the server refuses it, reports an error or goes on after the end.
+    """
+    result = Stream() if into is None else into
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()}")
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                result.done = True
+                break
+            result.take(json.loads(line.removeprefix("data: ")))
+            if leave_after is not None and len(result.tokens) >= leave_after:
+                break
+    return result
+
+
+def worst_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The largest difference between two lists of logprobs of the same length."""
+    return max((abs(a - b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
