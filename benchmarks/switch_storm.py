@@ -39,7 +39,10 @@ LAYOUTS: tuple[list[list[int]], ...] = (
 """Every partition of four engines into aligned groups."""
 DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512
-FLAGS = ("--max-logprobs=512",)  # to measure a near-tie over the whole vocabulary
+FLAGS = (
+    "--max-logprobs=512",  # to measure a near-tie over the whole vocabulary
+    "--kv-cache-memory-bytes=16777216",  # 128 blocks for each engine: lanes compete for them, and all are soon in use
+)
 LEAVE_SHARE = 0.15
 MAX_PAUSE_S = 0.3
 BACK_TO_BACK_SHARE = 0.3
@@ -133,6 +136,14 @@ class Load:
             if problem:
                 raise RuntimeError(f"{job.name} undisturbed: {problem}")
             self.reference[job.name] = answer
+
+    async def warm(self) -> None:
+        """Some jobs at once at each degree: what engines build at first use (vLLM compiles) is no cost of a switch."""
+        for degree in (4, 2, 1):
+            bodies = [job.body(self._model, degree) for job in self._jobs[: self._clients]]
+            answers = await asyncio.gather(*(stream(self._http, body) for body in bodies))
+            for job, answer in zip(self._jobs, answers, strict=False):
+                await self._compare(job, degree, answer, left=False)
 
     def start(self) -> None:
         """Let the clients begin."""
@@ -263,6 +274,7 @@ async def storm(server: Server, switches: int, *, clients: int = 10, jobs: int =
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as admin:
         await _layout(admin, LAYOUTS[0], "weave")
         await load.learn()
+        await load.warm()
         skip = len((await admin.get("/flying/switches")).json()["switches"])
         began_s = time.monotonic()
         load.start()

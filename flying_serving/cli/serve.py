@@ -61,7 +61,10 @@ def _add_flags(parser: Any) -> None:
         help="steps of a new layout for each step of an older one that still drains",
     )
     group.add_argument(
-        "--max-pause-ms", type=float, default=defaults.max_pause_ms, help="a paused lane gets a step at least this often"
+        "--max-pause-ms",
+        type=float,
+        default=defaults.max_pause_ms,
+        help="a paused lane gets a step at least this often",
     )
     group.add_argument(
         "--collective-timeout-s",
@@ -117,5 +120,7 @@ def _cpu_libraries() -> list[str]:
     if not tcmalloc:
         return []
     site = Path(torch.origin).parent
-    gomp = sorted(glob.glob(str(site / "lib" / "libgomp*.so*")) + glob.glob(str(site.parent / "torch.libs" / "libgomp*")))
+    gomp = sorted(
+        glob.glob(str(site / "lib" / "libgomp*.so*")) + glob.glob(str(site.parent / "torch.libs" / "libgomp*"))
+    )
     return [*tcmalloc[:1], *gomp[:1]]

@@ -60,7 +60,8 @@ async def layout(order: LayoutOrder, request: Request) -> Any:
         switch = await _client(request).switch(order.groups, order.preempt, order.weave_steps)
     except LayoutError as error:
         problem = {"field": error.field, "value": error.value, "allowed": error.allowed}
-        raise HTTPException(400, problem) from None
+        message = {"message": str(error), "type": "BadRequestError", "param": error.field, "code": 400, **problem}
+        return JSONResponse({"error": message}, 400)  # vLLM's handler of HTTPException takes text alone
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
     return switch.to_json()

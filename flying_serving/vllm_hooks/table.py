@@ -121,6 +121,12 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "engines on CPU are forked from the server, which has imported everything already",
     ),
     Patch(
+        "vllm.v1.executor.multiproc_executor:get_mp_context",
+        (),
+        _HOOKS + "client:fork_on_cpu",
+        "the same for the workers of engines with several devices",
+    ),
+    Patch(
         "vllm.v1.engine.utils:wait_for_engine_startup",
         (
             "handshake_socket",

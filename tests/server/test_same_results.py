@@ -17,26 +17,43 @@ from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
-DEGREES = (1, 2, 4)
+SWITCHES = {
+    2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
+    4: (
+        ([[0, 1], [2, 3]], "weave"),
+        ([[0, 1, 2, 3]], "hard"),
+        ([[0], [1], [2, 3]], "hard"),
+        ([[0], [1], [2], [3]], "weave"),
+    ),
+}
 WORST_LOGPROB = 1e-4
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    shape = request.param
-    with Server(make_model(ROOT / ".models" / shape, shape), 4) as live:
-        live.recorded = json.loads((Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text())  # type: ignore[attr-defined]
+class Compared(Server):
+    """A live server, what stock vLLM answers with the same model, and the degrees to compare."""
+
+    def __init__(self, shape: str, engines: int, devices: int) -> None:
+        flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
+        super().__init__(make_model(ROOT / ".models" / shape, shape), engines, *flags)
+        self.recorded: Any = json.loads((Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text())
+        self.degrees = tuple(degree for degree in (1, 2, 4) if devices <= degree <= devices * engines)
+        self.engines = engines
+
+
+@pytest.fixture(scope="module", params=[*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2)], ids=lambda p: "-".join(map(str, p)))
+def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
+    with Compared(*request.param) as live:
         yield live
 
 
-def run(server: Server, request: StockRequest, degree: int) -> tuple[list[int], list[float]]:
+def run(server: Compared, request: StockRequest, degree: int) -> tuple[list[int], list[float]]:
     sampling = request.sampling()
     extra = {**(sampling.pop("extra_args") or {}), "tp_degree": degree}
     choice = server.complete(request.prompt, vllm_xargs=extra, **sampling)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
-def compare(server: Any, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]) -> None:
+def compare(server: Compared, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]) -> None:
     stock = server.recorded["degrees"][str(degree)]["answers"][request.name]
     tokens, logprobs = answer
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
@@ -44,23 +61,18 @@ def compare(server: Any, request: StockRequest, degree: int, answer: tuple[list[
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
 
 
-def test_each_degree_alone_and_after_the_others(server: Server) -> None:
-    for degree in (2, 1, 4, 2, 1):
+def test_each_degree_alone_and_after_the_others(server: Compared) -> None:
+    for degree in (*server.degrees[::-1], *server.degrees):
         for request in REQUESTS:
             compare(server, request, degree, run(server, request, degree))
     server.check()
 
 
-def test_all_degrees_at_once_while_the_layout_changes(server: Server) -> None:
-    jobs = [(request, degree) for request in (*SAMPLED, *FORCED) for degree in DEGREES]
+def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
+    jobs = [(request, degree) for request in (*SAMPLED, *FORCED) for degree in server.degrees]
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers = [pool.submit(run, server, request, degree) for request, degree in jobs]
-        for groups, preempt in (
-            ([[0, 1], [2, 3]], "weave"),
-            ([[0, 1, 2, 3]], "hard"),
-            ([[0], [1], [2, 3]], "hard"),
-            ([[0], [1], [2], [3]], "weave"),
-        ):
+        for groups, preempt in SWITCHES[server.engines]:
             server.layout(groups, preempt)
         for (request, degree), answer in zip(jobs, answers, strict=True):
             compare(server, request, degree, answer.result())

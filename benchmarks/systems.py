@@ -1,0 +1,121 @@
+"""Servers to compare, ours and stock vLLM: started with the same flags, stopped (SIGSTOP) while others are measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+READY_S = 300.0
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class System:
+    """One server process group.
+
+    Args:
+        name: how the table calls it.
+        model: path of the model.
+        flags: vLLM's flags.
+        ours: `flying-serving serve`, else stock vLLM's API server without our plugin.
+        avx512: whether vLLM may see AVX-512.
+    """
+
+    def __init__(self, name: str, model: Path, flags: list[str], *, ours: bool, avx512: bool = True) -> None:
+        self.name = name
+        self.model = str(model)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{port}"
+        module = ["flying_serving.cli.main", "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
+        command = [sys.executable, "-m", *module, self.model, "--host=127.0.0.1", f"--port={port}", *flags]
+        environment = os.environ | ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
+        if not avx512:
+            environment["PYTHONPATH"] = str(Path(__file__).parent / "without_avx512")
+        self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)
+        started = time.monotonic()
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+        self._wait_ready(started)
+
+    def _wait_ready(self, started: float) -> None:
+        while time.monotonic() < started + READY_S:
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+                    self.ready_s = time.monotonic() - started
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+        self.stop()
+        raise RuntimeError(f"{self.name} did not start; its log: {self._log.name}")
+
+    def layout(self, groups: list[list[int]]) -> None:
+        """Change our server's layout."""
+        httpx.post(f"{self.url}/flying/layout", json={"groups": groups}, timeout=60).raise_for_status()
+
+    def pause(self) -> None:
+        """Stop all of its processes, so that it takes no time from the others."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+        time.sleep(0.3)
+
+    def stop(self) -> None:
+        """End the server and whatever it has started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGCONT)
+            self.process.terminate()
+            self.process.wait(20)
+        except (subprocess.TimeoutExpired, ProcessLookupError):
+            pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+class Systems:
+    """Several servers at once, all paused but the one in use."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, System] = {}
+        self._stack = ExitStack()
+
+    def start(self, system: System) -> System:
+        """Take a server that has just started."""
+        self._stack.callback(system.stop)
+        self.all[system.name] = system
+        system.pause()
+        return system
+
+    def __enter__(self) -> Systems:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()

@@ -1,0 +1,113 @@
+"""Tables for what a server reports: pure functions from JSON to rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from flying_serving.cli.checks import Finding
+
+COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
+UNKNOWN = "-"
+
+
+def layout_text(groups: Sequence[Sequence[int]]) -> str:
+    """A layout as `flying-serving layout` takes it: `0,1 2 3`."""
+    return " ".join(",".join(map(str, group)) for group in groups)
+
+
+def degrees_text(groups: Sequence[Sequence[int]], devices: int = 1) -> str:
+    """The degrees of a layout: `2+1+1`."""
+    return "+".join(str(len(group) * devices) for group in groups)
+
+
+def status(answer: Mapping[str, Any]) -> RenderableType:
+    """The layout above a table of engines and one of what each degree holds."""
+    groups, devices = answer["layout"], answer["devices_per_engine"]
+    requests = answer["requests"]
+    head = (
+        f"layout [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)}), "
+        f"{requests['running']} requests running, {requests['held']} held until a layout suits them"
+    )
+    return Group(head, _engines(answer), _capacity(answer["capacity_tokens"], devices))
+
+
+def _engines(answer: Mapping[str, Any]) -> Table:
+    sizes = answer["group_sizes"]
+    table = Table(title="engines", title_justify="left")
+    table.add_column("engine", justify="right")
+    table.add_column("group")
+    table.add_column("blocks", justify="right")
+    table.add_column("free", justify="right")
+    for size in sizes[1:]:
+        table.add_column(f"lent to {size}", justify="right")
+    for size in sizes:
+        table.add_column(f"lane {size}", justify="right")
+    group_of = {engine: group for group in answer["layout"] for engine in group}
+    for engine in answer["engines"]:
+        number = engine["engine"]
+        lent = [str(engine["lent_blocks"].get(str(size), UNKNOWN)) for size in sizes[1:]]
+        lanes = [_lane(engine["lanes"].get(str(size))) for size in sizes]
+        group = ",".join(map(str, group_of[number]))
+        table.add_row(str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes)
+    table.caption = "lane n: requests running + waiting in groups of n engines; shown at the group's first engine"
+    table.caption_justify = "left"
+    return table
+
+
+def _lane(lane: Mapping[str, int] | None) -> str:
+    return UNKNOWN if lane is None else f"{lane['running']} + {lane['waiting']}"
+
+
+def _capacity(tokens: Mapping[str, int], devices: int) -> Table:
+    table = Table(title="KV tokens that one request may use", title_justify="left")
+    for size in tokens:
+        table.add_column(f"degree {int(size) * devices}", justify="right")
+    table.add_row(*map(str, tokens.values()))
+    return table
+
+
+def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One row for each switch, times in ms."""
+    if not records:
+        return "no switches yet"
+    table = Table(title="switches (times in ms)", title_justify="left")
+    table.add_column("no.", justify="right")
+    table.add_column("from")
+    table.add_column("to")
+    table.add_column("preempt")
+    for name in ("requests", "waited", "cutover", "of it: step", "of it: overhead", "drain", "worst token gap"):
+        table.add_column(name, justify="right")
+    for record in records:
+        times = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "drain_ms")
+        table.add_row(
+            str(record["number"]),
+            layout_text(record["from"]),
+            layout_text(record["to"]),
+            str(record["preempt"]),
+            str(record["requests_in_flight"]),
+            *(milliseconds(record[name]) for name in (*times, "worst_token_gap_ms")),
+        )
+    return table
+
+
+def milliseconds(value: float | None) -> str:
+    """A time; `-` while it is not known."""
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def findings(found: Sequence[Finding]) -> Table:
+    """What `doctor` found, one line each."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in found:
+        colour = COLOURS[finding.state]
+        table.add_row(f"[{colour}]{finding.state}[/{colour}]", finding.what, escape(finding.reason))
+    return table
