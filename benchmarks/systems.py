@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -49,7 +49,7 @@ class System:
         environment = os.environ | ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
         if not avx512:
             environment["PYTHONPATH"] = str(Path(__file__).parent / "without_avx512")
-        self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)
+        self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)  # noqa: SIM115
         started = time.monotonic()
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, start_new_session=True
@@ -91,10 +91,8 @@ class System:
             self.process.wait(20)
         except (subprocess.TimeoutExpired, ProcessLookupError):
             pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Settings of a Flying Serving server: frozen, validated, carried to every process inside vLLM's `additional_config`."""
+"""Settings of a Flying Serving server: frozen, validated, carried to all processes in vLLM's `additional_config`."""
 
 from __future__ import annotations
 

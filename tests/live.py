@@ -1,7 +1,8 @@
-"""A live `flying-serving` server for tests: started as a user would, on a port from the OS, ended by its own process group."""
+"""A live `flying-serving` server for tests: started as a user would, on a port from the OS."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -80,14 +81,10 @@ class Server:
         self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         self._log.close()
 

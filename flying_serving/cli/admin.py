@@ -41,7 +41,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
     options_metavar="MODEL [OPTIONS]",
 )
 def serve(context: typer.Context) -> None:
-    """Start a server: vLLM's own flags and a few more (flying-serving serve --help)."""
+    """Start a server; its flags are vLLM's and ours."""
     from flying_serving.cli import serve as command
 
     command.main(context.args)
@@ -58,7 +58,7 @@ def status(url: Url = DEFAULT_URL, api_key: Key = "", as_json: AsJson = False) -
 def layout(
     groups: Annotated[
         list[str],
-        typer.Argument(help="One word for each group, its engines with commas between: 0,1 2,3", metavar="GROUP..."),
+        typer.Argument(help="One word for each group, its engines with commas between: 0,1 2,3", metavar="GROUP"),
     ],
     preempt: Annotated[str, typer.Option(help=f"What happens to running requests: {', '.join(PREEMPTS)}.")] = "weave",
     weave_steps: Annotated[
@@ -70,7 +70,10 @@ def layout(
     api_key: Key = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the layout. Every engine is named once: `layout 0,1 2 3` binds engines 0 and 1 and leaves 2 and 3 alone."""
+    """Change the layout.
+
+    Name every engine once: `layout 0,1 2 3` makes a group of engines 0 and 1 and leaves 2 and 3 alone.
+    """
     order: dict[str, Any] = {"groups": [_engines(group) for group in groups], "preempt": preempt}
     if weave_steps is not None:
         order["weave_steps"] = weave_steps

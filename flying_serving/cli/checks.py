@@ -33,7 +33,8 @@ SHM = Path("/dev/shm")
 
 TORCH = """
 import json, sys, torch
-gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
 facts = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": [[g.name, g.total_memory] for g in gpus]}
 sys.stdout.write("\\n" + json.dumps(facts))
 """

@@ -107,7 +107,7 @@ def _restart_with_allocator() -> None:
         loaded = os.environ.get("LD_PRELOAD", "")
         os.environ["LD_PRELOAD"] = ":".join([*wanted, loaded] if loaded else wanted)
         os.environ[_FORKED] = json.dumps(wanted)
-        os.execv(sys.executable, [sys.executable, "-m", "flying_serving.cli.main", *sys.argv[1:]])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-m", "flying_serving.cli.main", *sys.argv[1:]])
 
 
 def _cpu_libraries() -> list[str]:

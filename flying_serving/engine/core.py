@@ -19,8 +19,8 @@ from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.config import deployment_of
-from flying_serving.engine.keys import LANE_KEY
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
+from flying_serving.engine.keys import LANE_KEY
 from flying_serving.engine.tickets import (
     AskTicket,
     Channel,
@@ -30,8 +30,8 @@ from flying_serving.engine.tickets import (
     ReturnTicket,
     StepTicket,
 )
-from flying_serving.engine.turns import Serve, Step, Turn, Turns, Wait
-from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.engine.turns import Serve, Turn, Turns, Wait
+from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.blocks import SchedulerPool
@@ -72,7 +72,7 @@ class FlyingEngineCore(EngineCoreProc):
         return self.model_executor.collective_rpc("lane_kv_config", args=(size,))[0]  # type: ignore[no-any-return]
 
     def process_input_sockets(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's input thread. It starts when the scheduler exists and before any request can come: groups are built here."""
+        """vLLM's input thread: it starts when the scheduler exists and before a request can come, so groups go here."""
         self._build_groups()
         super().process_input_sockets(*args, **kwargs)
 
@@ -284,4 +284,3 @@ class FlyingEngineCore(EngineCoreProc):
         for leader in self.leaders.values():
             leader.check()
         return True
-

@@ -17,7 +17,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError
 from flying_serving.vllm_hooks.kv import shared_kv_buffer
+from flying_serving.vllm_hooks.loading import dummy_run
 
+WARM_TOKENS = 16
 MakeRunner = Callable[[VllmConfig], Any]
 
 
@@ -89,7 +91,7 @@ class Lane:
     def warm(self) -> None:
         """Run the model once on a few made-up tokens, so that no request pays for what is built at first use."""
         with self.pool.activate(self.size), set_current_vllm_config(self.config):
-            self.runner._dummy_run(min(16, self.config.scheduler_config.max_num_batched_tokens))
+            dummy_run(self.runner, min(WARM_TOKENS, self.config.scheduler_config.max_num_batched_tokens))
 
     def execute(self, plan: Any, grammar: Any) -> Any:
         """One step of the model, all members together. Returns vLLM's ModelRunnerOutput."""

@@ -40,7 +40,7 @@ class Turns:
 
     Args:
         weave_steps: steps of the present lane for each step of an older one.
-        max_pause_s: under a hard preempt, an older lane gets a step at least this often.
+        max_pause_s: an older lane gets a step at least this often, under a hard preempt only this often.
     """
 
     def __init__(self, weave_steps: int, max_pause_s: float) -> None:
@@ -77,23 +77,26 @@ class Turns:
             ticket: whether a ticket waits.
         """
         older = [size for size, has_work in ready.items() if has_work and size != self.present]
-        present_busy = ticket or ready.get(self.present, False) or now < self._expect_until
-        due = [size for size in older if not present_busy or self._is_due(size, now)]
+        present_ready = ready.get(self.present, False)
+        present_busy = ticket or present_ready or now < self._expect_until
+        due = [size for size in older if not present_busy or self._is_due(size, now, present_ready)]
         if due:
             return Step(min(due, key=lambda size: self._stepped_at.get(size, 0.0)))
         if ticket:
             return Serve()
-        if ready.get(self.present, False):
+        if present_ready:
             return Step(self.present)
         return Wait(self._patience(older, now))
 
-    def _is_due(self, size: int, now: float) -> bool:
-        if self.hard:
-            return now - self._stepped_at.setdefault(size, now) >= self.max_pause_s
-        return self._present_steps >= self.weave_steps
+    def _is_due(self, size: int, now: float, present_ready: bool) -> bool:
+        # Time bounds the weave too: other leaders' steps in a third lane start the count of present steps anew. But
+        # a pause may be shorter than a step: between two steps of older lanes the present lane gets one.
+        paused_s = now - self._stepped_at.setdefault(size, now)
+        late = paused_s >= self.max_pause_s and (self._present_steps > 0 or not present_ready)
+        return late or (not self.hard and self._present_steps >= self.weave_steps)
 
     def _patience(self, older: list[int], now: float) -> float | None:
-        ends = [self._stepped_at.get(size, now) + self.max_pause_s for size in older] if self.hard else []
-        if older:
-            ends.append(self._expect_until)
-        return max(0.0, min(ends) - now) if ends else None
+        if not older:
+            return None
+        ends = [self._stepped_at.get(size, now) + self.max_pause_s for size in older]
+        return max(0.0, min(self._expect_until, *ends) - now)

@@ -111,8 +111,7 @@ class BorrowedBlocks:
 
     def choose(self, count: int) -> list[int]:
         """Names (group block numbers) for blocks that the members are about to lend."""
-        chosen = [self._withheld.pop() for _ in range(min(count, len(self._withheld)))]
-        return chosen
+        return [self._withheld.pop() for _ in range(min(count, len(self._withheld)))]
 
     def add(self, group_blocks: list[int]) -> None:
         """Blocks that every member lends now: the group's scheduler may use them."""

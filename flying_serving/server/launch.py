@@ -20,7 +20,7 @@ _WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.engine.worker.FlyingCPUWorker",
     "vllm.v1.worker.gpu_worker.Worker": "flying_serving.engine.worker.FlyingGPUWorker",
 }
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+_SHARED_MEMORY = "/dev/shm"
 
 
 def prepare(config: Any, client_count: int) -> Any:

@@ -27,9 +27,7 @@ def make_client(
 ) -> Any:
     """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our key."""
     if KEY not in (vllm_config.additional_config or {}):
-        return original(
-            vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer
-        )
+        return original(vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer)
     table.install(table.PATCHES)
     table.install(table.SERVER_PATCHES)
     from flying_serving.engine.core import FlyingEngineCore

@@ -72,3 +72,8 @@ def rebind_without_llvmlite(original: Any, overrides: Any) -> None:
         original(overrides)
     finally:
         sys.modules.update(hidden)
+
+
+def dummy_run(runner: Any, tokens: int) -> None:
+    """vLLM's own step on made-up tokens."""
+    runner._dummy_run(tokens)

@@ -157,8 +157,10 @@ SERVER_PATCHES: tuple[Patch, ...] = (
 SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vllm.v1.engine.core:EngineCoreProc.run_engine_core", ("args", "dp_rank", "local_dp_rank", "kwargs")),
     ("vllm.v1.engine.core:EngineCoreProc.run_busy_loop", ("self",)),
-    ("vllm.v1.engine.core:EngineCoreProc.process_input_sockets", (
-        "self", "input_addresses", "coord_input_address", "identity", "ready_event")),
+    (
+        "vllm.v1.engine.core:EngineCoreProc.process_input_sockets",
+        ("self", "input_addresses", "coord_input_address", "identity", "ready_event"),
+    ),
     ("vllm.v1.engine.core:EngineCore._initialize_kv_caches", ("self", "vllm_config")),
     ("vllm.v1.engine.core:EngineCore.add_request", ("self", "request", "request_wave")),
     ("vllm.v1.engine.core:EngineCore.abort_requests", ("self", "request_ids")),
@@ -168,10 +170,11 @@ SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", ("self", "method", "args", "engine")),
     ("vllm.v1.core.block_pool:BlockPool.get_new_blocks", ("self", "num_blocks")),
     ("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks")),
-    ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", (
-        "self", "scheduler_output", "model_runner_output")),
-    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model", (
-        "self", "scheduler_output", "intermediate_tensors")),
+    ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", ("self", "scheduler_output", "model_runner_output")),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+        ("self", "scheduler_output", "intermediate_tensors"),
+    ),
 )
 
 _originals: dict[str, Any] = {}
@@ -210,7 +213,7 @@ def install(patches: tuple[Patch, ...] = PATCHES) -> None:
         if patch.target in _originals:
             continue
         owner, name, found = _resolve(patch.target)
-        original = found.fget if isinstance(found, property) else found
+        original: Any = found.fget if isinstance(found, property) else found
         _check_signature(patch.target, original, patch.parameters)
         hook = getattr(importlib.import_module(patch.hook.split(":")[0]), patch.hook.split(":")[1])
         _originals[patch.target] = owner.__dict__[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment, segments_of
-from flying_serving.weights.methods import ColumnPart, ExpertParts, RowPart, VocabularyPart
+from flying_serving.vllm_hooks.experts import expert_unit, install_experts
+from flying_serving.weights.methods import ColumnPart, RowPart, VocabularyPart
 from flying_serving.weights.storage import (
     Pack,
     PackedColumns,
@@ -129,11 +129,11 @@ class SharedWeights:
                 if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
                     raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
                 self._experts[name] = [
-                    _expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)
+                    expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)
                 ]
                 for weight in ("w13_weight", "w2_weight"):
                     self._drop(layer, weight)
-        _install_experts(lane1, self._experts, 0, 1)
+        install_experts(lane1, self._experts, 0, 1)
 
     def bind(self, model: Module, rank: int, degree: int) -> None:
         """Give each layer of a lane's model its part of the shared storage.
@@ -162,7 +162,7 @@ class SharedWeights:
             elif not isinstance(layer, RoutedExperts):
                 self._bind_replicated(name, layer)
         if degree > 1:
-            _install_experts(model, self._experts, rank, degree)
+            install_experts(model, self._experts, rank, degree)
             _refuse_unbound(model)
 
     def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
@@ -209,35 +209,6 @@ def _embedding_weights(modules: dict[str, Module]) -> set[int]:
         for layer in modules.values()
         if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
     }
-
-
-def _expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
-    """One unit of all experts of a layer, in the runtime format of vLLM's own method."""
-    experts, fused, hidden = full.w13_weight.shape
-    width = fused // 2 // units
-    if fused % (2 * units) or shell.w13_weight.shape[1] != 2 * width:
-        raise WeightError(f"{name}.w13_weight: {fused // 2} rows do not make {units} units of whole kernel blocks")
-    layer = copy.copy(shell)
-    layer._parameters = dict(shell._parameters)
-    layer._modules = {k: m for k, m in shell._modules.items() if k != "quant_method"}
-    rows = slice(unit * width, (unit + 1) * width)
-    w13 = full.w13_weight.data.view(experts, 2, fused // 2, hidden)[:, :, rows].reshape(experts, 2 * width, hidden)
-    layer.w13_weight = Parameter(w13.contiguous(), requires_grad=False)
-    layer.w2_weight = Parameter(full.w2_weight.data[:, :, rows].contiguous(), requires_grad=False)
-    method = layer.__dict__["quant_method"] = UnquantizedFusedMoEMethod(layer.moe_config)
-    method.process_weights_after_loading(layer)
-    return method, layer
-
-
-def _install_experts(model: Module, experts: dict[str, list[tuple[Any, Module]]], rank: int, degree: int) -> None:
-    for name, layer in model.named_modules():
-        if isinstance(layer, RoutedExperts):
-            units = experts[name]
-            chosen = Segment(len(units), len(units)).units_of(rank, degree)
-            layer._modules.pop("quant_method", None)
-            layer.__dict__["quant_method"] = ExpertParts([units[u] for u in chosen])
-            for key in ("w13_weight", "w2_weight"):
-                layer._parameters[key] = units[chosen[0]][1]._parameters[key]
 
 
 def _refuse_unbound(model: Module) -> None:

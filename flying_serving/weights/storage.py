@@ -154,7 +154,7 @@ def _segmented(pieces: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Matmul
 
 
 class StridedRows:
-    """Row-parallel over the weight as it was loaded: a column slice, which GEMM libraries take as a leading dimension."""
+    """Row-parallel over the weight as it was loaded: a column slice; GEMM libraries take a leading dimension."""
 
     def __init__(self, weight: torch.Tensor, segment: Segment) -> None:
         self._weight = weight

@@ -91,7 +91,9 @@ def test_exactly_the_partitions_are_accepted(engines: int, groups: list[list[int
     valid = (
         bool(groups)
         and sorted(e for group in groups for e in group) == list(range(engines))
-        and all(len(group) in sizes and sorted(group) == list(aligned_group(min(group), len(group))) for group in groups)
+        and all(
+            len(group) in sizes and sorted(group) == list(aligned_group(min(group), len(group))) for group in groups
+        )
     )
     if valid:
         assert Layout.parse(groups, engines, sizes).to_lists() == sorted(sorted(group) for group in groups)

@@ -1,5 +1,7 @@
 """Shard arithmetic: ranks cut a weight without gap or overlap at every degree, and a KV block keeps its bytes."""
 
+import functools
+import operator
 from collections import Counter
 from dataclasses import dataclass
 
@@ -57,7 +59,7 @@ def test_what_has_no_heads_is_cut_into_equal_consecutive_parts(sizes: list[int],
         assert segment.size == size * widest
         for degree in [degree for degree in SIZES if degree <= widest]:
             parts = [rows_of(segment, rank, degree) for rank in range(degree)]
-            assert sum(parts, []) == list(range(segment.size))
+            assert functools.reduce(operator.iadd, parts, []) == list(range(segment.size))
             assert {len(part) for part in parts} == {segment.size // degree}
 
 

@@ -1,4 +1,4 @@
-"""Every lane answers what stock vLLM answers at that tensor-parallel size: tokens and logprobs, after other episodes."""
+"""Every lane answers what stock vLLM answers at that degree: tokens and logprobs, after other episodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Compared(Server):
         self.engines = engines
 
 
-@pytest.fixture(scope="module", params=[*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2)], ids=lambda p: "-".join(map(str, p)))
+@pytest.fixture(
+    scope="module", params=[*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2)], ids=lambda p: "-".join(map(str, p))
+)
 def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
     with Compared(*request.param) as live:
         yield live

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from flying_serving.errors import IntegrityError
 from tests.kv.pools import VllmPool
@@ -113,17 +115,37 @@ def test_blocks_are_reserved_until_the_end_of_requests() -> None:
 
 
 def test_blocks_missing_for_the_next_step() -> None:
-    """A prompt must fit as a whole, with the token after it; a running request needs room for its next token."""
+    """A prompt must fit as a whole; everything is asked for one token ahead of what the step writes."""
     assert pool_with([], []).missing_for_next() == 0
     assert pool_with([], [request(8, 4)], blocks=3).missing_for_next() == 1
     assert pool_with([], [request(7, 4)], blocks=3).missing_for_next() == 0
     assert pool_with([], [request(40, 4)], blocks=6).missing_for_next() == 6
     # a decode at a block's end needs one more, elsewhere none
     assert pool_with([(request(8, 9, computed=8, output=1), 2)], [], blocks=3).missing_for_next() == 1
-    assert pool_with([(request(7, 9, computed=7, output=1), 2)], [], blocks=3).missing_for_next() == 0
+    assert pool_with([(request(6, 9, computed=6, output=1), 2)], [], blocks=3).missing_for_next() == 0
     # a partial prefill needs what the step's budget of eight tokens reaches
     assert pool_with([(request(40, 4, computed=8), 2)], [], blocks=3).missing_for_next() == 2
     assert pool_with([(request(40, 4, computed=8), 11)], [], blocks=12).missing_for_next() == 0
     # what several need together, less what is free
     several = [(request(8, 9, computed=8, output=1), 2), (request(12, 9, computed=12, output=1), 3)]
+    assert pool_with(several, [], blocks=7).missing_for_next() == 1
     assert pool_with(several, [request(3, 1)], blocks=7).missing_for_next() == 2
+
+
+@given(
+    prompt=st.integers(1, 40),
+    computed=st.integers(0, 40),
+    output=st.integers(0, 20),
+    held=st.integers(0, 12),
+    blocks=st.integers(2, 20),
+)
+def test_never_fewer_blocks_than_the_step_writes_to(
+    prompt: int, computed: int, output: int, held: int, blocks: int
+) -> None:
+    """And at most one more than that, or than the whole prompt."""
+    tokens = prompt + output
+    assume(computed < tokens and (output == 0 or computed >= prompt - 1) and held < blocks and held * 4 >= computed)
+    pool = pool_with([(request(prompt, 30, computed, output), held)], [], blocks)
+    written = tokens if computed == 0 else min(tokens, computed + 8)
+    needed = max(0, -(-written // 4) - held - pool.free_count())
+    assert needed <= pool.missing_for_next() <= needed + 1

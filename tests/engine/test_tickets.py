@@ -1,0 +1,191 @@
+"""Channel: whatever engines send at the same time, all members receive in one order, each ticket once."""
+
+import os
+import pickle
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import combinations
+from tempfile import TemporaryDirectory
+
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.comm.order import TicketOrder
+from flying_serving.engine.tickets import (
+    AskTicket,
+    Channel,
+    CommitTicket,
+    Grant,
+    Need,
+    ReturnTicket,
+    StepTicket,
+    Ticket,
+)
+from flying_serving.errors import EngineLost
+from flying_serving.layout.groups import Group, Layout
+
+ENGINES = 4
+GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(ENGINES, size).groups]
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def run_dir() -> Iterator[str]:
+    """Yield a directory for sockets."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        yield directory
+
+
+class Inbox:
+    """An engine's channel and what it does with it: send what is planned, receive what is to come."""
+
+    def __init__(self, run_dir: str, engine: int) -> None:
+        self.came = threading.Event()
+        self.channel = Channel(run_dir, engine, ENGINES, self.came.set)
+        self.received: list[Ticket] = []
+
+    def receive(self, count: int) -> list[Ticket]:
+        """Receive so many tickets; sleep when there is none, and rely on `wake` to be called."""
+        until = time.monotonic() + DEADLINE_S
+        while len(self.received) < count:
+            self.came.clear()
+            if self.channel.pending():
+                self.received.append(self.channel.receive())
+            else:
+                assert self.came.wait(max(0.0, until - time.monotonic())), "a ticket did not come, or nobody was woken"
+        return self.received
+
+    def run(self, plan: list[tuple[Group, Ticket]], expected: int, seed: int) -> list[Ticket]:
+        """Send the plan, and receive in between at random."""
+        chance = random.Random(seed)
+        for group, ticket in plan:
+            self.channel.send(group, ticket)
+            while chance.random() < 0.5 and self.channel.pending():
+                self.received.append(self.channel.receive())
+        return self.receive(expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    plans=st.lists(st.lists(st.sampled_from(GROUPS), min_size=0, max_size=60), min_size=ENGINES, max_size=ENGINES),
+    seed=st.integers(0, 1000),
+)
+def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -> None:
+    """Four engines send at the same time to groups that nest, themselves in them or not."""
+    tickets = [[(g, Need(g, sender, n)) for n, g in enumerate(plan)] for sender, plan in enumerate(plans)]
+    expected = [sum(e in group for plan in plans for group in plan) for e in range(ENGINES)]
+    with TemporaryDirectory(dir="/dev/shm") as run_dir, ExitStack() as stack, ThreadPoolExecutor(ENGINES) as pool:
+        inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
+        for inbox in inboxes:
+            stack.callback(inbox.channel.close)
+        running = [pool.submit(inbox.run, tickets[e], expected[e], seed + e) for e, inbox in enumerate(inboxes)]
+        received = [run.result(timeout=DEADLINE_S) for run in running]
+        assert not any(inbox.channel.pending() for inbox in inboxes)
+    for engine, mine in enumerate(received):
+        sent = [ticket for plan in tickets for group, ticket in plan if engine in group]
+        assert sorted(mine, key=repr) == sorted(sent, key=repr)
+        for sender in range(ENGINES):
+            of_sender = [ticket.count for ticket in mine if ticket.engine == sender]  # type: ignore[union-attr]
+            assert of_sender == sorted(of_sender)
+    for one, other in combinations(received, 2):
+        common = set(one) & set(other)
+        assert [ticket for ticket in one if ticket in common] == [ticket for ticket in other if ticket in common]
+
+
+def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
+    """Numbers decide, not the time of arrival."""
+    inbox = Inbox(run_dir, 0)
+    order = TicketOrder(f"{run_dir}/order", ENGINES)
+    context = zmq.Context()
+    late, early = (context.socket(zmq.PUSH) for _ in range(2))
+    for socket in (late, early):
+        socket.connect(f"ipc://{run_dir}/inbox-0")
+    numbers = [order.take([0])[0] for _ in range(3)]
+    messages = [Need((0, 1), 1, count) for count in (10, 11, 12)]
+
+    def deliver(socket: "zmq.Socket[bytes]", which: int) -> None:
+        inbox.came.clear()
+        socket.send_multipart([numbers[which].to_bytes(8, "little"), pickle.dumps(messages[which])])
+        assert inbox.came.wait(DEADLINE_S)
+
+    deliver(early, 2)
+    assert not inbox.channel.pending()
+    deliver(early, 1)
+    assert not inbox.channel.pending()
+    own = Need((0, 1), 0, 13)
+    inbox.channel.send([0], own)  # this engine's own tickets wait too
+    assert not inbox.channel.pending()
+    deliver(late, 0)
+    assert inbox.receive(4) == [*messages, own]
+    assert not inbox.channel.pending()
+    for socket in (late, early):
+        socket.close(0)
+    context.term()
+    order.close()
+    inbox.channel.close()
+
+
+def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
+    """By value at the others; at the sender itself the very object, which costs nothing."""
+    group = (0, 1)
+    tickets: list[Ticket] = [
+        StepTicket(group, {"plan": [1, 2]}, None, more=True),
+        AskTicket(group, 7, urgent=False),
+        CommitTicket(group, [1, 2, 3]),
+        ReturnTicket(group, [3]),
+        Grant(group, 1, 4),
+        Need(group, 1, 2),
+    ]
+    inboxes = [Inbox(run_dir, engine) for engine in range(2)]
+    for ticket in tickets:
+        inboxes[0].channel.send(group, ticket)
+    assert inboxes[1].receive(len(tickets)) == tickets
+    mine = inboxes[0].receive(len(tickets))
+    assert all(got is sent for got, sent in zip(mine, tickets, strict=True))
+    for inbox in inboxes:
+        inbox.channel.close()
+
+
+def test_sending_to_a_group_without_oneself(run_dir: str) -> None:
+    """As a member does with a Grant for its leader."""
+    inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
+    inboxes[3].channel.send([2], Grant((2, 3), 3, 5))
+    assert inboxes[2].receive(1) == [Grant((2, 3), 3, 5)]
+    assert not any(inboxes[engine].channel.pending() for engine in (0, 1, 3))
+    for inbox in inboxes:
+        inbox.channel.close()
+
+
+def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: str) -> None:
+    """Sending never blocks: when a dead engine's queue is full, it raises."""
+    channel = Channel(run_dir, 0, ENGINES, lambda: None)
+    with pytest.raises(EngineLost, match="engine 3 does not take tickets"):
+        for count in range(100_000):
+            channel.send([3], Need((0, 1, 2, 3), 0, count))
+    assert count >= 100
+    channel.send([0], Need((0, 1), 0, 1))
+    assert channel.pending()
+    channel.close()
+
+
+def test_close_leaves_nothing_open(run_dir: str) -> None:
+    """No thread and no file descriptor, tickets under way or not."""
+    inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
+    for inbox in inboxes:
+        inbox.channel.close()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
+        inboxes[0].channel.send([0, 1, 2, 3], Need((0, 1), 0, 1))
+        for inbox in inboxes:
+            inbox.channel.close()
+            inbox.channel._listener.join(DEADLINE_S)
+            assert not inbox.channel._listener.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
