@@ -52,6 +52,8 @@ async def stream(client: httpx.AsyncClient, model: str, token_ids: list[int], ma
     }
     result = Stream(time.monotonic())
     async with client.stream("POST", "/v1/completions", json=body, timeout=300) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError((await answer.aread()).decode())
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 now = time.monotonic()

@@ -39,9 +39,11 @@ LAYOUTS: tuple[list[list[int]], ...] = (
 """Every partition of four engines into aligned groups."""
 DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512
+LONGEST_STEP = 64
 FLAGS = (
     "--max-logprobs=512",  # to measure a near-tie over the whole vocabulary
     "--kv-cache-memory-bytes=16777216",  # 128 blocks for each engine: lanes compete for them, and all are soon in use
+    f"--max-num-batched-tokens={LONGEST_STEP}",  # oneDNN keeps 0.4 MiB per number of tokens and shape
 )
 LEAVE_SHARE = 0.15
 MAX_PAUSE_S = 0.3
@@ -138,7 +140,15 @@ class Load:
             self.reference[job.name] = answer
 
     async def warm(self) -> None:
-        """Some jobs at once at each degree: what engines build at first use (vLLM compiles) is no cost of a switch."""
+        """Let engines build what they build at first use, which is no cost of a switch and no growth.
+
+        Those are oneDNN's kernels for every number of tokens that a step may have, and what vLLM compiles.
+        """
+        for count in range(1, LONGEST_STEP + 1):
+            for degree in (1, 2, 4):
+                fields = {"max_tokens": 1, "vllm_xargs": {"tp_degree": degree}}
+                body = streamed_body(self._model, [count] * count, **fields)
+                await asyncio.gather(*(stream(self._http, body) for _ in range(4 // degree)))
         for degree in (4, 2, 1):
             bodies = [job.body(self._model, degree) for job in self._jobs[: self._clients]]
             answers = await asyncio.gather(*(stream(self._http, body) for body in bodies))

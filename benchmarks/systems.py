@@ -34,10 +34,10 @@ class System:
         model: path of the model.
         flags: vLLM's flags.
         ours: `flying-serving serve`, else stock vLLM's API server without our plugin.
-        avx512: whether vLLM may see AVX-512.
+        gloo: stock vLLM alone: gloo in place of vLLM's own shared-memory collectives.
     """
 
-    def __init__(self, name: str, model: Path, flags: list[str], *, ours: bool, avx512: bool = True) -> None:
+    def __init__(self, name: str, model: Path, flags: list[str], *, ours: bool, gloo: bool = False) -> None:
         self.name = name
         self.model = str(model)
         with socket.socket() as probe:
@@ -47,8 +47,8 @@ class System:
         module = ["flying_serving.cli.main", "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
         command = [sys.executable, "-m", *module, self.model, "--host=127.0.0.1", f"--port={port}", *flags]
         environment = os.environ | ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
-        if not avx512:
-            environment["PYTHONPATH"] = str(Path(__file__).parent / "without_avx512")
+        if gloo:
+            environment |= {"PYTHONPATH": str(Path(__file__).parent / "stock_gloo"), "VLLM_PLUGINS": "stock_gloo"}
         self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)  # noqa: SIM115
         started = time.monotonic()
         self.process = subprocess.Popen(

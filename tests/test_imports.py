@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "flying_serving"
-PURE = ("controller", "policy", "sim", "layout")
+PURE = tuple(name for name in ("controller", "policy", "sim", "layout") if (PACKAGE / name).exists())
 FORBIDDEN = ("torch", "vllm")
 
 
@@ -50,8 +50,6 @@ def test_no_import_statement_names_torch_or_vllm(package: str) -> None:
 def test_importing_loads_neither_torch_nor_vllm(package: str) -> None:
     """Importing every module of the package, in a fresh process, loads no forbidden module by any path."""
     modules = [_module_name(path) for path in _sources(package)]
-    if not modules:
-        pytest.skip(f"flying_serving.{package} does not exist")
     code = (
         "import importlib, sys\n"
         f"for name in {modules!r}:\n"

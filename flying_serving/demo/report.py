@@ -70,7 +70,7 @@ def measure(windows: Sequence[Window], streams: Iterable[Stream]) -> Figures:
 
 def layouts_table(windows: Sequence[Window], streams: Sequence[Stream]) -> Table:
     """One row for each layout."""
-    table = Table(title="what streams got in each layout (TTFT, TPOT: medians in ms)", title_justify="left")
+    table = Table(title="streams (TTFT, TPOT: medians in ms)", title_justify="left")
     table.add_column("degrees", no_wrap=True)
     for name in ("seconds", "requests", "TTFT", "TPOT", "tokens/s"):
         table.add_column(name, justify="right")
@@ -92,7 +92,7 @@ def layouts_table(windows: Sequence[Window], streams: Sequence[Stream]) -> Table
 
 def switches_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each switch."""
-    table = Table(title="what each switch cost in ms (step: the part of cutover that a step under way took)")
+    table = Table(title="switches in ms (step: of cutover, the rest of a step under way)")
     table.title_justify = "left"
     table.add_column("degrees", no_wrap=True)
     table.add_column("preempt")

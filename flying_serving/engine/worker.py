@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import deployment_of
 from flying_serving.engine.lane import Lane, lane_config
+from flying_serving.engine.progress import phase
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.vllm_hooks import distributed, loading, table
@@ -32,6 +33,7 @@ class LaneWorker:
         worker: Any = self
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
         self.engine = worker.parallel_config.data_parallel_index
+        phase(self.engine, worker.rank, f"joining {deployment.engines} engines of {deployment.devices} devices")
         with distributed.world_of_all_engines(deployment, self.engine, worker.rank):
             super().init_device()  # type: ignore[misc]
         self.pool = CommunicatorPool(
@@ -51,8 +53,10 @@ class LaneWorker:
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
         worker: Any = self
+        phase(self.engine, worker.rank, "loading the model")
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
+        phase(self.engine, worker.rank, f"sharing the weights with groups of {list(self.deployment.lanes)} engines")
         config = worker.vllm_config
         heads = config.model_config.get_total_num_kv_heads()
         self.lanes: dict[int, Lane] = {}
@@ -89,6 +93,7 @@ class LaneWorker:
         """Warm lane 1 as vLLM does, then each lane, its members together."""
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         for lane in self.lanes.values():
+            phase(self.engine, self.rank, f"warming up the group of {lane.size}, its members together")  # type: ignore[attr-defined]
             lane.warm()
         return times
 

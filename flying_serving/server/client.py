@@ -56,6 +56,7 @@ class FlyingClient(AsyncMPClient):
         before = self.vllm_config.cache_config.num_gpu_blocks or 0
         super()._apply_ready_response(payload)
         self._blocks.append((self.vllm_config.cache_config.num_gpu_blocks or 0) - before)
+        logger.info("%d of %d engines are ready", len(self._blocks), self.deployment.engines)
 
     # ---- requests
 

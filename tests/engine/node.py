@@ -73,6 +73,12 @@ class Node:
             else:
                 self._choose(number, engine)
 
+    def look_again(self, number: int) -> None:
+        """Let an engine that waits choose anew, as an order from the client does."""
+        engine = self.engines[number]
+        if engine.at is None and engine.stepping is None:
+            engine.wakes = min(engine.wakes, self.now)
+
     def _end_step(self, number: int, engine: EngineState) -> None:
         size, engine.stepping = engine.stepping, None
         assert size is not None

@@ -1,0 +1,13 @@
+"""What an engine is doing while it starts: one log line a phase, so that a long start shows who waits where."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger("vllm.flying_serving")
+
+
+def phase(engine: int, device: int, what: str) -> None:
+    """Say that an engine begins a phase; the first device speaks for all."""
+    if device == 0:
+        logger.info("engine %d: %s", engine, what)

@@ -1,0 +1,174 @@
+"""A scheduler with the attributes of vLLM's that groups use, over vLLM's own block pool; and a channel in memory."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from flying_serving.engine.tickets import Ticket
+
+BLOCK = 4
+
+
+@dataclass
+class Request:
+    """What is asked of a vLLM request. Its tokens are its name and their places."""
+
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    num_computed_tokens: int = 0
+    num_tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num_tokens = self.num_prompt_tokens
+
+
+class FakeScheduler:
+    """First come, first served; a prompt is admitted when all of it fits, and runs in chunks; no preemption."""
+
+    def __init__(self, blocks: int, *, budget: int = 8, max_running: int = 4) -> None:
+        self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK)
+        self.kv_cache_manager = SimpleNamespace(
+            block_pool=self.pool, get_block_ids=lambda request_id: (self.requests[request_id].blocks,)
+        )
+        self.block_size, self.max_model_len = BLOCK, 10_000
+        self.max_num_scheduled_tokens = budget
+        self.max_running = max_running
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.finished: set[str] = set()
+        self.outputs: list[Any] = []
+        self.done: list[str] = []
+
+    # ---- what groups call
+
+    def has_requests(self) -> bool:
+        """Whether there is anything to schedule or to tell the workers."""
+        return bool(self.requests or self.finished)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many run and wait."""
+        return len(self.requests)
+
+    def get_grammar_bitmask(self, plan: SchedulerOutput) -> Any:
+        """Return something to recognise."""
+        return ("grammar", len(plan.num_scheduled_tokens))
+
+    def schedule(self) -> SchedulerOutput:
+        """Let each running request compute what it can, then admit waiting ones."""
+        plan = SchedulerOutput.make_empty()
+        plan.finished_req_ids, self.finished = self.finished, set()
+        plan.new_block_ids_to_zero = []
+        budget = self.max_num_scheduled_tokens
+        cached = plan.scheduled_cached_reqs
+        for request in self.running:
+            tokens = min(budget, request.num_tokens - request.num_computed_tokens)
+            added = self._grow(request, request.num_computed_tokens + tokens) if tokens else None
+            if added is None:
+                continue
+            plan.new_block_ids_to_zero += added
+            cached.req_ids.append(request.request_id)
+            cached.new_block_ids.append((added,) if added else None)
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+            cached.num_output_tokens.append(request.num_tokens - request.num_prompt_tokens)
+            plan.num_scheduled_tokens[request.request_id] = tokens
+            budget -= tokens
+        while self.waiting and budget and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            added = self._grow(request, request.num_tokens)
+            if added is None:
+                break
+            self.running.append(self.waiting.pop(0))
+            plan.new_block_ids_to_zero += added
+            plan.scheduled_new_reqs.append(new_request(request.request_id, request.num_prompt_tokens, (list(added),)))
+            plan.num_scheduled_tokens[request.request_id] = min(budget, request.num_tokens)
+            budget -= plan.num_scheduled_tokens[request.request_id]
+        plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
+        return plan
+
+    def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
+        """Count what was computed, add a token where a request has caught up, end those that have all."""
+        self.outputs.append(output)
+        for request_id, tokens in plan.num_scheduled_tokens.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            request.num_computed_tokens += tokens
+            if request.num_computed_tokens == request.num_tokens:
+                request.num_tokens += 1
+                if request.num_tokens - request.num_prompt_tokens == request.max_tokens:
+                    self.done.append(request_id)
+                    self.end(request_id)
+        return {0: ("outputs of", sorted(plan.num_scheduled_tokens))}
+
+    # ---- what tests call
+
+    def add(self, request_id: str, prompt: int, max_tokens: int) -> None:
+        """A request arrives."""
+        self.requests[request_id] = Request(request_id, prompt, max_tokens)
+        self.waiting.append(self.requests[request_id])
+
+    def end(self, request_id: str) -> None:
+        """A request is over, or aborted."""
+        request = self.requests.pop(request_id)
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        if request.blocks:
+            self.finished.add(request_id)
+        self.pool.free_blocks([self.pool.blocks[b] for b in reversed(request.blocks)])
+
+    def _grow(self, request: Request, tokens: int) -> list[int] | None:
+        count = -(-tokens // BLOCK) - len(request.blocks)
+        if count > self.pool.get_num_free_blocks():
+            return None
+        added = [block.block_id for block in self.pool.get_new_blocks(max(0, count))]
+        request.blocks += added
+        return added
+
+
+def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...]) -> NewRequestData:
+    """Return what a plan says of a request that is scheduled for the first time."""
+    return NewRequestData(
+        req_id=request_id,
+        prompt_token_ids=list(range(prompt)),
+        mm_features=[],
+        sampling_params=None,
+        pooling_params=None,
+        block_ids=block_ids,
+        num_computed_tokens=0,
+        lora_request=None,
+    )
+
+
+def cached_requests(names: Iterable[str], new_block_ids: Sequence[tuple[list[int], ...] | None]) -> CachedRequestData:
+    """Return what a plan says of requests that ran before."""
+    cached = CachedRequestData.make_empty()
+    cached.req_ids = list(names)
+    cached.new_block_ids = list(new_block_ids)
+    cached.num_computed_tokens = [7] * len(cached.req_ids)
+    cached.num_output_tokens = [1] * len(cached.req_ids)
+    return cached
+
+
+class Inboxes:
+    """Tickets of all engines, in the order in which they were sent: `of(engine)` is a Channel's sending half."""
+
+    def __init__(self, engines: int) -> None:
+        self.of_engine: list[deque[Ticket]] = [deque() for _ in range(engines)]
+
+    def send(self, members: Sequence[int], ticket: Ticket) -> None:
+        """Append to the inboxes of all members at once."""
+        for member in members:
+            self.of_engine[member].append(ticket)
+
+    def read(self, engine: int) -> Ticket:
+        """Return an engine's next ticket."""
+        return self.of_engine[engine].popleft()

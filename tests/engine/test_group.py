@@ -1,0 +1,489 @@
+"""Leader and Member: steps in each member's own blocks, and blocks that are asked for, lent, used and given back."""
+
+import copy
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+from flying_serving.engine.group import ASK_AGAIN_S, Leader, Member, in_physical_blocks
+from flying_serving.engine.tickets import AskTicket, CommitTicket, Grant, Need, ReturnTicket, StepTicket
+from flying_serving.errors import IntegrityError
+from flying_serving.kv.lending import NULL_BLOCK, LentBlocks
+from flying_serving.vllm_hooks.blocks import SchedulerPool
+from tests.engine.schedulers import BLOCK, FakeScheduler, Inboxes, cached_requests, new_request
+from tests.kv.pools import PlainPool
+
+GROUP = (0, 1)
+
+
+class Pair:
+    """A group of engines 0 and 1, each with its own scheduler, and the leader's for the group."""
+
+    def __init__(self, blocks: int = 13, lend_blocks: int = 2, group_blocks: int | None = None) -> None:
+        self.inboxes = Inboxes(2)
+        self.own = [FakeScheduler(blocks) for _ in GROUP]
+        channel: Any = self.inboxes
+        self.pools = [SchedulerPool(scheduler) for scheduler in self.own]
+        self.members = [Member(GROUP, engine, pool, channel) for engine, pool in enumerate(self.pools)]
+        self.scheduler = FakeScheduler(group_blocks or blocks)
+        self.leader = Leader(GROUP, self.scheduler, channel, lend_blocks)
+
+    def kinds(self, engine: int) -> list[str]:
+        """Return what waits in an inbox."""
+        return [type(ticket).__name__ for ticket in self.inboxes.of_engine[engine]]
+
+    def serve(self, engine: int, now: float) -> Any:
+        """Let an engine do what its next ticket says, as its loop does; return a step's plan in its own blocks."""
+        ticket = self.inboxes.read(engine)
+        member = self.members[engine]
+        if isinstance(ticket, AskTicket):
+            member.offer(ticket)
+        elif isinstance(ticket, CommitTicket):
+            member.lent.commit(ticket.blocks)
+        elif isinstance(ticket, ReturnTicket):
+            member.lent.take_back(ticket.blocks)
+        elif isinstance(ticket, Grant):
+            self.leader.granted(ticket, now)
+        elif isinstance(ticket, Need):
+            self.leader.give_back(ticket.count)
+        else:
+            assert isinstance(ticket, StepTicket)
+            return in_physical_blocks(ticket.plan, member.lent)
+        return None
+
+    def serve_all(self, now: float) -> None:
+        """Serve what there is, but for steps."""
+        while True:
+            ready = [e for e in GROUP if self.kinds(e) and self.kinds(e)[0] != "StepTicket"]
+            if not ready:
+                return
+            self.serve(ready[0], now)
+
+    def lend(self, count: int) -> None:
+        """Let a round of lending take place."""
+        self.scheduler.add("first", BLOCK * count - 1, 1)
+        self.leader.order(0.0)
+        self.serve_all(0.0)
+
+
+# ---- a plan in a member's own blocks
+
+
+def lent(table: dict[int, int]) -> LentBlocks:
+    """Return books by which these blocks are lent."""
+    books = LentBlocks(PlainPool(100))
+    books.table.update(table)
+    return books
+
+
+def plan_of(new: list[tuple[list[int], ...]], cached: list[tuple[list[int], ...] | None], zero: Any) -> SchedulerOutput:
+    """Return a plan with requests of both kinds."""
+    plan = SchedulerOutput.make_empty()
+    plan.scheduled_new_reqs = [new_request(f"new{n}", 3, blocks) for n, blocks in enumerate(new)]
+    plan.scheduled_cached_reqs = cached_requests([f"old{n}" for n in range(len(cached))], cached)
+    plan.num_scheduled_tokens = {"new0": 3}
+    plan.total_num_scheduled_tokens = 3
+    plan.finished_req_ids = {"gone"}
+    plan.new_block_ids_to_zero = zero
+    return plan
+
+
+IDS = st.lists(st.integers(0, 20), max_size=6)
+ROWS = st.tuples(IDS) | st.tuples(IDS, IDS)
+
+
+@given(
+    new=st.lists(ROWS, max_size=4),
+    cached=st.lists(st.none() | ROWS, max_size=4),
+    zero=st.none() | IDS,
+    order=st.permutations(range(1, 100)),
+)
+def test_every_block_of_a_plan_is_translated_and_nothing_else(
+    new: list[Any], cached: list[Any], zero: Any, order: list[int]
+) -> None:
+    """The leader's plan stays as it is, and the null block stands for itself."""
+    table = {NULL_BLOCK: NULL_BLOCK, **{v: order[v] for v in range(1, 21)}}
+    plan = plan_of(new, cached, zero)
+    before = copy.deepcopy(plan)
+    mine = in_physical_blocks(plan, lent(table))
+    assert plan == before
+
+    def physical(rows: tuple[list[int], ...]) -> tuple[list[int], ...]:
+        return tuple([table[v] for v in blocks] for blocks in rows)
+
+    assert [r.block_ids for r in mine.scheduled_new_reqs] == [physical(rows) for rows in new]
+    found = mine.scheduled_cached_reqs.new_block_ids
+    assert found == [None if rows is None else physical(rows) for rows in cached]
+    assert mine.new_block_ids_to_zero == (None if zero is None else [table[v] for v in zero])
+    restored = replace(
+        mine,
+        scheduled_new_reqs=[replace(r, block_ids=rows) for r, rows in zip(mine.scheduled_new_reqs, new, strict=True)],
+        scheduled_cached_reqs=replace(mine.scheduled_cached_reqs, new_block_ids=cached),
+        new_block_ids_to_zero=zero,
+    )
+    assert restored == before
+
+
+def test_a_plan_with_a_block_that_is_not_lent_is_an_error() -> None:
+    """Not a write to somebody else's block."""
+    with pytest.raises(KeyError, match="5"):
+        in_physical_blocks(plan_of([([1, 5],)], [], None), lent({1: 9}))
+
+
+def test_no_field_of_vllms_plan_names_blocks_that_are_not_translated() -> None:
+    """A field that a new vLLM adds has to be looked at; copies between blocks need a hybrid model, which is refused."""
+    block_fields = {f.name for f in fields(SchedulerOutput) if "block" in f.name}
+    assert block_fields == {
+        "new_block_ids_to_zero",
+        "kv_cache_block_copies",
+        "kv_connector_block_state",
+        "num_common_prefix_blocks",
+    }
+    assert {f.name for f in fields(CachedRequestData) if "block" in f.name} == {"new_block_ids"}
+    assert {f.name for f in fields(type(new_request("r", 1, ([],)))) if "block" in f.name} == {"block_ids"}
+
+
+# ---- a step
+
+
+def test_a_step_goes_to_all_members_and_its_output_to_the_scheduler() -> None:
+    """One at a time: the leader is not ready for another before the first is done."""
+    pair = Pair()
+    assert not pair.leader.ready(0.0)
+    pair.lend(2)
+    assert pair.leader.ready(0.0)
+    assert pair.leader.order(0.0) is None
+    assert not pair.leader.ready(1e9)
+    assert pair.leader.retry_in_s(0.0) is None
+    assert pair.kinds(0) == pair.kinds(1) == ["StepTicket"]
+    ticket: Any = pair.inboxes.of_engine[1][0]
+    assert ticket.more
+    assert ticket.grammar == ("grammar", 1)
+    plans = [pair.serve(engine, 0.0) for engine in GROUP]
+    for plan, member in zip(plans, pair.members, strict=True):
+        assert plan.scheduled_new_reqs[0].block_ids == (member.lent.translate([1, 2]),)
+    assert pair.leader.finish(ticket.plan, "output") == {0: ("outputs of", ["first"])}
+    assert pair.scheduler.outputs == ["output"]
+    assert pair.scheduler.done == ["first"]
+
+
+def test_workers_are_told_of_finished_requests_though_nothing_else_runs() -> None:
+    """In a step without tokens, which is the last."""
+    pair = Pair()
+    pair.lend(2)
+    pair.leader.order(0.0)
+    ticket: Any = pair.inboxes.of_engine[0][0]
+    for engine in GROUP:
+        pair.serve(engine, 0.0)
+    pair.leader.finish(ticket.plan, "output")
+    assert pair.leader.ready(0.0)
+    assert pair.leader.order(0.0) is None
+    last: Any = pair.inboxes.of_engine[0][0]
+    assert last.plan.finished_req_ids == {"first"}
+    assert (last.plan.total_num_scheduled_tokens, last.more) == (0, False)
+    pair.leader.finish(last.plan, "nothing")
+    assert not pair.leader.ready(0.0)
+
+
+# ---- lending
+
+
+def test_a_round_ask_grant_commit() -> None:
+    """Every member is asked, the leader waits for all answers, and all lend the least that was offered."""
+    pair = Pair()
+    pair.own[1].add("local", 4 * BLOCK, 8)
+    pair.own[1].schedule()
+    pair.own[1].add("waits", 3, 1)
+    free = pair.pools[1].free_count()
+    pair.scheduler.add("r", 12 * BLOCK - 1, 1)
+    assert pair.leader.order(0.0) is None
+    assert pair.kinds(0) == pair.kinds(1) == ["AskTicket"]
+    assert pair.inboxes.of_engine[0][0] == AskTicket(GROUP, 12, urgent=True)
+    assert not pair.leader.ready(1.0)
+    assert pair.leader.retry_in_s(1.0) is None
+    pair.serve(0, 0.0)
+    assert pair.inboxes.of_engine[0][0] == Grant(GROUP, 0, 12)
+    pair.serve(0, 0.0)
+    assert pair.kinds(0) == []  # one answer is not enough
+    pair.serve(1, 0.0)
+    assert pair.inboxes.of_engine[0][0] == Grant(GROUP, 1, free)
+    pair.serve(0, 0.0)
+    assert pair.inboxes.of_engine[0][0] == CommitTicket(GROUP, list(range(1, free + 1)))
+    assert pair.leader.pool.free_count() == free
+    pair.serve_all(0.0)
+    assert [member.lent.lent_count for member in pair.members] == [free, free]
+    assert [pool.free_count() for pool in pair.pools] == [12 - free, 0]
+    pair.leader.check()
+
+
+def test_a_round_that_is_not_urgent_leaves_members_what_their_requests_need() -> None:
+    """Blocks until the end of what runs there and waits there."""
+    pair = Pair()
+    pair.lend(2)
+    pair.leader.order(0.0)
+    pair.own[1].add("local", BLOCK, 5 * BLOCK)
+    pair.own[1].schedule()
+    pair.scheduler.add("second", 12 * BLOCK, 1)
+    pair.leader._outstanding = False
+    pair.leader.order(0.0)
+    ask: Any = pair.inboxes.of_engine[1][-1]
+    assert isinstance(ask, AskTicket)
+    assert not ask.urgent
+    pair.inboxes.of_engine[1].clear()
+    pair.members[1].offer(ask)
+    grant: Any = pair.inboxes.of_engine[0][-1]
+    free = 12 - 2 - 1
+    assert grant.count == free - 5
+    assert len(pair.members[1].lent.offered) == grant.count
+
+
+def test_at_least_lend_blocks_are_asked_for_and_at_most_what_there_is() -> None:
+    """So that a group does not ask for every block by itself."""
+    pair = Pair(lend_blocks=5)
+    pair.scheduler.add("r", BLOCK - 1, 1)
+    pair.leader.order(0.0)
+    assert pair.inboxes.of_engine[0][0] == AskTicket(GROUP, 5, urgent=True)
+    narrow = Pair(lend_blocks=500)
+    narrow.scheduler.add("r", BLOCK - 1, 1)
+    narrow.leader.order(0.0)
+    assert narrow.inboxes.of_engine[0][0] == AskTicket(GROUP, 12, urgent=True)
+
+
+def test_nothing_is_asked_for_while_blocks_suffice_or_none_is_left() -> None:
+    """The step is ordered at once."""
+    pair = Pair(blocks=13)
+    pair.lend(12)
+    assert pair.leader.borrowed.room() == 0
+    pair.scheduler.add("more", 4 * BLOCK, 1)
+    pair.leader.order(0.0)
+    assert pair.kinds(0) == ["StepTicket"]
+
+
+def test_after_nothing_was_granted_the_leader_goes_on_and_asks_again_later() -> None:
+    """Neither at once, over and over, nor never."""
+    pair = Pair()
+    pair.own[1].add("local", 12 * BLOCK, 1)
+    pair.own[1].schedule()
+    pair.scheduler.add("r", BLOCK, 1)
+    now = 5.0
+    pair.leader.order(now)
+    pair.serve_all(now)
+    assert [member.lent.lent_count for member in pair.members] == [0, 0]
+    assert [pool.free_count() for pool in pair.pools] == [12, 0]
+    assert pair.leader.ready(now)
+    # nothing can run: outputs without a step, and a pause
+    assert pair.leader.order(now) == {0: ("outputs of", [])}
+    assert pair.scheduler.outputs == [EMPTY_MODEL_RUNNER_OUTPUT]
+    assert pair.kinds(0) == pair.kinds(1) == []
+    assert not pair.leader.ready(now + ASK_AGAIN_S / 2)
+    assert pair.leader.retry_in_s(now + ASK_AGAIN_S / 4) == pytest.approx(ASK_AGAIN_S * 3 / 4)
+    assert pair.leader.retry_in_s(now + 1) == 0.0
+    # meanwhile the local request ends
+    pair.own[1].end("local")
+    assert pair.leader.ready(now + ASK_AGAIN_S)
+    pair.leader.order(now + ASK_AGAIN_S)
+    pair.serve_all(now + ASK_AGAIN_S)
+    assert [member.lent.lent_count for member in pair.members] == [2, 2]
+    pair.leader.order(now + ASK_AGAIN_S)
+    assert pair.kinds(0) == ["StepTicket"]
+
+
+def test_blocks_are_wanted_back_and_given_back() -> None:
+    """A member asks for no more than it lent, and not over and over; it gets what is not in use."""
+    pair = Pair()
+    pair.lend(4)
+    pair.leader.order(0.0)
+    member = pair.members[1]
+    member.want_back(3, 10.0)
+    member.want_back(3, 10.0 + ASK_AGAIN_S / 2)
+    assert pair.kinds(0) == ["StepTicket", "Need"]
+    member.want_back(99, 10.0 + 2 * ASK_AGAIN_S)
+    assert pair.inboxes.of_engine[0][2] == Need(GROUP, 1, 4)
+    pair.leader.give_back(99)  # all are in use
+    assert pair.kinds(1) == ["StepTicket"]
+    pair.scheduler.end("first")
+    pair.leader.give_back(3)
+    returned: Any = pair.inboxes.of_engine[1][-1]
+    assert isinstance(returned, ReturnTicket)
+    assert len(returned.blocks) == 3
+    for engine in GROUP:
+        while pair.kinds(engine) and pair.kinds(engine)[0] != "ReturnTicket":
+            pair.inboxes.read(engine)
+        pair.serve(engine, 11.0)
+    assert [m.lent.lent_count for m in pair.members] == [1, 1]
+    assert [pool.free_count() for pool in pair.pools] == [11, 11]
+    pair.leader.check()
+
+
+def test_a_member_that_lent_nothing_wants_nothing_back() -> None:
+    """Its leader is left alone."""
+    pair = Pair()
+    pair.members[1].want_back(3, 10.0)
+    assert pair.kinds(0) == []
+
+
+def test_a_leaders_check_covers_its_pool() -> None:
+    """A block that the pool gives away though no member lent it is noticed."""
+    pair = Pair()
+    pair.lend(2)
+    pair.leader.check()
+    stolen = pair.leader.borrowed._withheld[0]
+    pair.leader.pool.give([stolen])
+    with pytest.raises(IntegrityError):
+        pair.leader.check()
+
+
+# ---- whole lives of requests
+
+
+class Lives(RuleBasedStateMachine):
+    """Two engines with requests of their own and of their group, in any order of events, over contents of blocks.
+
+    Each block of each engine holds, slot by slot, whose token was written there last; before a request's next step all
+    its earlier tokens must still be there, on each member. In the end everything is done and given back.
+    """
+
+    @initialize(lend_blocks=st.integers(1, 6), blocks=st.integers(8, 16))
+    def begin(self, lend_blocks: int, blocks: int) -> None:
+        self.pair = Pair(blocks, lend_blocks)
+        self.blocks = blocks
+        self.now = 0.0
+        self.count = 0
+        self.content: list[dict[tuple[int, int], tuple[str, int]]] = [{}, {}]
+        self.tables: list[dict[str, list[int]]] = [{}, {}]
+        self.stepped: list[Any] = [None, None]
+        self.aborted: set[str] = set()
+        self.expected: set[str] = set()
+
+    def name(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}{self.count}"
+
+    @rule(prompt=st.integers(1, 14), tokens=st.integers(1, 6))
+    def group_request(self, prompt: int, tokens: int) -> None:
+        name = self.name("g")
+        self.pair.scheduler.add(name, prompt, tokens)
+        self.expected.add(name)
+
+    @rule(engine=st.sampled_from(GROUP), prompt=st.integers(1, 14), tokens=st.integers(1, 6))
+    def local_request(self, engine: int, prompt: int, tokens: int) -> None:
+        name = self.name(f"l{engine}-")
+        self.pair.own[engine].add(name, prompt, tokens)
+        self.expected.add(name)
+
+    @rule(pick=st.integers(0, 20))
+    def abort(self, pick: int) -> None:
+        schedulers = [self.pair.scheduler, *self.pair.own]
+        alive = [(s, name) for s in schedulers for name in s.requests]
+        # as vLLM does, between steps: what is under way may still be written
+        if alive and not self.pair.leader._outstanding:
+            scheduler, name = alive[pick % len(alive)]
+            scheduler.end(name)
+            self.expected.discard(name)
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += ASK_AGAIN_S
+
+    @rule(engine=st.sampled_from(GROUP))
+    def local_step(self, engine: int) -> None:
+        if self.stepped[engine] is None:
+            pair = self.pair
+            member = pair.members[engine]
+            missing = pair.pools[engine].missing_for_next()
+            if missing:
+                member.want_back(missing, self.now)
+            plan = pair.own[engine].schedule()
+            self.write(engine, plan)
+            pair.own[engine].update_from_output(plan, None)
+
+    @precondition(lambda self: self.pair.leader.ready(self.now))
+    @rule()
+    def order(self) -> None:
+        self.pair.leader.order(self.now)
+
+    @precondition(lambda self: any(self.pair.inboxes.of_engine))
+    @rule(engine=st.sampled_from(GROUP))
+    def serve(self, engine: int) -> None:
+        if self.stepped[engine] is not None or not self.pair.kinds(engine):
+            return
+        first = self.pair.inboxes.of_engine[engine][0]
+        mine = self.pair.serve(engine, self.now)
+        if mine is None:
+            return
+        self.stepped[engine] = first
+        self.write(engine, mine)
+        if all(ticket is first for ticket in self.stepped):
+            self.stepped = [None, None]
+            self.pair.leader.finish(first.plan, None)  # type: ignore[union-attr]
+
+    def write(self, engine: int, plan: SchedulerOutput) -> None:
+        """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
+        tables, content = self.tables[engine], self.content[engine]
+        done: dict[str, int] = {}
+        for gone in plan.finished_req_ids:
+            tables.pop(gone, None)
+        for new in plan.scheduled_new_reqs:
+            tables[new.req_id] = list(new.block_ids[0])
+            done[new.req_id] = 0
+        cached = plan.scheduled_cached_reqs
+        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            tables[name] += added[0] if added else []
+            done[name] = computed
+        for name, tokens in plan.num_scheduled_tokens.items():
+            for place in range(done[name]):
+                assert content[tables[name][place // BLOCK], place % BLOCK] == (name, place)
+            for place in range(done[name], done[name] + tokens):
+                block = tables[name][place // BLOCK]
+                assert 0 < block < self.blocks
+                content[block, place % BLOCK] = (name, place)
+
+    @invariant()
+    def books_balance(self) -> None:
+        pair = self.pair
+        pair.leader.check()
+        counts = []
+        for member, pool in zip(pair.members, pair.pools, strict=True):
+            pool.check(member.lent.physical())
+            counts.append(member.lent.lent_count)
+        if not any(pair.inboxes.of_engine):
+            assert len({frozenset(member.lent.table) for member in pair.members}) == 1
+            assert counts[0] == len(pair.leader.borrowed.held)
+
+    def teardown(self) -> None:
+        """Everything that was begun comes to an end, and all blocks come home."""
+        if not hasattr(self, "pair"):
+            return
+        pair = self.pair
+        fits = (self.blocks - 1) * BLOCK
+        assert all(
+            r.num_prompt_tokens + r.max_tokens <= fits for s in (pair.scheduler, *pair.own) for r in s.requests.values()
+        )
+        for _ in range(3000):
+            self.now += ASK_AGAIN_S / 3
+            if pair.leader.ready(self.now):
+                pair.leader.order(self.now)
+            for engine in GROUP:
+                self.serve(engine)
+                self.local_step(engine)
+            alive = [name for s in (pair.scheduler, *pair.own) for name in s.requests]
+            if not alive and not any(pair.inboxes.of_engine) and not pair.leader._outstanding:
+                break
+            self.books_balance()
+        done = set(pair.scheduler.done) | set(pair.own[0].done) | set(pair.own[1].done)
+        assert self.expected <= done, "some requests never end"
+        pair.leader.give_back(self.blocks)
+        pair.serve_all(self.now)
+        for pool in pair.pools:
+            pool.check(set())
+            assert pool.free_count() == self.blocks - 1
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
