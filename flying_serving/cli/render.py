@@ -27,19 +27,22 @@ def degrees_text(groups: Sequence[Sequence[int]], devices: int = 1) -> str:
 
 
 def status(answer: Mapping[str, Any]) -> RenderableType:
-    """The layout above a table of engines and one of what each degree holds."""
+    """The layout and what each degree holds, above a table of engines."""
     groups, devices = answer["layout"], answer["devices_per_engine"]
     requests = answer["requests"]
-    head = (
-        f"layout [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)}), "
-        f"{requests['running']} requests running, {requests['held']} held until a layout suits them"
+    capacity = ", ".join(f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items())
+    return Group(
+        f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
+        f"requests: {requests['running']} running, {requests['held']} held until a layout suits them",
+        f"KV tokens that one request may use: {capacity}",
+        _engines(answer),
+        "lane n: requests running + waiting in groups of n engines, told by the first engine of each group",
     )
-    return Group(head, _engines(answer), _capacity(answer["capacity_tokens"], devices))
 
 
 def _engines(answer: Mapping[str, Any]) -> Table:
     sizes = answer["group_sizes"]
-    table = Table(title="engines", title_justify="left")
+    table = Table()
     table.add_column("engine", justify="right")
     table.add_column("group")
     table.add_column("blocks", justify="right")
@@ -55,8 +58,6 @@ def _engines(answer: Mapping[str, Any]) -> Table:
         lanes = [_lane(engine["lanes"].get(str(size))) for size in sizes]
         group = ",".join(map(str, group_of[number]))
         table.add_row(str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes)
-    table.caption = "lane n: requests running + waiting in groups of n engines; shown at the group's first engine"
-    table.caption_justify = "left"
     return table
 
 
@@ -64,24 +65,16 @@ def _lane(lane: Mapping[str, int] | None) -> str:
     return UNKNOWN if lane is None else f"{lane['running']} + {lane['waiting']}"
 
 
-def _capacity(tokens: Mapping[str, int], devices: int) -> Table:
-    table = Table(title="KV tokens that one request may use", title_justify="left")
-    for size in tokens:
-        table.add_column(f"degree {int(size) * devices}", justify="right")
-    table.add_row(*map(str, tokens.values()))
-    return table
-
-
 def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One row for each switch, times in ms."""
     if not records:
         return "no switches yet"
-    table = Table(title="switches (times in ms)", title_justify="left")
+    table = Table()
     table.add_column("no.", justify="right")
-    table.add_column("from")
-    table.add_column("to")
+    table.add_column("from", no_wrap=True)
+    table.add_column("to", no_wrap=True)
     table.add_column("preempt")
-    for name in ("requests", "waited", "cutover", "of it: step", "of it: overhead", "drain", "worst token gap"):
+    for name in ("in flight", "waited", "cutover", "step", "overhead", "drain", "worst gap"):
         table.add_column(name, justify="right")
     for record in records:
         times = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "drain_ms")
@@ -93,7 +86,7 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
             str(record["requests_in_flight"]),
             *(milliseconds(record[name]) for name in (*times, "worst_token_gap_ms")),
         )
-    return table
+    return Group(table, "times in ms, - while a switch goes on; step and overhead are the parts of cutover")
 
 
 def milliseconds(value: float | None) -> str:

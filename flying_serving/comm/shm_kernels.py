@@ -115,17 +115,22 @@ def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int)
 
 
 @njit
-def _sum_slots(slots: int, world: int, slot_bytes: int, target: int, begin: int, end: int, zero: Any) -> None:
-    """Sum elements `begin` to `end - 1` of all slots in the order of the ranks, to the same places of `target`."""
+def _sum(slots: int, world: int, slot_bytes: int, rank: int, target: int, begin: int, end: int, zero: Any) -> None:
+    """Add up elements `begin` to `end - 1` over the ranks at address `target`, where the rank's own are before.
+
+    In the order of the ranks, but that rank 1 adds 0 to 1 instead of 1 to 0, which is the same.
+    """
     out = _elements(target, zero)
-    first = _elements(slots, zero)
-    second = _elements(slots + slot_bytes, zero)
-    for i in range(begin, end):
-        out[i] = first[i] + second[i]
-    for rank in range(2, world):
-        other = _elements(slots + rank * slot_bytes, zero)
+    held = rank if rank < 2 else 0
+    if held != rank:
+        first = _elements(slots, zero)
         for i in range(begin, end):
-            out[i] += other[i]
+            out[i] = first[i]
+    for other in range(world):
+        if other != held:
+            added = _elements(slots + other * slot_bytes, zero)
+            for i in range(begin, end):
+                out[i] += added[i]
 
 
 _INT = types.int64
@@ -178,27 +183,27 @@ def sum_all(
     """Sum over the ranks `count` elements of `size` bytes, of the type of `zero`, in place at address `target`.
 
     Every rank sums everything; or, if `split`, each rank sums a part, publishes it as `sequence + 1` and copies the
-    others': less to read with more than two ranks, but one more wait. Return whether it is done. At least two ranks.
+    others': less to read with more than two ranks, but one more wait. Return whether it is done.
     """
     base, rank, world, slot_bytes = group
     flag = base + (1 + rank) * LINE_BYTES
     slots, sums = _slots(group, sequence), _slots(group, sequence + 1)
     part = (count // world + 32) // 32 * 32  # whole cache lines; the last parts may be short or empty
+    begin, end = (min(rank * part, count), min((rank + 1) * part, count)) if split else (0, count)
     if not _publish(group, sequence, yields, target, count * size):
         return False
     if _load(flag) == sequence:
         if not _reached(base, 0, world, sequence, yields):
             return False
+        _sum(slots, world, slot_bytes, rank, target, begin, end, zero)
         if not split:
-            _sum_slots(slots, world, slot_bytes, target, 0, count, zero)
             return True
-        begin = min(rank * part, count)
-        _sum_slots(slots, world, slot_bytes, sums + rank * slot_bytes, begin, min(begin + part, count), zero)
+        _copy(sums + rank * slot_bytes, target + begin * size, (end - begin) * size)
         _store(flag, sequence + 1)
     if not _reached(base, 0, world, sequence + 1, yields):
         return False
     for other in range(world):
-        begin = min(other * part, count)
-        offset = begin * size
-        _copy(target + offset, sums + other * slot_bytes + offset, (min(begin + part, count) - begin) * size)
+        if other != rank:
+            begin, end = min(other * part, count), min((other + 1) * part, count)
+            _copy(target + begin * size, sums + other * slot_bytes, (end - begin) * size)
     return True

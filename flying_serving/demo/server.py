@@ -23,6 +23,8 @@ from rich.table import Table
 
 READY_S = 180.0
 STOP_S = 15.0
+STOP_STARTING_S = 2.0
+"""vLLM does not obey SIGTERM while its engines start, so there is no use in waiting longer then."""
 HOST = "127.0.0.1"
 FLAGS = (
     "--dtype=float32",
@@ -43,22 +45,16 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 
-# What the log says when a phase begins, and how the display calls it.
 SERVER = "API server"
+# What the API server's log says when a phase begins, and how the display calls it.
 SERVER_PHASES = (
     ("non-default args", "reading the model's configuration"),
     ("Model Runner", "importing what engines need"),
     ("Starting vLLM server", "opening the port"),
 )
-ENGINE_PHASES = (
-    ("Initializing a V1 LLM engine", "starting"),
-    ("distributed_init_method=", "joining the other engines"),
-    ("Starting to load model", "loading weights"),
-    ("Loading weights took", "building lanes"),
-    ("KV cache size", "warming lanes"),
-    ("init engine", "ready"),
-)
-_SOURCE = re.compile(r"^\((APIServer|EngineCore_DP(\d+)) pid=\d+\)")
+_SERVER_LINE = re.compile(r"^\(APIServer pid=\d+\) (.*)")
+# Engines name their phases themselves (engine/progress.py); the other lines are vLLM's.
+_ENGINE_LINE = re.compile(r"^\(EngineCore_DP(\d+) pid=\d+\) .*?\] (?:engine \d+: (.*)|(init engine) .*)")
 _RUN_DIR = re.compile(r"distributed_init_method=file://(/\S+)/world ")
 
 
@@ -76,6 +72,7 @@ class DemoServer:
         self.url = f"http://{HOST}:{self.port}"
         self._scratch = Path(tempfile.mkdtemp(prefix="flying-demo-"))
         self._log = self._scratch / "server.log"
+        self._ready = False
         command = [sys.executable, "-m", "flying_serving.cli.main", "serve", self.model]
         command += [f"--host={HOST}", f"--port={self.port}", f"--data-parallel-size={engines}", *FLAGS]
         environment = {key: value for key, value in os.environ.items() if key != "VLLM_API_KEY"} | ENVIRONMENT
@@ -103,6 +100,7 @@ class DemoServer:
                 display.read(self.log())
                 live.update(display.table(waited))
                 time.sleep(0.2)
+            self._ready = True
             display.finish()
             live.update(display.table(time.monotonic() - started))
         return time.monotonic() - started
@@ -129,7 +127,7 @@ class DemoServer:
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_S)
+                self.process.wait(STOP_S if self._ready else STOP_STARTING_S)
                 clean = True
         finally:
             with suppress(ProcessLookupError):
@@ -156,13 +154,17 @@ class _Display:
     def read(self, log: str) -> None:
         """Note the last phase that each process has begun."""
         for line in log.splitlines():
-            source = _SOURCE.match(line)
-            if source is None:
-                continue
-            name, phases = (SERVER, SERVER_PHASES) if source[2] is None else (f"engine {source[2]}", ENGINE_PHASES)
-            for text, phase in phases:
-                if text in line and name in self._phases:
-                    self._phases[name] = phase
+            if found := _ENGINE_LINE.match(line):
+                self._note(f"engine {found[1]}", found[2] or "ready")
+                self._note(SERVER, "waiting for the engines")
+            elif found := _SERVER_LINE.match(line):
+                for text, phase in SERVER_PHASES:
+                    if text in found[1]:
+                        self._note(SERVER, phase)
+
+    def _note(self, name: str, phase: str) -> None:
+        if name in self._phases:
+            self._phases[name] = phase
 
     def finish(self) -> None:
         """The server answers."""

@@ -144,7 +144,7 @@ class FlyingEngineCore(EngineCoreProc):
 
     def _step_alone(self) -> None:
         started = time.monotonic()
-        self._reclaim_if_short(started)
+        self._reclaim_if_short()
         self._process_engine_step()
         self._ran(1, started, more=False, led_here=True)
 
@@ -158,7 +158,7 @@ class FlyingEngineCore(EngineCoreProc):
         if isinstance(ticket, StepTicket):
             self._step_together(size, ticket)
         elif isinstance(ticket, AskTicket):
-            self.members[size].offer(ticket)
+            self._want_back(self.members[size].offer(ticket), but=size)
         elif isinstance(ticket, CommitTicket):
             self.members[size].lent.commit(ticket.blocks)
         elif isinstance(ticket, ReturnTicket):
@@ -191,13 +191,16 @@ class FlyingEngineCore(EngineCoreProc):
         stats.num_running_reqs = sum(running for running, _ in counts)
         stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
 
-    def _reclaim_if_short(self, now: float) -> None:
-        lending = [member for member in self.members.values() if member.lent.lent_count]
+    def _reclaim_if_short(self) -> None:
+        lending = any(member.lent.lent_count for member in self.members.values())
         if lending and (self.scheduler.waiting or self.own.free_count() < len(self.scheduler.running)):
-            missing = self.own.missing_for_next()
-            if missing:
-                for member in lending:
-                    member.want_back(missing, now)
+            self._want_back(self.own.missing_for_next(), but=1)
+
+    def _want_back(self, missing: int, *, but: int) -> None:
+        """The lane of groups of size `but` misses blocks: ask those that are lent to other lanes back."""
+        for size, member in self.members.items():
+            if missing and size != but:
+                member.want_back(missing, time.monotonic())
 
     # ---- requests
 

@@ -55,11 +55,12 @@ class Member:
         self.lent = LentBlocks(own)
         self._needed_at = 0.0
 
-    def offer(self, ask: AskTicket) -> None:
-        """Set blocks aside for the group and tell the leader how many."""
+    def offer(self, ask: AskTicket) -> int:
+        """Set blocks aside for the group and tell the leader how many. Returns how many are missing."""
         keep = 0 if ask.urgent else self._own.reserved_for_running()
         count = self.lent.offer(ask.count, keep)
         self._channel.send([self.group[0]], Grant(self.group, self._engine, count))
+        return ask.count - count
 
     def want_back(self, count: int, now: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelL
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-_SHAPES_PER_MATRIX = 128
+_SHAPES_PER_MATRIX = 32  # as vLLM itself: oneDNN keeps a primitive for each number of tokens
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
 _lanes_here: set[str] = set()

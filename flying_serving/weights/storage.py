@@ -110,7 +110,7 @@ class PackedRows:
 def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:
     """The sum of a power of two of tensors, neighbours first, in place.
 
-    Groups sum over their ranks in the same order, so a sum comes out the same bit for bit at every degree.
+    A group of two sums over its ranks in the same order, so degrees 1 and 2 of two engines agree bit for bit.
     """
     while len(parts) > 1:
         parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
@@ -148,7 +148,7 @@ def _segmented(pieces: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Matmul
             torch.mm(flat, weight, out=target)
             if bias is not None:
                 target.add_(bias)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], sum(widths))
 
     return columns
 

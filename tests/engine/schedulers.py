@@ -30,7 +30,7 @@ class Request:
 
 
 class FakeScheduler:
-    """First come, first served; a prompt is admitted when all of it fits, and runs in chunks; no preemption."""
+    """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when blocks run out."""
 
     def __init__(self, blocks: int, *, budget: int = 8, max_running: int = 4) -> None:
         self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK)
@@ -43,6 +43,8 @@ class FakeScheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.seen: set[str] = set()
+        self.preempted_now = False
         self.finished: set[str] = set()
         self.outputs: list[Any] = []
         self.done: list[str] = []
@@ -66,32 +68,63 @@ class FakeScheduler:
         plan = SchedulerOutput.make_empty()
         plan.finished_req_ids, self.finished = self.finished, set()
         plan.new_block_ids_to_zero = []
-        budget = self.max_num_scheduled_tokens
-        cached = plan.scheduled_cached_reqs
-        for request in self.running:
-            tokens = min(budget, request.num_tokens - request.num_computed_tokens)
-            added = self._grow(request, request.num_computed_tokens + tokens) if tokens else None
-            if added is None:
-                continue
-            plan.new_block_ids_to_zero += added
-            cached.req_ids.append(request.request_id)
-            cached.new_block_ids.append((added,) if added else None)
-            cached.num_computed_tokens.append(request.num_computed_tokens)
-            cached.num_output_tokens.append(request.num_tokens - request.num_prompt_tokens)
-            plan.num_scheduled_tokens[request.request_id] = tokens
-            budget -= tokens
-        while self.waiting and budget and len(self.running) < self.max_running:
-            request = self.waiting[0]
-            added = self._grow(request, request.num_tokens)
-            if added is None:
-                break
-            self.running.append(self.waiting.pop(0))
-            plan.new_block_ids_to_zero += added
-            plan.scheduled_new_reqs.append(new_request(request.request_id, request.num_prompt_tokens, (list(added),)))
-            plan.num_scheduled_tokens[request.request_id] = min(budget, request.num_tokens)
-            budget -= plan.num_scheduled_tokens[request.request_id]
+        left = self._schedule_running(plan, self.max_num_scheduled_tokens)
+        if not self.preempted_now:
+            self._admit(plan, left)
+        self.preempted_now = False
         plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
         return plan
+
+    def _schedule_running(self, plan: SchedulerOutput, budget: int) -> int:
+        index = 0
+        while index < len(self.running) and budget:
+            request = self.running[index]
+            tokens = min(budget, request.num_tokens - request.num_computed_tokens)
+            added = self._grow(request, request.num_computed_tokens + tokens)
+            if added is None:
+                self._preempt(self.running[-1])
+                continue
+            self._tell(plan, request, added, tokens)
+            budget -= tokens
+            index += 1
+        return budget
+
+    def _admit(self, plan: SchedulerOutput, budget: int) -> None:
+        while self.waiting and budget and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            if self._grow(request, request.num_tokens) is None:
+                break
+            self.running.append(self.waiting.pop(0))
+            tokens = min(budget, request.num_tokens)
+            if request.request_id in self.seen:
+                plan.scheduled_cached_reqs.resumed_req_ids.add(request.request_id)
+                self._tell(plan, request, list(request.blocks), tokens)
+            else:
+                self.seen.add(request.request_id)
+                blocks = (list(request.blocks),)
+                plan.scheduled_new_reqs.append(new_request(request.request_id, request.num_prompt_tokens, blocks))
+                plan.num_scheduled_tokens[request.request_id] = tokens
+            budget -= tokens
+
+    def _tell(self, plan: SchedulerOutput, request: Request, added: list[int], tokens: int) -> None:
+        cached = plan.scheduled_cached_reqs
+        cached.req_ids.append(request.request_id)
+        cached.new_block_ids.append((added,) if added else None)
+        cached.num_computed_tokens.append(request.num_computed_tokens)
+        cached.num_output_tokens.append(request.num_tokens - request.num_prompt_tokens)
+        plan.num_scheduled_tokens[request.request_id] = tokens
+        plan.new_block_ids_to_zero += added
+
+    def _preempt(self, request: Request) -> None:
+        self.preempted_now = True
+        self.running.remove(request)
+        self.waiting.insert(0, request)
+        self._free(request)
+        request.num_computed_tokens = 0
+
+    def _free(self, request: Request) -> None:
+        self.pool.free_blocks([self.pool.blocks[b] for b in reversed(request.blocks)])
+        request.blocks = []
 
     def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
         """Count what was computed, add a token where a request has caught up, end those that have all."""
@@ -121,9 +154,9 @@ class FakeScheduler:
         for queue in (self.running, self.waiting):
             if request in queue:
                 queue.remove(request)
-        if request.blocks:
+        if request_id in self.seen:
             self.finished.add(request_id)
-        self.pool.free_blocks([self.pool.blocks[b] for b in reversed(request.blocks)])
+        self._free(request)
 
     def _grow(self, request: Request, tokens: int) -> list[int] | None:
         count = -(-tokens // BLOCK) - len(request.blocks)

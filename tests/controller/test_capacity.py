@@ -1,0 +1,45 @@
+"""Capacity: what a group of each size holds, in tokens."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_serving.controller.capacity import Capacity
+
+SIZES = (1, 2, 4, 8)
+
+
+def test_tokens_grow_with_the_group_until_heads_replicate() -> None:
+    """101 blocks of 32 tokens, one of them vLLM's null block; two KV heads are cut once."""
+    assert Capacity.of(SIZES, 101, 32, 1, 8).tokens == {1: 3200, 2: 6400, 4: 12800, 8: 25600}
+    assert Capacity.of(SIZES, 101, 32, 1, 2).tokens == {1: 3200, 2: 6400, 4: 6400, 8: 6400}
+    assert Capacity.of(SIZES, 101, 32, 1, 1).tokens == dict.fromkeys(SIZES, 3200)
+    assert Capacity.of((1, 2, 4), 101, 32, 2, 4).tokens == {1: 3200, 2: 6400, 4: 6400}
+
+
+def test_degrees_count_devices() -> None:
+    """A group of two engines with two devices each has degree four."""
+    capacity = Capacity.of((4, 1, 2), 11, 32, 2, 8)
+    assert [capacity.degree(size) for size in (1, 2, 4)] == [2, 4, 8]
+    assert capacity.degrees == [2, 4, 8]
+
+
+@given(tokens=st.dictionaries(st.sampled_from(SIZES), st.integers(0, 1000), min_size=1), needed=st.integers(0, 1100))
+def test_fitting_sizes_are_those_that_hold_it_narrow_first(tokens: dict[int, int], needed: int) -> None:
+    """Whatever each holds, exactly full included."""
+    sizes = Capacity(tokens, 1).fitting_sizes(needed)
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {size for size, holds in tokens.items() if holds >= needed}
+
+
+@given(
+    blocks=st.integers(2, 10_000),
+    block_tokens=st.sampled_from([16, 32, 128]),
+    kv_heads=st.sampled_from([1, 2, 4, 8, 32]),
+    devices=st.sampled_from([1, 2, 4]),
+)
+def test_a_wider_group_never_holds_less(blocks: int, block_tokens: int, kv_heads: int, devices: int) -> None:
+    """Nor more than its engines' memory: twice the engines hold twice the tokens at most."""
+    capacity = Capacity.of(SIZES, blocks, block_tokens, devices, kv_heads)
+    for size in SIZES[:-1]:
+        assert capacity.tokens[size] <= capacity.tokens[2 * size] <= 2 * capacity.tokens[size]
+    assert capacity.tokens[1] == (blocks - 1) * block_tokens

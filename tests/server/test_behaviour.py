@@ -1,0 +1,452 @@
+"""What clients of vLLM rely on, in lane 1 and in lane 2 and across a switch, on one server of two engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from flying_serving.demo.tiny import make_model
+from tests.live import ROOT, Server
+from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+
+pytestmark = pytest.mark.server
+
+KEY = "secret"
+MAX_PAUSE_S = 0.3
+ALONE, TOGETHER = [[0], [1]], [[0, 1]]
+LANES = (1, 2)
+SETTLE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    flags = (f"--api-key={KEY}", f"--max-pause-ms={MAX_PAUSE_S * 1000:g}", "--enable-prompt-tokens-details")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        live = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags)
+    live.http.headers["Authorization"] = f"Bearer {KEY}"
+    with live:
+        yield live
+
+
+@pytest.fixture(autouse=True)
+def at_rest(server: Server) -> Iterator[None]:
+    """Each test begins with two engines alone, and leaves nothing behind."""
+    server.layout(ALONE)
+    yield
+    settle(server)
+    server.check()
+
+
+@pytest.fixture
+async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
+        yield client
+
+
+def prompt(seed: int, count: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(256) for _ in range(count)]
+
+
+def sampling(seed: int | None, max_tokens: int, degree: int | None = None, **fields: Any) -> dict[str, Any]:
+    """Fields of a request at temperature 1."""
+    extra = fields.pop("extra", {}) | ({} if degree is None else {"tp_degree": degree})
+    xargs = {"vllm_xargs": extra} if extra else {}
+    return {"seed": seed, "max_tokens": max_tokens, "temperature": 1.0, "ignore_eos": True, **xargs, **fields}
+
+
+def post(server: Server, path: str, **fields: Any) -> dict[str, Any]:
+    answer = server.http.post(path, json={"model": server.model, **fields})
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def status(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.http.get("/flying/status").json()
+    return found
+
+
+def settle(server: Server) -> dict[str, Any]:
+    """Wait until no lane has a request."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        found = status(server)
+        lanes = [lane for engine in found["engines"] for lane in engine["lanes"].values()]
+        if not any(found["requests"].values()) and not any(any(lane.values()) for lane in lanes):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def same(ours: Stream, reference: Stream) -> None:
+    assert ours.tokens == reference.tokens
+    assert ours.finish_reason == reference.finish_reason
+    assert worst_difference(ours.logprobs, reference.logprobs) <= WORST_LOGPROB
+
+
+# ---- aborts
+
+
+@pytest.mark.parametrize("degree", LANES)
+async def test_client_that_leaves_frees_its_blocks_and_disturbs_nobody(
+    server: Server, http: httpx.AsyncClient, degree: int
+) -> None:
+    stay = [streamed_body(server.model, prompt(i, 40 + i), **sampling(i, 40, degree)) for i in range(3)]
+    leave = streamed_body(server.model, prompt(9, 900), **sampling(9, 1000, degree))
+    reference = [await stream(http, body) for body in stay]
+    before = settle(server)["engines"]
+    leaving = asyncio.create_task(stream(http, leave, leave_after=4))
+    staying = [asyncio.create_task(stream(http, body)) for body in stay]
+    left = await leaving
+    assert 4 <= len(left.tokens) < 100
+    for ours, theirs in zip(await asyncio.gather(*staying), reference, strict=True):
+        same(ours, theirs)
+    after = settle(server)["engines"]
+    for old, new in zip(before, after, strict=True):
+        unused = [sum(engine["lent_blocks"].values()) + engine["free_blocks"] for engine in (old, new)]
+        assert unused == [old["blocks"] - 1] * 2, "every block but the null block is free or lent, for prefix caches"
+    if degree == 1:
+        assert [engine["free_blocks"] for engine in after] == [engine["free_blocks"] for engine in before]
+
+
+async def test_many_clients_leave_at_every_moment(server: Server, http: httpx.AsyncClient) -> None:
+    bodies = [streamed_body(server.model, prompt(i, 30 * i + 5), **sampling(i, 60, LANES[i % 2])) for i in range(12)]
+    reference = await asyncio.gather(*(stream(http, body) for body in bodies[:2]))
+
+    async def leave(body: dict[str, Any], after_s: float) -> None:
+        task = asyncio.create_task(stream(http, body))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    staying = [asyncio.create_task(stream(http, body)) for body in bodies[:2]]
+    await asyncio.gather(*(leave(body, 0.03 * i) for i, body in enumerate(bodies[2:])))
+    for ours, theirs in zip(await asyncio.gather(*staying), reference, strict=True):
+        same(ours, theirs)
+
+
+# ---- sampling
+
+
+@pytest.mark.parametrize("degree", LANES)
+def test_stop_tokens_and_strings(server: Server, degree: int) -> None:
+    tokens = prompt(20, 30)
+    whole = server.complete(tokens, **sampling(21, 40, degree))
+    stop = whole["token_ids"][12]
+    first = whole["token_ids"].index(stop)
+    by_token = server.complete(tokens, **sampling(21, 40, degree, stop_token_ids=[stop]))
+    assert by_token["token_ids"] == whole["token_ids"][: first + 1]
+    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", stop)
+    word = re.findall(r"[a-z]{3,}", whole["text"])[2]
+    by_string = server.complete(tokens, **sampling(21, 40, degree, stop=[word]))
+    assert by_string["text"] == whole["text"][: whole["text"].index(word)]
+    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", word)
+
+
+@pytest.mark.parametrize("degree", LANES)
+def test_three_choices_are_three_seeds(server: Server, degree: int) -> None:
+    tokens = prompt(30, 50)
+    fields = sampling(31, 20, degree, n=3, return_token_ids=True)
+    choices = post(server, "/v1/completions", prompt=tokens, **fields)["choices"]
+    alone = [server.complete(tokens, **sampling(31 + i, 20, 3 - degree))["token_ids"] for i in range(3)]
+    assert [choice["token_ids"] for choice in sorted(choices, key=lambda c: c["index"])] == alone
+    assert len({tuple(tokens) for tokens in alone}) == 3
+
+
+def test_seed_decides_the_tokens_in_every_lane(server: Server) -> None:
+    runs = [server.complete(prompt(40, 20), **sampling(41, 30, degree))["token_ids"] for degree in (1, 2, None, 2, 1)]
+    assert all(run == runs[0] for run in runs)
+    assert server.complete(prompt(40, 20), **sampling(42, 30, 2))["token_ids"] != runs[0]
+
+
+async def test_unseeded_streams_are_consistent_on_all_members(server: Server, http: httpx.AsyncClient) -> None:
+    """Members that sampled differently would write different tokens into their parts of the KV cache."""
+    server.layout(TOGETHER)
+    jobs = [(prompt(50 + i, 10 + 20 * i), degree) for degree in LANES for i in range(8)]
+    bodies = [streamed_body(server.model, tokens, **sampling(None, 60, degree)) for tokens, degree in jobs]
+    answers = await asyncio.gather(*(stream(http, body) for body in bodies))
+    assert len({tuple(answer.tokens) for answer in answers}) == len(answers)
+    forced = [
+        streamed_body(server.model, tokens, **sampling(None, 60, 3 - degree, extra={"force_token_ids": answer.tokens}))
+        for (tokens, degree), answer in zip(jobs, answers, strict=True)
+    ]
+    for ours, theirs in zip(answers, await asyncio.gather(*(stream(http, body) for body in forced)), strict=True):
+        same(ours, theirs)
+
+
+def test_logprobs_of_alternatives_and_of_the_prompt(server: Server) -> None:
+    fields = {"prompt": prompt(60, 70), "logprobs": 3, "prompt_logprobs": 2, "return_tokens_as_token_ids": True}
+    choices = [post(server, "/v1/completions", **fields, **sampling(61, 12, degree))["choices"][0] for degree in LANES]
+    for choice in choices:
+        assert all(3 <= len(top) <= 4 for top in choice["logprobs"]["top_logprobs"])
+        assert choice["prompt_logprobs"][0] is None
+        assert len(choice["prompt_logprobs"]) == 70
+        assert all(2 <= len(top) <= 3 for top in choice["prompt_logprobs"][1:])
+    one, two = choices
+    for ours, theirs in zip(one["logprobs"]["top_logprobs"], two["logprobs"]["top_logprobs"], strict=True):
+        close(ours, theirs)
+    for ours, theirs in zip(one["prompt_logprobs"][1:], two["prompt_logprobs"][1:], strict=True):
+        close(*({token: entry["logprob"] for token, entry in top.items()} for top in (ours, theirs)))
+
+
+def close(ours: dict[str, float], theirs: dict[str, float]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert worst_difference([ours[token] for token in ours], [theirs[token] for token in ours]) <= WORST_LOGPROB
+
+
+@pytest.mark.parametrize("degree", LANES)
+def test_one_token(server: Server, degree: int) -> None:
+    answer = server.complete([5], **sampling(1, 1, degree))
+    assert (len(answer["token_ids"]), answer["finish_reason"]) == (1, "length")
+
+
+def test_empty_prompt_is_refused_as_by_stock_vllm(server: Server) -> None:
+    """The answer was copied from vLLM 0.32.0's own server."""
+    answer = server.http.post("/v1/completions", json={"model": server.model, "prompt": "", **sampling(1, 4, 2)})
+    message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+    error = {"message": message, "type": "BadRequestError", "param": "prompt", "code": 400}
+    assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+# ---- structured output
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green", "blue"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+FORMATS: dict[str, dict[str, Any]] = {
+    "choice": {"structured_outputs": {"choice": ["Berlin", "Paris", "Rome"]}},
+    "regex": {"structured_outputs": {"regex": "[abc]{20}-[0-9]{20}"}},
+    "json": {"structured_outputs": {"json": SCHEMA}},
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+}
+
+
+def valid(name: str, text: str) -> None:
+    if name == "choice":
+        assert text in FORMATS["choice"]["structured_outputs"]["choice"]
+    elif name == "regex":
+        assert re.fullmatch(FORMATS["regex"]["structured_outputs"]["regex"], text)
+    else:
+        found = json.loads(text)
+        assert found.keys() == {"colour", "sure"}
+        assert found["colour"] in ("red", "green", "blue")
+
+
+async def test_structured_output_in_both_lanes_and_across_a_switch(server: Server, http: httpx.AsyncClient) -> None:
+    """Grammars of several requests advance in step with their tokens, beside requests without one."""
+
+    def body(name: str, degree: int | None) -> dict[str, Any]:
+        fields = sampling(70, 150, degree, **FORMATS[name]) | {"ignore_eos": False}
+        return streamed_body(server.model, prompt(71, 25), **fields)
+
+    reference = {name: await stream(http, body(name, 1)) for name in FORMATS}
+    for name, answer in reference.items():
+        assert answer.finish_reason == "stop"
+        valid(name, answer.text)
+    free = streamed_body(server.model, prompt(72, 60), **sampling(72, 80))
+    free_alone = await stream(http, free)
+    for preempt in ("weave", "hard"):
+        server.layout(ALONE)
+        jobs = [(name, degree) for name in FORMATS for degree in (None, *LANES)]
+        tasks = [asyncio.create_task(stream(http, body(name, degree))) for name, degree in jobs]
+        beside = asyncio.create_task(stream(http, free))
+        await asyncio.sleep(0.15)
+        await asyncio.to_thread(server.layout, TOGETHER, preempt)
+        late = {name: asyncio.create_task(stream(http, body(name, None))) for name in FORMATS}
+        for (name, _), task in zip(jobs, tasks, strict=True):
+            same(await task, reference[name])
+        for name, task in late.items():
+            same(await task, reference[name])
+        same(await beside, free_alone)
+
+
+def test_structured_output_in_a_chat(server: Server) -> None:
+    messages = [{"role": "user", "content": "Which colour?"}]
+    texts = []
+    for degree in LANES:
+        fields = sampling(73, 150, degree, **FORMATS["response_format"]) | {"ignore_eos": False}
+        answer = post(server, "/v1/chat/completions", messages=messages, **fields)
+        texts.append(answer["choices"][0]["message"]["content"])
+        valid("json", texts[-1])
+    assert texts[0] == texts[1]
+
+
+# ---- chat, and OpenAI's own client
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How do birds fly?"}]
+
+
+@pytest.mark.parametrize("degree", LANES)
+async def test_streamed_chat_with_usage(server: Server, http: httpx.AsyncClient, degree: int) -> None:
+    fields = sampling(80, 30, degree, messages=MESSAGES)
+    whole = post(server, "/v1/chat/completions", **fields)
+    body = {"model": server.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
+    text, usage, reasons = "", None, []
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    text += choice["delta"].get("content") or ""
+                    reasons.append(choice["finish_reason"])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) == {None}
+    assert usage is not None
+    assert usage["completion_tokens"] == 30
+    assert usage["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("degree", LANES)
+def test_openai_client(server: Server, degree: int) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
+        extra = {"ignore_eos": True, "vllm_xargs": {"tp_degree": degree}}
+        fields = {"model": server.model, "max_tokens": 20, "seed": 5, "temperature": 1.0, "extra_body": extra}
+        whole = client.chat.completions.create(messages=MESSAGES, **fields)
+        events = client.chat.completions.create(messages=MESSAGES, stream=True, **fields)
+        text = "".join(event.choices[0].delta.content or "" for event in events)
+        assert text == whole.choices[0].message.content
+        plain = client.completions.create(prompt="Once upon a time", stream=True, **fields)
+        assert (
+            "".join(event.choices[0].text for event in plain)
+            == client.completions.create(prompt="Once upon a time", **fields).choices[0].text
+        )
+        assert [model.id for model in client.models.list()] == [server.model]
+        with pytest.raises(openai.BadRequestError, match="tp_degree=3"):
+            client.completions.create(prompt="x", **fields | {"extra_body": {"vllm_xargs": {"tp_degree": 3}}})
+
+
+# ---- operation
+
+
+def metrics(server: Server) -> dict[tuple[str, str], float]:
+    """Value by (name, engine)."""
+    found: dict[tuple[str, str], float] = {}
+    for line in server.http.get("/metrics").text.splitlines():
+        match = re.match(r'(vllm:\w+)\{(?:.*,)?engine="(\d+)".*\} (\S+)$', line)
+        if match:
+            key = match[1], match[2]
+            found[key] = found.get(key, 0) + float(match[3])
+    return found
+
+
+def test_metrics_of_both_engines(server: Server) -> None:
+    before = metrics(server)
+    for groups, degree in ((ALONE, 1), (TOGETHER, 2)):
+        server.layout(groups)
+        bodies = [sampling(None, 50, degree, prompt=prompt(90 + i, 20)) for i in range(4)]
+        asyncio.run(_all(server, bodies))
+    time.sleep(0.2)
+    after = metrics(server)
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "e2e_request_latency_seconds_sum",
+    ):
+        assert {engine for found, engine in after if found == f"vllm:{name}"} == {"0", "1"}
+    grown = {key: after[key] - before.get(key, 0) for key in after}
+    assert grown["vllm:generation_tokens_total", "0"] == 2 * 50 + 4 * 50, "a group's requests count for its leader"
+    assert grown["vllm:generation_tokens_total", "1"] == 2 * 50
+    assert grown["vllm:prompt_tokens_total", "0"] + grown["vllm:prompt_tokens_total", "1"] == 8 * 20
+    assert grown["vllm:request_success_total", "0"] + grown["vllm:request_success_total", "1"] == 8
+    assert after["vllm:num_requests_running", "0"] == after["vllm:num_requests_running", "1"] == 0
+
+
+async def _all(server: Server, bodies: Sequence[dict[str, Any]]) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as http:
+        answers = await asyncio.gather(
+            *(http.post("/v1/completions", json={"model": server.model, **body}) for body in bodies)
+        )
+    assert all(answer.status_code == 200 for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/flying/status"), ("GET", "/flying/switches"), ("POST", "/flying/layout"), ("POST", "/flying/check")],
+)
+@pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {KEY}", KEY, "Bearer ", "Bearer sécret"])
+def test_admin_routes_ask_for_the_key(server: Server, method: str, path: str, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header.encode()}
+    with httpx.Client(base_url=server.url) as stranger:
+        answer = stranger.request(method, path, headers=headers, json={"groups": TOGETHER})
+    assert answer.status_code == 401
+    assert status(server)["layout"] == ALONE
+
+
+@pytest.mark.parametrize("degree", LANES)
+def test_prefix_caches_are_reset(server: Server, degree: int) -> None:
+    def cached() -> int:
+        usage = post(server, "/v1/completions", prompt=prompt(100, 300), **sampling(1, 2, degree))["usage"]
+        return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+
+    cached()
+    assert cached() >= 256
+    settle(server)
+    answer = server.http.post("/reset_prefix_cache")
+    assert (answer.status_code, answer.json()) == (200, {"success": True})
+    assert cached() == 0
+    assert cached() >= 256
+
+
+async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: Server, http: httpx.AsyncClient) -> None:
+    bodies = [streamed_body(server.model, prompt(110 + d, 40), **sampling(110, 120, d)) for d in LANES]
+    reference = [await stream(http, body) for body in bodies]
+    tasks = [asyncio.create_task(stream(http, body)) for body in bodies]
+    await asyncio.sleep(0.3)
+    assert (await http.post("/reset_prefix_cache")).json() == {"success": False}
+    assert (await http.post("/reset_prefix_cache?reset_running_requests=true")).json() == {"success": True}
+    for task, theirs in zip(tasks, reference, strict=True):
+        same(await task, theirs)
+
+
+@pytest.mark.parametrize(("old", "new"), [(ALONE, TOGETHER), (TOGETHER, ALONE)])
+async def test_paused_requests_make_progress(
+    server: Server, http: httpx.AsyncClient, old: list[list[int]], new: list[list[int]]
+) -> None:
+    await asyncio.to_thread(server.layout, old)
+    paused = [Stream() for _ in range(2)]
+    tasks = [asyncio.create_task(_long(server, http, 120 + i, into)) for i, into in enumerate(paused)]
+    while not all(into.tokens for into in paused):
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(server.layout, new, "hard")
+    busy = [Stream() for _ in range(4)]
+    began_s = time.monotonic()
+    tasks += [asyncio.create_task(_long(server, http, 130 + i, into)) for i, into in enumerate(busy)]
+    while not all(into.tokens for into in busy):
+        await asyncio.sleep(0.01)
+    busy_s = time.monotonic()
+    await asyncio.sleep(10 * MAX_PAUSE_S)
+    ended_s = time.monotonic()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for into in paused:
+        at = [began_s, *(t for t in into.arrivals_s if began_s < t < ended_s), ended_s]
+        gaps = [later - earlier for earlier, later in zip(at, at[1:], strict=False)]
+        assert max(gaps) < MAX_PAUSE_S + 0.3, f"paused for {max(gaps):.2f} s"
+        steps = sum(busy_s < t < ended_s for t in at)
+        assert steps <= 14, f"{steps} steps in ten pauses: this was no hard preempt"
+    assert min(sum(busy_s < t < ended_s for t in into.arrivals_s) for into in busy) > 30
+
+
+async def _long(server: Server, http: httpx.AsyncClient, seed: int, into: Stream) -> None:
+    await stream(http, streamed_body(server.model, prompt(seed, 20), **sampling(seed, 2000)), into=into)

@@ -1,0 +1,220 @@
+"""Prompts that only a group can hold, and lanes that compete for the same blocks.
+
+Each of four engines has 128 blocks of 32 tokens beside vLLM's null block, so 4,096 tokens; a group of four has 16,384.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from flying_serving.demo.tiny import make_model
+from tests.live import FLAGS, ROOT, Server
+from tests.streams import WORST_LOGPROB, worst_difference
+
+pytestmark = pytest.mark.server
+
+BLOCKS = 129
+BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4  # layers, KV heads, tokens, keys and values, head size, bytes of a float32
+LIMITED = (
+    "--max-model-len=16384",
+    "--max-num-batched-tokens=512",
+    f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}",
+    "--enable-prompt-tokens-details",
+)
+ALONE = [[0], [1], [2], [3]]
+PAIRS = [[0, 1], [2, 3]]
+TOGETHER = [[0, 1, 2, 3]]
+WAIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *LIMITED, base=FLAGS) as live:
+        yield live
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion: tokens, their logprobs, how many prompt tokens came out of a prefix cache."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    cached: int
+
+
+def prompt(seed: int, count: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(512) for _ in range(count)]
+
+
+def post(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None) -> Any:
+    body: dict[str, Any] = {"model": server.model, "prompt": tokens, "max_tokens": max_tokens, "seed": 7}
+    body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
+    if degree is not None:
+        body["vllm_xargs"] = {"tp_degree": degree}
+    return server.http.post("/v1/completions", json=body)
+
+
+def ask(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None) -> Answer:
+    answer = post(server, tokens, max_tokens, degree)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    details = answer.json()["usage"]["prompt_tokens_details"] or {}
+    assert choice["finish_reason"] == "length"
+    assert len(choice["token_ids"]) == max_tokens
+    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"], details.get("cached_tokens") or 0)
+
+
+def same(ours: Answer, reference: Answer) -> None:
+    assert ours.tokens == reference.tokens
+    assert worst_difference(ours.logprobs, reference.logprobs) <= WORST_LOGPROB
+
+
+def status(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.http.get("/flying/status").json()
+    return found
+
+
+def wait_for(server: Server, what: str, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while status(server)["requests"][what] != count:
+        assert time.monotonic() < deadline, status(server)
+        time.sleep(0.05)
+
+
+def exact_logprobs(server: Server, tokens: list[int], output: list[int]) -> list[float]:
+    """What transformers, which has neither blocks nor lanes, gives the output's tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens + output[:-1]]), logits_to_keep=len(output)).logits[0]
+    chosen = logits.log_softmax(-1).gather(-1, torch.tensor(output)[:, None])
+    return [float(logprob) for logprob in chosen[:, 0]]
+
+
+LONG = prompt(1, 15_000)
+
+
+@pytest.fixture(scope="module")
+def long_answer(server: Server) -> Answer:
+    """15,000 tokens, served by the group of four."""
+    server.layout(TOGETHER)
+    return ask(server, LONG, 16)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_group_serves_a_prompt_that_no_engine_can_hold(server: Server, long_answer: Answer) -> None:
+    assert status(server)["capacity_tokens"] == {"1": 4096, "2": 8192, "4": 16384}
+    assert long_answer.cached == 0
+    assert worst_difference(long_answer.logprobs, exact_logprobs(server, LONG, long_answer.tokens)) <= WORST_LOGPROB
+    server.check()
+
+
+def test_prompt_is_held_until_a_layout_can_hold_it_and_finds_its_prefix_cached(
+    server: Server, long_answer: Answer
+) -> None:
+    server.layout(ALONE)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(ask, server, LONG, 16)
+        wait_for(server, "held", 1)
+        ask(server, prompt(2, 200), 16)  # others are served meanwhile
+        server.layout(PAIRS)
+        ask(server, prompt(3, 200), 16)
+        assert not held.done()
+        assert status(server)["requests"]["held"] == 1
+        server.layout(TOGETHER)
+        answer = held.result(WAIT_S)
+    same(answer, long_answer)
+    assert answer.cached > 14_000, "the group's prefix cache outlives its release"
+    server.check()
+
+
+def test_prefix_cache_of_an_engine_outlives_a_group(server: Server) -> None:
+    tokens = prompt(4, 1000)
+    server.layout(ALONE)
+    first = ask(server, tokens, 16, degree=1)
+    server.layout(TOGETHER)
+    ask(server, prompt(5, 300), 16)
+    server.layout(ALONE)
+    again = ask(server, tokens, 16, degree=1)
+    same(again, first)
+    assert again.cached == 992  # 31 whole blocks
+
+
+@pytest.mark.parametrize(("degree", "holds"), [(1, 4096), (2, 8192)])
+def test_degree_that_is_too_narrow_is_refused_with_one_that_would_do(server: Server, degree: int, holds: int) -> None:
+    answer = post(server, LONG, 16, degree)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert f"tp_degree={degree}" in message
+    assert f"holds {holds} tokens" in message
+    assert "degree 4 would do" in message
+
+
+def test_prompt_that_no_group_holds_is_refused(server: Server) -> None:
+    answer = post(server, prompt(6, 17_000), 16)
+    assert answer.status_code == 400
+    assert "16384" in answer.json()["error"]["message"]
+    assert status(server)["requests"] == {"running": 0, "held": 0}
+
+
+def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
+    server.layout(ALONE)
+    body = {"model": server.model, "prompt": LONG, "max_tokens": 16, "stream": True}
+    with ThreadPoolExecutor(1) as pool:
+
+        def leave() -> None:
+            with pytest.raises(Exception, match="timed out"):
+                server.http.post("/v1/completions", json=body, timeout=2)
+
+        left = pool.submit(leave)
+        wait_for(server, "held", 1)
+        left.result(WAIT_S)
+    wait_for(server, "held", 0)
+    server.check()
+
+
+def test_lanes_give_up_idle_blocks_to_each_other(server: Server, long_answer: Answer) -> None:
+    """Whatever lane ran last keeps nearly all blocks, as its prefix cache; the next one gets them nevertheless."""
+    server.layout(ALONE)
+    kinds = {1: (3900, 4), 2: (7900, 2), 4: (15_900, 1)}
+    alone: dict[int, list[Answer]] = {}
+    for degree in (1, 2, 4, 1, 4, 2, 1):
+        length, count = kinds[degree]
+        with ThreadPoolExecutor(count) as pool:
+            jobs = [pool.submit(ask, server, prompt(100 * degree + i, length), 24, degree) for i in range(count)]
+            answers = [job.result(WAIT_S) for job in jobs]
+        for answer, reference in zip(answers, alone.setdefault(degree, answers), strict=True):
+            same(answer, reference)
+        server.check()
+    same(ask(server, LONG, 16, degree=4), long_answer)
+
+
+def test_lanes_share_blocks_under_pressure(server: Server) -> None:
+    """Three times the memory is asked for at once, in all lanes, while the layout changes."""
+    kinds = ((1, 1500, 8), (2, 3000, 4), (4, 6000, 3))
+    jobs = [(prompt(1000 * degree + i, length), 48, degree) for degree, length, n in kinds for i in range(n)]
+    server.layout(ALONE)
+    reference = [ask(server, *job) for job in jobs]
+    random.Random(0).shuffle(order := list(range(len(jobs))))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        answers: dict[int, Future[Answer]] = {i: pool.submit(ask, server, *jobs[i]) for i in order}
+        for groups, preempt in ((PAIRS, "weave"), (TOGETHER, "hard"), ([[0, 1], [2], [3]], "weave"), (ALONE, "hard")):
+            time.sleep(1)
+            server.layout(groups, preempt)
+            server.check()
+        for i in order:
+            same(answers[i].result(WAIT_S), reference[i])
+    server.check()
+    engines = status(server)["engines"]
+    for engine in engines:
+        assert engine["free_blocks"] + sum(engine["lent_blocks"].values()) == BLOCKS - 1

