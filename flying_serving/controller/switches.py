@@ -12,8 +12,9 @@ from flying_serving.layout.groups import Layout
 class Switch:
     """One change of layout.
 
-    `cutover_ms`: from the order until every engine works in the new layout; of that `in_flight_ms` is the longest step
-    that was under way, and `overhead_ms` the rest, on the slowest engine. `drain_ms`: until the last request of the old
+    `cutover_ms`: from the order until the last engine works in the new layout; of that, `in_flight_ms` is the step that
+    was under way there, and `overhead_ms` the rest (messages, and waiting for a processor). `work_ms`: processor time
+    that the switch itself took, the client's and the busiest engine's. `drain_ms`: until the last request of the old
     layout ended. `worst_token_gap_ms`: the longest time between two tokens of any stream while the switch went on.
     """
 
@@ -27,6 +28,7 @@ class Switch:
     cutover_ms: float | None = None
     in_flight_ms: float | None = None
     overhead_ms: float | None = None
+    work_ms: float = 0.0
     waited_for_idle_ms: float = 0.0
     drain_ms: float | None = None
     worst_token_gap_ms: float = 0.0
@@ -34,10 +36,10 @@ class Switch:
 
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
         """All engines have answered."""
-        self.cutover_ms = (now_s - self.ordered_s) * 1e3
-        if reports:
-            slowest = max(reports, key=lambda report: report["in_flight_ms"] + report["overhead_ms"])
-            self.in_flight_ms, self.overhead_ms = slowest["in_flight_ms"], slowest["overhead_ms"]
+        slowest = max(reports, key=lambda report: report["in_flight_ms"] + report["overhead_ms"])
+        self.in_flight_ms, self.overhead_ms = slowest["in_flight_ms"], slowest["overhead_ms"]
+        self.cutover_ms = self.in_flight_ms + self.overhead_ms
+        self.work_ms += max(report["work_ms"] for report in reports)
         if not self.draining:
             self._drained(now_s)
 
@@ -73,6 +75,7 @@ class Switch:
             "cutover_ms": self.cutover_ms,
             "in_flight_step_ms": self.in_flight_ms,
             "overhead_ms": self.overhead_ms,
+            "work_ms": self.work_ms,
             "drain_ms": self.drain_ms,
             "worst_token_gap_ms": self.worst_token_gap_ms,
         }

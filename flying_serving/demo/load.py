@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 
 PROMPT_TOKENS = (32, 160)
-MAX_TOKENS = 96
+MAX_TOKENS = (48, 144)
+"""Drawn for each request, so that streams do not end and begin all at once."""
 VOCABULARY = 256
 """Prompts are byte tokens of the tiny model's tokenizer."""
 REQUEST_S = 120.0
@@ -21,9 +22,9 @@ REQUEST_S = 120.0
 
 @dataclass
 class Stream:
-    """One request: when it was sent, and when which number of tokens came."""
+    """One request: how many tokens were asked for, when it was sent, and when how many came."""
 
-    prompt_tokens: int
+    max_tokens: int
     sent_s: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     finish_reason: str | None = None
@@ -39,8 +40,8 @@ class Stream:
         """Why this is not what was asked for, or None."""
         if self.error is not None:
             return self.error
-        if self.finish_reason != "length" or self.tokens != MAX_TOKENS:
-            return f"truncated: {self.tokens} of {MAX_TOKENS} tokens, finish_reason {self.finish_reason}"
+        if self.finish_reason != "length" or self.tokens != self.max_tokens:
+            return f"truncated: {self.tokens} of {self.max_tokens} tokens, finish_reason {self.finish_reason}"
         return None
 
 
@@ -88,7 +89,7 @@ class Load:
     async def _keep_going(self, phase: int) -> None:
         while phase == self._phase:
             prompt = [self._random.randrange(VOCABULARY) for _ in range(self._random.randint(*PROMPT_TOKENS))]
-            stream = Stream(len(prompt), time.monotonic())
+            stream = Stream(self._random.randint(*MAX_TOKENS), time.monotonic())
             self.streams.append(stream)
             try:
                 await self._run(stream, prompt)
@@ -100,7 +101,7 @@ class Load:
         body = {
             "model": self._model,
             "prompt": prompt,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": stream.max_tokens,
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,

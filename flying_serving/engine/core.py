@@ -252,12 +252,18 @@ class FlyingEngineCore(EngineCoreProc):
         Returns:
             in_flight_ms: how long the step that was under way kept the order waiting.
             overhead_ms: the rest of the time since `sent_s`.
+            work_ms: processor time of this call.
         """
+        worked_s = time.thread_time()
         now = time.monotonic()
         self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
         started, ended = self._last_step_s
         in_flight_s = max(0.0, ended - max(started, sent_s))
-        return {"in_flight_ms": in_flight_s * 1e3, "overhead_ms": max(0.0, now - sent_s - in_flight_s) * 1e3}
+        return {
+            "in_flight_ms": in_flight_s * 1e3,
+            "overhead_ms": max(0.0, now - sent_s - in_flight_s) * 1e3,
+            "work_ms": (time.thread_time() - worked_s) * 1e3,
+        }
 
     def flying_report(self) -> dict[str, Any]:
         """What each lane of this engine holds: requests, blocks; for `GET /flying/status`."""

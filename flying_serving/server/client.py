@@ -123,6 +123,8 @@ class FlyingClient(AsyncMPClient):
         now = time.monotonic()
         over = []
         for output in outputs.outputs:
+            if self.router.group_of(output.request_id) is None:
+                continue  # aborted; the engine had not heard of it yet
             last = self._token_at.get(output.request_id)
             self._token_at[output.request_id] = now
             if last is not None:
@@ -182,6 +184,7 @@ class FlyingClient(AsyncMPClient):
         return (time.monotonic() - started) * 1e3
 
     async def _order(self, layout: Layout, preempt: str, steps: int, waited_ms: float) -> Switch:
+        worked_s = time.thread_time()
         self._switch_count += 1
         switch = Switch(
             number=self._switch_count,
@@ -202,6 +205,7 @@ class FlyingClient(AsyncMPClient):
             for engine in range(self.deployment.engines)
         ]
         reports = asyncio.gather(*orders)
+        switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # on their way behind the orders: requests that waited for this layout
         self._hold_all = False
         await asyncio.sleep(0)
