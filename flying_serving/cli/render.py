@@ -74,10 +74,10 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column("from", no_wrap=True)
     table.add_column("to", no_wrap=True)
     table.add_column("preempt")
-    for name in ("in flight", "waited", "cutover", "step", "overhead", "drain", "worst gap"):
+    for name in ("in flight", "waited", "cutover", "step", "overhead", "work", "drain", "worst gap"):
         table.add_column(name, justify="right")
     for record in records:
-        times = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "drain_ms")
+        times = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms", "drain_ms")
         table.add_row(
             str(record["number"]),
             layout_text(record["from"]),
@@ -86,7 +86,10 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
             str(record["requests_in_flight"]),
             *(milliseconds(record[name]) for name in (*times, "worst_token_gap_ms")),
         )
-    return Group(table, "times in ms, - while a switch goes on; step and overhead are the parts of cutover")
+    return Group(
+        table,
+        "times in ms, - while a switch goes on; step and overhead are the parts of cutover; work is processor time",
+    )
 
 
 def milliseconds(value: float | None) -> str:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flying_serving.config import KEY, FlyingConfig, parse_flying
-from flying_serving.errors import ConfigError
+from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig, parse_flying
+from flying_serving.errors import ConfigError, Unsupported
 
 _FORKED = "FLYING_SERVING_PRELOADED"
 
@@ -38,8 +38,11 @@ def main(argv: list[str]) -> None:
         args.model = args.model_tag
     flying = _flying_settings(args)
     args.additional_config = {**(args.additional_config or {}), KEY: flying}
+    if args.data_parallel_size not in (1, 2, 4, MAX_ENGINES):
+        raise ConfigError(f"--data-parallel-size={args.data_parallel_size}: must be 1, 2, 4 or {MAX_ENGINES}")
+    if args.api_server_count not in (None, 1):
+        raise Unsupported(f"--api-server-count={args.api_server_count}: only one API server can be served yet")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.data_parallel_size)))
-    args.api_server_count = args.api_server_count or 1
     configure_logging_from_args(args)
     validate_parsed_serve_args(args)
     uvloop.run(run_server(args))
@@ -91,7 +94,11 @@ def _flying_settings(args: Any) -> dict[str, Any]:
             given["group_sizes"] = [int(size) for size in given["group_sizes"].split(",")]
         except ValueError:
             raise ConfigError(f"--group-sizes={args.group_sizes!r}: a list like 1,2,4 is expected") from None
+    if not isinstance(args.additional_config or {}, dict):
+        raise ConfigError(f"--additional-config={args.additional_config!r}: a JSON object is expected")
     base = (args.additional_config or {}).get(KEY) or {}
+    if not isinstance(base, dict):
+        raise ConfigError(f"--additional-config {KEY}={base!r}: a JSON object is expected")
     return parse_flying({**base, **given}).model_dump()
 
 

@@ -85,18 +85,34 @@ class FlyingClient(AsyncMPClient):
         limit = self.vllm_config.model_config.max_model_len
         if params is None:
             return Wanted(prompt)
-        longest = limit if params.max_tokens is None else min(limit, prompt + params.max_tokens)
-        degree = (params.extra_args or {}).get(DEGREE_KEY)
-        return Wanted(longest, None if degree is None else int(degree))
+        extra = params.extra_args or {}
+        if LANE_KEY in extra:
+            raise VLLMValidationError(f"vllm_xargs.{LANE_KEY} is not for clients", parameter=LANE_KEY)
+        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
+        open_ended = params.max_tokens is None or prompt + params.max_tokens >= limit
+        tokens = prompt + 1 if open_ended else prompt + params.max_tokens
+        degree = extra.get(DEGREE_KEY)
+        if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int)):
+            raise VLLMValidationError(f"{DEGREE_KEY}={degree!r}: must be one of {self.router.capacity.degrees}")
+        return Wanted(tokens, degree)
 
     async def _dispatch(self, request: EngineCoreRequest, group: Group) -> None:
-        if len(group) > 1 and request.sampling_params is not None:
-            # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
-            params = request.sampling_params.clone()
-            params.extra_args = {**(params.extra_args or {}), LANE_KEY: len(group)}
-            request.sampling_params = params
+        if request.sampling_params is not None:
+            request.sampling_params = self._params_in(group, request)
         self.router.started(request.request_id, group)
         await self._send_input(EngineCoreRequestType.ADD, request, self.core_engines[group[0]])
+
+    def _params_in(self, group: Group, request: EngineCoreRequest) -> Any:
+        """The request's parameters with the lane noted, and max_tokens at most what the group holds."""
+        params = request.sampling_params
+        room = self.router.capacity.tokens[len(group)] - len(request.prompt_token_ids or ())
+        if len(group) == 1 and params.max_tokens is not None and params.max_tokens <= room:
+            return params
+        # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
+        params = params.clone()
+        params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        params.extra_args = {**(params.extra_args or {}), LANE_KEY: len(group)}
+        return params
 
     async def _dispatch_held(self) -> None:
         for request_id, (request, wanted) in list(self.held.items()):

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +22,7 @@ class LayoutOrder(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    groups: list[list[int]]
+    groups: list[list[StrictInt]]
     preempt: str = "weave"
     weave_steps: int | None = Field(default=None, ge=1, le=1000)
 
@@ -50,7 +50,10 @@ router = APIRouter(prefix="/flying", dependencies=[Depends(_authorise)], tags=["
 @router.get("/status")
 async def status(request: Request) -> Any:
     """Layout, capacity, and what each engine holds."""
-    return await _client(request).status()
+    try:
+        return await _client(request).status()
+    except EngineLost as error:
+        raise HTTPException(503, str(error)) from None
 
 
 @router.post("/layout")
