@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from flying_serving.config import deployment_of
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
 from flying_serving.engine.keys import LANE_KEY
+from flying_serving.engine.parent import end_with_parent
 from flying_serving.engine.tickets import (
     AskTicket,
     Channel,
@@ -44,6 +45,7 @@ class FlyingEngineCore(EngineCoreProc):
     @staticmethod
     def run_engine_core(*args: Any, **kwargs: Any) -> None:
         """Entry point of the process; installs the hooks where the process did not inherit them."""
+        end_with_parent()
         signal.set_wakeup_fd(-1)  # a forked engine must not wake the server's event loop
         table.install()
         with table.engine_classes(FlyingEngineCore):
@@ -186,8 +188,7 @@ class FlyingEngineCore(EngineCoreProc):
 
     def _add_other_lanes(self, stats: Any) -> None:
         """An engine reports the requests of all its lanes, whichever lane has just stepped."""
-        schedulers = [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]
-        counts = [scheduler.get_request_counts() for scheduler in schedulers]
+        counts = [scheduler.get_request_counts() for scheduler in self._schedulers()]
         stats.num_running_reqs = sum(running for running, _ in counts)
         stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
 
@@ -238,6 +239,12 @@ class FlyingEngineCore(EngineCoreProc):
     def _schedulers(self) -> list[Any]:
         return [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """vLLM's utility, in every lane; blocks that are lent stay so."""
+        options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
+        lent = sum(len(member.lent.physical()) for member in self.members.values())
+        return all([self.own.forget(lent, **options), *(leader.forget(**options) for leader in self.leaders.values())])
+
     # ---- orders, called by the client as vLLM utilities
 
     def flying_switch(self, group: list[int], preempt: str, weave_steps: int, sent_s: float) -> dict[str, float]:
@@ -267,14 +274,11 @@ class FlyingEngineCore(EngineCoreProc):
 
     def flying_report(self) -> dict[str, Any]:
         """What each lane of this engine holds: requests, blocks; for `GET /flying/status`."""
-        running, waiting = self.scheduler.get_request_counts()
-        lanes = {"1": {"running": running, "waiting": waiting}}
-        for size, leader in self.leaders.items():
-            running, waiting = leader.scheduler.get_request_counts()
-            lanes[str(size)] = {"running": running, "waiting": waiting}
+        counts = [scheduler.get_request_counts() for scheduler in self._schedulers()]
+        lanes = zip((1, *self.leaders), counts, strict=True)
         return {
             "engine": self.engine,
-            "lanes": lanes,
+            "lanes": {str(size): {"running": running, "waiting": waiting} for size, (running, waiting) in lanes},
             "blocks": int(self.vllm_config.cache_config.num_gpu_blocks or 0),
             "free_blocks": self.own.free_count(),
             "lent_blocks": {str(size): member.lent.lent_count for size, member in self.members.items()},

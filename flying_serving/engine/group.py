@@ -14,6 +14,8 @@ from flying_serving.vllm_hooks.blocks import SchedulerPool
 
 ASK_AGAIN_S = 0.02
 """How long a leader waits before it asks members again that had nothing to lend."""
+_GRANTED = float("inf")
+"""In place of a time: when the members have answered."""
 
 
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
@@ -86,29 +88,32 @@ class Leader:
         self._retry_at = 0.0
 
     def ready(self, now: float) -> bool:
-        """Whether a step can be ordered: there are requests, none is under way, and no lending round is open."""
-        return (
-            not self._outstanding
-            and self._grants is None
-            and now >= self._retry_at
-            and bool(self.scheduler.has_requests())
-        )
+        """Whether a step can be ordered: there are requests, none is under way, and it does not wait for blocks."""
+        return not self._outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until `ready` may turn true by itself; None if it waits for nobody but a message."""
-        if self._outstanding or self._grants is not None or not self.scheduler.has_requests():
+        if self._outstanding or self._retry_at == _GRANTED or not self.scheduler.has_requests():
             return None
         return max(0.0, self._retry_at - now)
 
     def order(self, now: float) -> Any:
-        """Order the next step, or blocks for it first. Returns outputs if the step needs no model (nothing to run)."""
-        if now >= self._ask_at and self._ask(now):
+        """Order the next step, and blocks if they are short. Returns outputs if nothing can run, so no model is needed.
+
+        What can run with the blocks that there are does not wait for more: it would keep its own meanwhile, and lanes
+        that are all short of blocks could go on taking each other's for ever.
+        """
+        asked = self._grants is not None or (now >= self._ask_at and self._ask(now))
+        if asked and self._must_wait():
+            self._retry_at = _GRANTED
             return None
         plan = self.scheduler.schedule()
         if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
             self._retry_at = now + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
+        if grammar is not None:  # vLLM's buffer serves all lanes here; another may step before this ticket is served
+            grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = self.scheduler.get_num_unfinished_requests() > 0
         self._outstanding = True
         self._channel.send(self.group, StepTicket(self.group, plan, grammar, more))
@@ -129,6 +134,12 @@ class Leader:
         self._channel.send(self.group, AskTicket(self.group, count, urgent))
         return True
 
+    def _must_wait(self) -> bool:
+        """Whether a step, before the members have answered, would run nothing or preempt a request."""
+        if self.scheduler.running:
+            return self.pool.missing_for_running() > 0
+        return self.borrowed.free_count() == 0
+
     def granted(self, grant: Grant, now: float) -> None:
         """A member's answer; the last one closes the round with what all of them offer."""
         assert self._grants is not None
@@ -139,6 +150,7 @@ class Leader:
         self._grants = None
         self._channel.send(self.group, CommitTicket(self.group, blocks))
         self.borrowed.add(blocks)
+        self._retry_at = 0.0
         if not blocks:
             self._ask_at = now + ASK_AGAIN_S
 
@@ -147,6 +159,10 @@ class Leader:
         blocks = self.borrowed.give_up(count)
         if blocks:
             self._channel.send(self.group, ReturnTicket(self.group, blocks))
+
+    def forget(self, **options: Any) -> bool:
+        """Reset the group's prefix cache; False while requests hold blocks."""
+        return self.pool.forget(self.borrowed.capacity - len(self.borrowed.held), **options)
 
     def check(self) -> None:
         """Raise IntegrityError if the group's blocks do not add up."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.utils.async_utils import in_loop
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
 from vllm.v1.engine.core_client import AsyncMPClient
 
@@ -24,6 +25,7 @@ from flying_serving.layout.groups import Group, Layout
 logger = logging.getLogger("vllm.flying_serving")
 
 KEPT_SWITCHES = 1000
+STREAMS_END_S = 0.1
 DEGREE_KEY = "tp_degree"
 
 
@@ -242,6 +244,14 @@ class FlyingClient(AsyncMPClient):
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
         return (await self.call_utility_all_async(method, *args))[0]
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """vLLM's; but streams that are still open then end with an error, where vLLM may wait for their clients."""
+        task = self.resources.output_queue_task
+        super().shutdown(timeout)
+        if task is not None and task.get_loop().is_running() and not in_loop(task.get_loop()):
+            # vLLM has cancelled that task, which reports so to who reads its queue, and would cancel the reader next
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(STREAMS_END_S), task.get_loop()).result()
 
     # ---- what operators see
 

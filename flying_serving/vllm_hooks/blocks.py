@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flying_serving.errors import IntegrityError
@@ -47,6 +48,14 @@ class SchedulerPool:
         if len(free) != self.free_count():
             raise IntegrityError(f"{len(free)} blocks without reference, {self.free_count()} in the free list")
 
+    def forget(self, outside: int, **options: Any) -> bool:
+        """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but by others."""
+        self._pool.num_gpu_blocks -= outside
+        try:
+            return bool(self._scheduler.reset_prefix_cache(**options))
+        finally:
+            self._pool.num_gpu_blocks += outside
+
     def reserved_for_running(self) -> int:
         """Blocks that the scheduler's unfinished requests may still need until they end."""
         manager = self._scheduler.kv_cache_manager
@@ -58,15 +67,22 @@ class SchedulerPool:
         return total
 
     def missing_for_next(self) -> int:
-        """Blocks that the next step needs and the pool does not have."""
+        """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
+        return self._missing((*self._scheduler.running, *self._scheduler.waiting), 1)
+
+    def missing_for_running(self) -> int:
+        """Blocks without which the next step would preempt a request."""
+        return self._missing(self._scheduler.running, 0)
+
+    def _missing(self, requests: Sequence[Any], ahead: int) -> int:
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
         budget = scheduler.max_num_scheduled_tokens
         needed = 0
-        for request in (*scheduler.running, *scheduler.waiting):
-            tokens = min(request.num_computed_tokens + budget, request.num_tokens + 1)
+        for request in requests:
+            tokens = min(request.num_computed_tokens + budget, request.num_tokens + ahead)
             if request.num_computed_tokens == 0:
-                tokens = request.num_tokens + 1  # vLLM admits a prompt when all of it fits
+                tokens = request.num_tokens + ahead  # vLLM admits a prompt when all of it fits
             blocks = -(-tokens // scheduler.block_size)
             needed += max(0, blocks - len(manager.get_block_ids(request.request_id)[0]))
         return max(0, needed - self.free_count())

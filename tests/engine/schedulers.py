@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
 
 from flying_serving.engine.tickets import Ticket
 
@@ -44,6 +45,8 @@ class FakeScheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.seen: set[str] = set()
+        self.constrained: set[str] = set()
+        self.bitmask = np.zeros((8, 2), dtype=np.int32)
         self.preempted_now = False
         self.finished: set[str] = set()
         self.outputs: list[Any] = []
@@ -59,9 +62,10 @@ class FakeScheduler:
         """Return how many run and wait."""
         return len(self.requests)
 
-    def get_grammar_bitmask(self, plan: SchedulerOutput) -> Any:
-        """Return something to recognise."""
-        return ("grammar", len(plan.num_scheduled_tokens))
+    def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarOutput | None:
+        """Return which requests must keep to a grammar, in a buffer that is used again, as vLLM's is."""
+        constrained = [name for name in plan.num_scheduled_tokens if name in self.constrained]
+        return GrammarOutput(constrained, self.bitmask[: len(constrained)]) if constrained else None
 
     def schedule(self) -> SchedulerOutput:
         """Let each running request compute what it can, then admit waiting ones."""

@@ -1,6 +1,7 @@
 """Leader and Member: steps in each member's own blocks, and blocks that are asked for, lent, used and given back."""
 
 import copy
+import random
 from dataclasses import fields, replace
 from typing import Any
 
@@ -72,6 +73,14 @@ class Pair:
             if not ready:
                 return
             self.serve(ready[0], now)
+
+    def finish_step(self) -> None:
+        """Let all members serve a step, which is what comes next."""
+        ticket = self.inboxes.of_engine[0][0]
+        assert isinstance(ticket, StepTicket)
+        for engine in GROUP:
+            self.serve(engine, 0.0)
+        self.leader.finish(ticket.plan, "output")
 
     def lend(self, count: int) -> None:
         """Let a round of lending take place."""
@@ -172,13 +181,26 @@ def test_a_step_goes_to_all_members_and_its_output_to_the_scheduler() -> None:
     assert pair.kinds(0) == pair.kinds(1) == ["StepTicket"]
     ticket: Any = pair.inboxes.of_engine[1][0]
     assert ticket.more
-    assert ticket.grammar == ("grammar", 1)
+    assert ticket.grammar is None
     plans = [pair.serve(engine, 0.0) for engine in GROUP]
     for plan, member in zip(plans, pair.members, strict=True):
         assert plan.scheduled_new_reqs[0].block_ids == (member.lent.translate([1, 2]),)
     assert pair.leader.finish(ticket.plan, "output") == {0: ("outputs of", ["first"])}
     assert pair.scheduler.outputs == ["output"]
     assert pair.scheduler.done == ["first"]
+
+
+def test_a_step_carries_its_own_grammar_bitmask() -> None:
+    """Another lane's scheduler may fill vLLM's buffer anew before the members have served the ticket."""
+    pair = Pair()
+    pair.lend(2)
+    pair.scheduler.constrained = {"first"}
+    pair.scheduler.bitmask[:] = 5
+    pair.leader.order(0.0)
+    pair.scheduler.bitmask[:] = 7
+    ticket: Any = pair.inboxes.of_engine[1][0]
+    assert ticket.grammar.structured_output_request_ids == ["first"]
+    assert ticket.grammar.grammar_bitmask.tolist() == [[5, 5]]
 
 
 def test_workers_are_told_of_finished_requests_though_nothing_else_runs() -> None:
@@ -240,15 +262,69 @@ def test_a_round_that_is_not_urgent_leaves_members_what_their_requests_need() ->
     pair.scheduler.add("second", 12 * BLOCK, 1)
     pair.leader._outstanding = False
     pair.leader.order(0.0)
-    ask: Any = pair.inboxes.of_engine[1][-1]
-    assert isinstance(ask, AskTicket)
+    assert pair.kinds(1) == ["StepTicket", "AskTicket", "StepTicket"]
+    ask: Any = pair.inboxes.of_engine[1][1]
     assert not ask.urgent
-    pair.inboxes.of_engine[1].clear()
-    pair.members[1].offer(ask)
+    assert pair.members[1].offer(ask) == ask.count - 4
     grant: Any = pair.inboxes.of_engine[0][-1]
     free = 12 - 2 - 1
     assert grant.count == free - 5
     assert len(pair.members[1].lent.offered) == grant.count
+
+
+def test_what_can_run_does_not_wait_for_blocks() -> None:
+    """Blocks for a long request are asked for, and a short one is stepped meanwhile; the round goes on beside it."""
+    pair = Pair()
+    pair.lend(2)
+    pair.scheduler.end("first")
+    pair.scheduler.add("short", BLOCK - 1, 3)
+    pair.scheduler.add("long", 9 * BLOCK, 1)
+    assert pair.leader.order(0.0) is None
+    assert pair.kinds(0) == pair.kinds(1) == ["AskTicket", "StepTicket"]
+    ticket: Any = pair.inboxes.of_engine[0][1]
+    assert list(ticket.plan.num_scheduled_tokens) == ["short"]
+    for engine in GROUP:
+        pair.serve(engine, 0.0)
+        pair.serve(engine, 0.0)
+    pair.leader.finish(ticket.plan, "output")
+    assert pair.leader._grants == {}  # the members' answers are behind the step
+    assert pair.leader.ready(0.0)
+    pair.leader.order(0.0)
+    pair.serve_all(0.0)
+    assert pair.kinds(0) == pair.kinds(1) == ["StepTicket", "CommitTicket"]
+    for engine in GROUP:
+        pair.serve(engine, 0.0)
+    pair.serve_all(0.0)
+    assert [member.lent.lent_count for member in pair.members] == [11, 11]
+
+
+def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
+    """A running request needs one more, and the members have some."""
+    pair = Pair(lend_blocks=1)
+    pair.scheduler.add("r", 2 * BLOCK - 1, 9)
+    pair.leader.order(0.0)
+    pair.serve_all(0.0)
+    pair.leader.order(0.0)
+    pair.finish_step()
+    # one token ahead: the answers may well be there before the block is needed
+    pair.leader.order(0.0)
+    assert pair.kinds(0) == pair.kinds(1) == ["AskTicket", "StepTicket"]
+    asked = [inbox.popleft() for inbox in pair.inboxes.of_engine]
+    pair.finish_step()
+    (request,) = pair.scheduler.running
+    assert (request.num_tokens, len(request.blocks), pair.leader.borrowed.free_count()) == (2 * BLOCK + 1, 2, 0)
+    # but they are not
+    assert pair.leader.order(0.0) is None
+    assert pair.kinds(0) == pair.kinds(1) == []
+    for inbox, ticket in zip(pair.inboxes.of_engine, asked, strict=True):
+        inbox.append(ticket)
+    assert not pair.leader.ready(1e9)
+    assert pair.leader.retry_in_s(1e9) is None
+    pair.serve_all(0.0)
+    assert pair.leader.ready(0.0)
+    pair.leader.order(0.0)
+    assert pair.scheduler.running == [request]
+    assert len(request.blocks) == 3
 
 
 def test_at_least_lend_blocks_are_asked_for_and_at_most_what_there_is() -> None:
@@ -498,7 +574,7 @@ class Lives(RuleBasedStateMachine):
         """Everything that was begun comes to an end, and all blocks come home."""
         if not hasattr(self, "own"):
             return
-        for _ in range(3000):
+        for _ in range(1500):
             self.now += ASK_AGAIN_S / 3
             for engine in range(self.engines):
                 self.serve(engine)
@@ -520,8 +596,23 @@ class Lives(RuleBasedStateMachine):
             assert pool.free_count() == self.blocks - 1
 
 
+@pytest.mark.parametrize("seed", [47, 146, 242, 390, 397, 521])
+def test_lanes_that_are_all_short_of_blocks_do_not_starve_each_other(seed: int) -> None:
+    """Four engines, seven lanes, far too many requests at once: each lane has some blocks that another misses.
+
+    With these, lanes went on for ever to take blocks from each other and to be taken blocks from, none with enough,
+    while a leader did not step what it could before its lending round was over.
+    """
+    chance = random.Random(seed)
+    machine = type("Machine", (Lives,), {"engines": 4})()
+    machine.begin(lend_blocks=chance.randint(1, 6), blocks=chance.randint(8, 16))
+    for _ in range(chance.choice([10, 20, 40])):
+        machine.request(chance.randint(0, 6), chance.randint(1, 14), chance.randint(1, 6))
+    machine.teardown()
+
+
 @pytest.mark.parametrize("engines", [2, 4])
 def test_requests_of_all_lanes_keep_their_tokens_and_come_to_an_end(engines: int) -> None:
     """One group, and three that nest."""
     machine = type("Machine", (Lives,), {"engines": engines})
-    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))

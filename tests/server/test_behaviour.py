@@ -444,9 +444,9 @@ async def test_paused_requests_make_progress(
     for into in paused:
         at = [began_s, *(t for t in into.arrivals_s if began_s < t < ended_s), ended_s]
         gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
-        assert max(gaps) < MAX_PAUSE_S + 0.3, f"paused for {max(gaps):.2f} s"
+        assert max(gaps) < 2 * MAX_PAUSE_S + 0.5, f"paused for {max(gaps):.2f} s"
         steps = sum(busy_s < t < ended_s for t in at)
-        assert steps <= 14, f"{steps} steps in ten pauses: this was no hard preempt"
+        assert 5 <= steps <= 14, f"{steps} steps in ten times --max-pause-ms"
     assert min(sum(busy_s < t < ended_s for t in into.arrivals_s) for into in busy) > 30
 
 

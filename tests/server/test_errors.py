@@ -161,7 +161,12 @@ FLAG_CASES: tuple[Start, ...] = (
         flags,
         Case("`--weave-steps 0`", "weave_steps=0: Input should be greater than or equal to 1", 2, {"weave_steps": 0}),
     ),
-    (flags, Case("`--max-pause-ms 0`", "max_pause_ms=0: Input should be greater than 0", 2, {"max_pause_ms": 0})),
+    (
+        flags,
+        Case(
+            "`--max-pause-ms 0`", "max_pause_ms=0: Input should be greater than or equal to 1", 2, {"max_pause_ms": 0}
+        ),
+    ),
     (
         flags,
         Case("`--lend-blocks 0`", "lend_blocks=0: Input should be greater than or equal to 1", 2, {"lend_blocks": 0}),

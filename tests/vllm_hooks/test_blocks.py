@@ -148,4 +148,4 @@ def test_never_fewer_blocks_than_the_step_writes_to(
     pool = pool_with([(request(prompt, 30, computed, output), held)], [], blocks)
     written = tokens if computed == 0 else min(tokens, computed + 8)
     needed = max(0, -(-written // 4) - held - pool.free_count())
-    assert needed <= pool.missing_for_next() <= needed + 1
+    assert needed == pool.missing_for_running() <= pool.missing_for_next() <= needed + 1
