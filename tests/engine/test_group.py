@@ -502,7 +502,7 @@ class Lives(RuleBasedStateMachine):
     @rule(engine=st.integers(0, 3))
     def serve(self, engine: int) -> None:
         engine %= self.engines
-        if self.inside[engine] is not None or not self.inboxes.of_engine[engine]:
+        if not self.inbox_can_be_read(engine):
             return
         ticket = self.inboxes.read(engine)
         member = self.members[engine][len(ticket.group)]
@@ -553,6 +553,9 @@ class Lives(RuleBasedStateMachine):
                 assert 0 < block < self.blocks
                 content[block, place % BLOCK] = (name, place)
 
+    def inbox_can_be_read(self, engine: int) -> bool:
+        return self.inside[engine] is None and bool(self.inboxes.of_engine[engine])
+
     def schedulers(self) -> list[FakeScheduler]:
         return [*self.own, *(leader.scheduler for leader in self.leaders)]
 
@@ -574,10 +577,11 @@ class Lives(RuleBasedStateMachine):
         """Everything that was begun comes to an end, and all blocks come home."""
         if not hasattr(self, "own"):
             return
-        for _ in range(1500):
+        for _ in range(500):
             self.now += ASK_AGAIN_S / 3
             for engine in range(self.engines):
-                self.serve(engine)
+                while self.inbox_can_be_read(engine):
+                    self.serve(engine)
                 self.step_alone(engine)
             for pick in range(len(self.leaders)):
                 self.order(pick)
@@ -596,12 +600,12 @@ class Lives(RuleBasedStateMachine):
             assert pool.free_count() == self.blocks - 1
 
 
-@pytest.mark.parametrize("seed", [47, 146, 242, 390, 397, 521])
+@pytest.mark.parametrize("seed", [474, 862, 2527, 3198, 3801, 4758])
 def test_lanes_that_are_all_short_of_blocks_do_not_starve_each_other(seed: int) -> None:
     """Four engines, seven lanes, far too many requests at once: each lane has some blocks that another misses.
 
-    With these, lanes went on for ever to take blocks from each other and to be taken blocks from, none with enough,
-    while a leader did not step what it could before its lending round was over.
+    With these six of five thousand, lanes went on for ever to take blocks from each other, none with enough, as long
+    as a leader did not step what it could before its lending round was over.
     """
     chance = random.Random(seed)
     machine = type("Machine", (Lives,), {"engines": 4})()
