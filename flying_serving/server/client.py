@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -251,7 +252,9 @@ class FlyingClient(AsyncMPClient):
         super().shutdown(timeout)
         if task is not None and task.get_loop().is_running() and not in_loop(task.get_loop()):
             # vLLM has cancelled that task, which reports so to who reads its queue, and would cancel the reader next
-            asyncio.run_coroutine_threadsafe(asyncio.sleep(STREAMS_END_S), task.get_loop()).result()
+            ending = asyncio.run_coroutine_threadsafe(asyncio.sleep(STREAMS_END_S), task.get_loop())
+            with contextlib.suppress(TimeoutError):
+                ending.result(50 * STREAMS_END_S)
 
     # ---- what operators see
 
