@@ -48,7 +48,7 @@ def test_nothing_set_is_the_default() -> None:
         ({"weave_steps": 0}, "weave_steps=0", "greater than or equal to 1"),
         ({"weave_steps": 1001}, "weave_steps=1001", "less than or equal to 1000"),
         ({"weave_steps": 1.5}, "weave_steps=1.5", "integer"),
-        ({"max_pause_ms": 0}, "max_pause_ms=0", "greater than 0"),
+        ({"max_pause_ms": 0}, "max_pause_ms=0", "greater than or equal to 1"),
         ({"max_pause_ms": float("nan")}, "max_pause_ms=nan", "less than or equal to 3600000"),
         ({"max_pause_ms": float("inf")}, "max_pause_ms=inf", "less than or equal to 3600000"),
         ({"collective_timeout_s": -1}, "collective_timeout_s=-1", "greater than 0"),
@@ -107,7 +107,7 @@ def test_sizes_of_a_deployment() -> None:
     engines=st.sampled_from([1, 2, 4, 8]),
     devices=st.integers(1, 8),
     weave_steps=st.integers(1, 1000),
-    max_pause_ms=st.floats(0.001, 3_600_000),
+    max_pause_ms=st.floats(1, 3_600_000),
 )
 def test_a_deployment_survives_the_way_to_another_process(
     engines: int, devices: int, weave_steps: int, max_pause_ms: float
