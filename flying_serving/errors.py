@@ -6,6 +6,8 @@ FlyingError
 ├── LayoutError            a layout that is no partition into aligned groups, or an unknown way to switch
 ├── WeightError            a parameter that cannot be shared between lanes, by its name
 ├── RequestError           a request that no layout of this server can run
+├── PoolFull               more requests wait than may (HTTP 429)
+├── WorkloadError          a trace, or a parameter of a workload, that cannot be used: file, line, column, value
 ├── IntegrityError         block bookkeeping that does not add up: both sides of the equation
 ├── HookError              a vLLM that does not look like the one the hooks were written for
 └── EngineLost             another engine did not answer
@@ -41,6 +43,34 @@ class WeightError(FlyingError):
 
 class RequestError(FlyingError, ValueError):
     """A request that no layout of this server can run."""
+
+
+class WorkloadError(FlyingError, ValueError):
+    """A trace or a parameter of a workload that cannot be used.
+
+    Args:
+        field: the column of the file, or the parameter.
+        value: what was found there.
+        allowed: what would have been right.
+        file: the file, None for a parameter.
+        line: the line of the file, from 1; None if it is the file as a whole.
+    """
+
+    def __init__(
+        self, field: str, value: object, allowed: str, *, file: str | None = None, line: int | None = None
+    ) -> None:
+        place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+        shown = repr(value)
+        super().__init__(f"{place}{field}={shown[:200]}{'...' if len(shown) > 200 else ''}: {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        self.file = file
+        self.line = line
+
+
+class PoolFull(FlyingError):
+    """More requests wait than may."""
 
 
 class IntegrityError(FlyingError):

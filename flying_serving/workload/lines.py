@@ -1,0 +1,52 @@
+"""Lines of a text file as a stream, with their numbers. What is no text or too long is an error, never skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flying_serving.errors import WorkloadError
+
+MAX_LINE_BYTES = 2**26
+BOM = b"\xef\xbb\xbf"
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, text without its end) of each line. Blank lines may only be the last ones.
+
+    Raises:
+        WorkloadError: if the file cannot be opened, has no lines, a line is no UTF-8, longer than 64 MiB, or blank
+            before others.
+    """
+    file, blank, number = str(path), 0, 0
+    try:
+        with path.open("rb") as stream:
+            while raw := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                text = _text(raw, file, number)
+                if not text:
+                    blank = blank or number
+                    continue
+                if blank:
+                    raise WorkloadError("line", "", "only the last lines may be blank", file=file, line=blank)
+                yield number, text
+    except OSError as error:
+        raise WorkloadError("file", file, error.strerror or str(error)) from None
+    if number == 0 or blank == 1:
+        raise WorkloadError("file", "", "the file is empty", file=file)
+
+
+def _text(raw: bytes, file: str, number: int) -> str:
+    """One line as text."""
+    if len(raw) > MAX_LINE_BYTES:
+        raise WorkloadError("line", raw[:40], f"at most {MAX_LINE_BYTES} bytes", file=file, line=number)
+    if number == 1:
+        raw = raw.removeprefix(BOM)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        around = raw[max(0, error.start - 10) : error.start + 10]
+        raise WorkloadError("line", around, "text in UTF-8", file=file, line=number) from None
+    if "\0" in text:
+        raise WorkloadError("line", text[:40], "text without NUL bytes", file=file, line=number)
+    return text.strip()

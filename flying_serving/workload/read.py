@@ -1,0 +1,94 @@
+"""Read a workload from a file of any known format; which one is told by its content."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from flying_serving.errors import WorkloadError
+from flying_serving.workload import csv_traces, files, json_traces
+from flying_serving.workload.lines import numbered_lines
+from flying_serving.workload.model import MAX_TOKENS, Workload
+
+Format = Literal["azure", "burstgpt", "mooncake", "timed_trace", "flying"]
+HEAD_LINES = 1000
+_COLUMNS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+class TraceOptions(BaseModel):
+    """How to read a trace where its content does not say it, or should be overruled."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Format | None = None
+    limit: int | None = Field(default=None, ge=1)
+    """Read so many requests, and nothing behind them."""
+    sec_multiplier: float = Field(default=1.0, gt=0)
+    """timed_trace: what a timestamp is multiplied by to get seconds."""
+    block_tokens: int = Field(default=json_traces.TIMED_BLOCK_TOKENS, ge=1, le=MAX_TOKENS)
+    """timed_trace: tokens that one hash id stands for."""
+
+
+def read_workload(path: Path, seed: int = 0, options: TraceOptions | None = None) -> Workload:
+    """The workload in a file.
+
+    Args:
+        path: of the file, read once as a stream.
+        seed: of the prompts, and of the draws that spread rounded times; a workload in our own format keeps its own.
+        options: format and units.
+
+    Raises:
+        WorkloadError: with file, line, column, value and what is allowed, for anything that cannot be read.
+    """
+    options = options or TraceOptions()
+    file, limit = str(path), options.limit
+    stream = numbered_lines(path)
+    head = list(itertools.islice(stream, HEAD_LINES))
+    found = options.format or detect(head, file)
+    lines = itertools.chain(head, stream)
+    if found == "flying":
+        return files.load(lines, file, limit)
+    with_header = itertools.islice(lines, None if limit is None else limit + 1)
+    units = json_traces.MOONCAKE
+    if found == "azure":
+        requests = csv_traces.azure(with_header, file)
+    elif found == "burstgpt":
+        requests = csv_traces.burstgpt(with_header, file, seed)
+    else:
+        if found == "timed_trace":
+            units = json_traces.Units(options.sec_multiplier, options.block_tokens)
+        requests = json_traces.read(itertools.islice(lines, limit), file, units, seed)
+    return Workload(path.stem, seed, tuple(requests), units.block_tokens, f"{found} trace {path.name}")
+
+
+def detect(head: Sequence[tuple[int, str]], file: str) -> Format:
+    """The format of a file by its first line, or its first lines where that does not tell.
+
+    Raises:
+        WorkloadError: if it is none that is known.
+    """
+    number, first = head[0]
+    if not first.startswith("{"):
+        names = csv_traces.header(first)
+        if csv_traces.is_azure(names):
+            return "azure"
+        if csv_traces.is_burstgpt(names):
+            return "burstgpt"
+        allowed = f"JSONL, or the header {','.join(csv_traces.AZURE)} or {','.join(csv_traces.BURSTGPT)}"
+        raise WorkloadError("header", first, allowed, file=file, line=number)
+    try:
+        row = msgspec.json.decode(first)
+    except msgspec.DecodeError as error:
+        raise WorkloadError("row", first, f"one JSON object ({error})", file=file, line=number) from None
+    if "format" in row:
+        return "flying"
+    missing = [name for name in _COLUMNS if name not in row]
+    if missing:
+        allowed = f"columns {', '.join(_COLUMNS)} (missing: {', '.join(missing)}), or the header of a workload file"
+        raise WorkloadError("row", first, allowed, file=file, line=number)
+    return "mooncake" if json_traces.guess_units(head, file) is json_traces.MOONCAKE else "timed_trace"
