@@ -84,6 +84,15 @@ class CommunicatorPool:
                 with self.activate(size):
                     coordinator.all_reduce(torch.ones(1, device=coordinator.device))
 
+    def any_of(self, size: int, value: bool) -> bool:
+        """Whether `value` is true on any member of the group of `size` engines. All return at the same time."""
+        coordinator = self._coordinators[size]
+        if coordinator.world_size == 1:
+            return value
+        with self.activate(size):
+            votes = coordinator.all_reduce(torch.tensor([float(value)], device=coordinator.device))
+        return bool(votes.item() > 0)
+
     @contextmanager
     def activate(self, size: int) -> Iterator[None]:
         """Make the group of `size` engines the tensor-parallel group while the body runs."""

@@ -99,10 +99,15 @@ class Lane:
         torch.random.set_rng_state(self.random_state)
         try:
             with self.pool.activate(self.size):
-                output = self.runner.execute_model(plan)
-                if output is None:
-                    output = self.runner.sample_tokens(grammar)
+                return run_step(self.runner, plan, grammar)
         finally:
             self.random_state = torch.random.get_rng_state()
             torch.random.set_rng_state(outside)
-        return output.get_output() if hasattr(output, "get_output") else output
+
+
+def run_step(runner: Any, plan: Any, grammar: Any) -> Any:
+    """One step of a model runner, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
+    output = runner.execute_model(plan)
+    if output is None:
+        output = runner.sample_tokens(grammar)
+    return output.get_output() if hasattr(output, "get_output") else output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import deployment_of
-from flying_serving.engine.lane import Lane, lane_config
+from flying_serving.engine.calibration import Limits, batches, calibrate
+from flying_serving.engine.lane import Lane, lane_config, run_step
+from flying_serving.engine.parent import end_with_parent
 from flying_serving.engine.progress import phase
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
@@ -28,6 +31,7 @@ class LaneWorker:
 
     def init_device(self) -> None:
         """Join the torch world of all engines in place of a world of this engine's own."""
+        end_with_parent()
         table.install()
         loading.use_lanes()
         worker: Any = self
@@ -83,6 +87,7 @@ class LaneWorker:
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
+        self._blocks = kv_cache_config.num_blocks
         cache = self.model_runner.kv_caches[0]  # type: ignore[attr-defined]
         storage = cache.untyped_storage()
         buffer = torch.empty(0, dtype=torch.int8, device=cache.device).set_(storage)
@@ -95,7 +100,23 @@ class LaneWorker:
         for lane in self.lanes.values():
             phase(self.engine, self.rank, f"warming up the group of {lane.size}, its members together")  # type: ignore[attr-defined]
             lane.warm()
+        self._calibration = self._calibrate()
         return times
+
+    @torch.inference_mode()
+    def _calibrate(self) -> list[list[float]]:
+        phase(self.engine, self.rank, "measuring the steps of each lane")  # type: ignore[attr-defined]
+        together = partial(self.pool.any_of, self.deployment.widest)
+        limits = Limits.of(self.vllm_config, self._blocks)  # type: ignore[attr-defined]
+        measured = calibrate(1, batches(limits), partial(run_step, self.model_runner, grammar=None), together)  # type: ignore[attr-defined]
+        for size, lane in self.lanes.items():
+            limits = Limits.of(lane.config, self._blocks)
+            measured += calibrate(size, batches(limits), partial(lane.execute, grammar=None), together)
+        return measured
+
+    def calibration(self) -> list[list[float]]:
+        """What was measured at start: see `engine/calibration.py`."""
+        return self._calibration
 
     def lane_kv_config(self, size: int) -> tuple[Any, KVCacheConfig]:
         """The VllmConfig and the KV configuration that a leader's scheduler for groups of `size` works with."""

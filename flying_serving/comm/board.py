@@ -1,0 +1,44 @@
+"""What engines let each other see without a message: when each ended its last step in each lane."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+
+_LANES = 4  # group sizes 1, 2, 4, 8
+_SLOT = 8  # one double per engine and lane
+
+
+class StepBoard:
+    """Times of the last steps of all engines of a server, in one small file that they map.
+
+    Times are CLOCK_MONOTONIC seconds, which all processes of a node share. A slot has one writer, and a double that
+    is written whole is read whole, so there is no lock.
+    """
+
+    def __init__(self, path: str, engines: int) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            size = max(engines * _LANES * _SLOT, mmap.PAGESIZE)
+            os.ftruncate(file, size)  # of the same size again: nothing changes
+            self._map = mmap.mmap(file, size)
+        finally:
+            os.close(file)
+        self._ends = memoryview(self._map).cast("d")
+
+    def ended(self, engine: int, size: int, now: float) -> None:
+        """Note that a step of the lane for groups of `size` has ended on an engine."""
+        self._ends[engine * _LANES + size.bit_length() - 1] = now
+
+    def elsewhere_since(self, engines: Iterable[int], size: int, since: float) -> bool:
+        """Whether one of `engines` was in a step of another lane than that of `size` at a time after `since`."""
+        own = size.bit_length() - 1
+        return any(
+            self._ends[engine * _LANES + lane] > since for engine in engines for lane in range(_LANES) if lane != own
+        )
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._ends.release()
+        self._map.close()

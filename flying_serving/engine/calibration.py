@@ -1,0 +1,108 @@
+"""How long each lane's step takes, measured at start: what policies go by until traffic shows more."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flying_serving.vllm_hooks.batches import decode_steps, prefill_steps
+
+logger = logging.getLogger("vllm.flying_serving")
+
+REPETITIONS = 3
+ENOUGH_S = 0.5
+"""A batch is not repeated any more after so long, and no larger one is tried if this one took so long."""
+_SEQUENCES = (1, 8)
+_PROMPTS = (64, 256)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step of a lane can take: requests, tokens, tokens of one request, and tokens per KV block."""
+
+    sequences: int
+    tokens: int
+    request_tokens: int
+    block_tokens: int
+
+    @classmethod
+    def of(cls, config: Any, blocks: int) -> Limits:
+        """The limits of a lane with this VllmConfig and so many KV blocks."""
+        scheduler, block_tokens = config.scheduler_config, config.cache_config.block_size
+        room = (blocks - 1) * block_tokens
+        longest = min(config.model_config.max_model_len, room)
+        return cls(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Steps with `tokens` tokens each: of one prompt, or one of each of so many decoding requests."""
+
+    tokens: int
+    is_prefill: bool
+    block_tokens: int
+
+    def steps(self) -> Iterator[Any]:
+        """REPETITIONS steps, and one more that computes nothing and ends the requests."""
+        return (prefill_steps if self.is_prefill else decode_steps)(REPETITIONS, self.tokens, self.block_tokens)
+
+
+def batches(limits: Limits) -> list[Batch]:
+    """What is measured, smallest first: as far as one step can take it."""
+    decode = sorted({min(count, limits.sequences, limits.tokens) for count in _SEQUENCES})
+    prompts = sorted({min(count, limits.tokens, limits.request_tokens) for count in _PROMPTS})
+    kinds = [(count, False) for count in decode] + [(count, True) for count in prompts]
+    return [Batch(count, is_prefill, limits.block_tokens) for count, is_prefill in kinds]
+
+
+def calibrate(
+    size: int,
+    planned: Iterable[Batch],
+    run: Callable[[Any], Any],
+    together: Callable[[bool], bool],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
+    """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group a step.
+
+    Args:
+        size: engines in the lane's group.
+        planned: what to measure.
+        run: makes a step of this lane, from a SchedulerOutput.
+        together: takes whether this engine wants to stop; returns whether any does, on all of them at the same time.
+        clock: seconds.
+
+    Returns:
+        for each batch: [size, seconds of the fastest of its steps, tokens, 1.0 for a prompt or 0.0 for decoding
+        requests of one token each]. What fails is logged and ends the measurement.
+    """
+    measured: list[list[float]] = []
+    together(False)
+    for batch in planned:
+        best_s, spent_s, enough = math.inf, 0.0, False
+        *steps, end = batch.steps()
+        for step in steps:
+            if not enough:
+                took_s = _timed(run, step, clock)
+                best_s, spent_s = min(best_s, took_s), spent_s + took_s
+                enough = together(spent_s > ENOUGH_S)
+        _timed(run, end, clock)
+        if math.isfinite(best_s):
+            measured.append([size, best_s, batch.tokens, float(batch.is_prefill)])
+        if together(best_s > ENOUGH_S):
+            break
+    return measured
+
+
+def _timed(run: Callable[[Any], Any], step: Any, clock: Callable[[], float]) -> float:
+    """Seconds of a step; infinite if it fails, which must not keep a server from starting."""
+    began = clock()
+    try:
+        run(step)
+    except Exception:
+        logger.warning("calibration: a made-up step failed", exc_info=True)
+        return math.inf
+    return clock() - began

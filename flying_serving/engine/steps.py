@@ -1,0 +1,74 @@
+"""How long the steps that an engine led took, and what was in them: what a cost model of the lanes is fitted to."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flying_serving.comm.board import StepBoard
+from flying_serving.layout.groups import Group
+from flying_serving.vllm_hooks.watch import contents, watch_steps
+
+KEPT_STEPS = 4096
+"""Steps that are kept until somebody takes them; the oldest go first."""
+
+
+class StepLog:
+    """The last steps that an engine led, in its lane 1 and in groups.
+
+    A step lasts from when its plan is made until its output is there, or from the end of the lane's step before it if
+    that was still under way (async scheduling).
+
+    Args:
+        board: where all engines note when they end a step.
+        clock: seconds, CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self, board: StepBoard, clock: Callable[[], float] = time.monotonic, kept_steps: int = KEPT_STEPS
+    ) -> None:
+        self.counts: dict[int, int] = {}
+        """Steps led since the start, by group size."""
+        self._board = board
+        self._clock = clock
+        self._steps: deque[list[float]] = deque(maxlen=kept_steps)
+        self._under_way: dict[int, deque[tuple[Any, float]]] = {}
+        self._ended: dict[int, float] = {}
+
+    def watch(self, group: Group, scheduler: Any) -> None:
+        """Log all steps that a vLLM scheduler of this engine plans for `group`."""
+        size = len(group)
+        self.counts[size] = 0
+        self._under_way[size] = deque()
+        self._ended[size] = 0.0
+        watch_steps(scheduler, partial(self._began, size), partial(self._came, group))
+
+    def _began(self, size: int, plan: Any) -> None:
+        if plan.total_num_scheduled_tokens:
+            self._under_way[size].append((plan, self._clock()))
+
+    def _came(self, group: Group, plan: Any) -> None:
+        size = len(group)
+        under_way = self._under_way[size]
+        if not under_way or under_way[0][0] is not plan:
+            return  # it computed nothing
+        began = max(under_way.popleft()[1], self._ended[size])
+        now = self._ended[size] = self._clock()
+        self.counts[size] += 1
+        disturbed = self._board.elsewhere_since(group, size, began)
+        self._steps.append([size, now - began, *contents(plan), float(disturbed)])
+
+    def take(self) -> list[list[float]]:
+        """The steps since the last call, oldest first, at most `kept_steps`.
+
+        Returns:
+            for each step: size of the group, duration in s, tokens of prompts, decoding requests (one token each),
+            tokens of its requests that were computed before, and 1.0 if the duration includes a step of another lane
+            that one of the group's engines made meanwhile, else 0.0.
+        """
+        taken = list(self._steps)
+        self._steps.clear()
+        return taken

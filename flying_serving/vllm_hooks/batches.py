@@ -1,0 +1,66 @@
+"""Steps of made-up requests, as vLLM's scheduler would order them: with attention, KV memory and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+
+_TOKEN = 1
+_CONTEXT_TOKENS = 16
+"""What a request that decodes has behind it."""
+
+
+def prefill_steps(count: int, tokens: int, block_tokens: int) -> Iterator[SchedulerOutput]:
+    """`count` steps that each compute the prompt of one request, and last one that computes nothing and ends them."""
+    names = [f"calibration-prefill-{tokens}-{i}" for i in range(count)]
+    for name in names:
+        yield _step([_new(name, tokens, 0, tokens, block_tokens)], {name: tokens})
+    yield _end(names)
+
+
+def decode_steps(count: int, sequences: int, block_tokens: int) -> Iterator[SchedulerOutput]:
+    """`count` steps in which `sequences` requests decode a token each, and last one that ends them."""
+    names = [f"calibration-decode-{sequences}-{i}" for i in range(sequences)]
+    each = dict.fromkeys(names, 1)
+    tokens = _CONTEXT_TOKENS + count
+    yield _step([_new(name, _CONTEXT_TOKENS, _CONTEXT_TOKENS - 1, tokens, block_tokens) for name in names], each)
+    for number in range(1, count):
+        plan = _step([], each)
+        cached = plan.scheduled_cached_reqs
+        cached.req_ids = names
+        cached.new_block_ids = [None] * sequences
+        cached.num_computed_tokens = [_CONTEXT_TOKENS - 1 + number] * sequences
+        cached.num_output_tokens = [number] * sequences
+        yield plan
+    yield _end(names)
+
+
+def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) -> NewRequestData:
+    # All requests have the same blocks: nobody owns one yet, and what is in them does not matter. Block 0 is vLLM's.
+    blocks = -(-tokens // block_tokens)
+    return NewRequestData(
+        req_id=name,
+        prompt_token_ids=[_TOKEN] * prompt,
+        mm_features=[],
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens),
+        pooling_params=None,
+        block_ids=(list(range(1, 1 + blocks)),),
+        num_computed_tokens=computed,
+        lora_request=None,
+    )
+
+
+def _step(new: list[NewRequestData], scheduled: dict[str, int]) -> SchedulerOutput:
+    plan = SchedulerOutput.make_empty()
+    plan.scheduled_new_reqs = new
+    plan.num_scheduled_tokens = scheduled
+    plan.total_num_scheduled_tokens = sum(scheduled.values())
+    return plan
+
+
+def _end(names: list[str]) -> SchedulerOutput:
+    plan = SchedulerOutput.make_empty()
+    plan.finished_req_ids = set(names)
+    return plan

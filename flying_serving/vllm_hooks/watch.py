@@ -1,0 +1,37 @@
+"""Where a scheduler's steps begin and end, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def watch_steps(scheduler: Any, began: Callable[[Any], None], ended: Callable[[Any], None]) -> None:
+    """Call `began` with each SchedulerOutput that a vLLM scheduler makes, and `ended` when its output has come."""
+    schedule, update = scheduler.schedule, scheduler.update_from_output
+
+    def scheduled(*args: Any, **kwargs: Any) -> Any:
+        plan = schedule(*args, **kwargs)
+        began(plan)
+        return plan
+
+    def updated(plan: Any, output: Any) -> Any:
+        ended(plan)
+        return update(plan, output)
+
+    scheduler.schedule, scheduler.update_from_output = scheduled, updated
+
+
+def contents(plan: Any) -> tuple[int, int, int]:
+    """What a step of this SchedulerOutput computes.
+
+    Returns:
+        prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it again.
+        decode_seqs: the other requests, of one token each.
+        context_tokens: tokens of all its requests that were computed before.
+    """
+    cached, scheduled = plan.scheduled_cached_reqs, plan.num_scheduled_tokens
+    outputs = zip(cached.req_ids, cached.num_output_tokens, strict=True)
+    decode_seqs = sum(1 for request_id, count in outputs if count and scheduled[request_id] == 1)
+    context_tokens = sum(cached.num_computed_tokens) + sum(new.num_computed_tokens for new in plan.scheduled_new_reqs)
+    return plan.total_num_scheduled_tokens - decode_seqs, decode_seqs, context_tokens

@@ -1,0 +1,48 @@
+"""StepBoard: who was in a step of another lane since when."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flying_serving.comm.board import StepBoard
+
+
+@pytest.fixture
+def boards(tmp_path: Path) -> Iterator[tuple[StepBoard, StepBoard]]:
+    """Yield two engines' ends of the board of eight engines."""
+    pair = StepBoard(f"{tmp_path}/board", 8), StepBoard(f"{tmp_path}/board", 8)
+    yield pair
+    for board in pair:
+        board.close()
+
+
+def test_nobody_was_anywhere_at_first(boards: tuple[StepBoard, StepBoard]) -> None:
+    """A fresh file is all zeros."""
+    assert not any(board.elsewhere_since(range(8), size, 0.0) for board in boards for size in (1, 2, 4, 8))
+
+
+@pytest.mark.parametrize("engine", range(8))
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_the_end_of_a_step_is_seen_by_all_and_of_all_other_lanes(
+    boards: tuple[StepBoard, StepBoard], engine: int, size: int
+) -> None:
+    """On that engine, in another lane than its own, after a time before it."""
+    boards[0].ended(engine, size, 5.0)
+    for board in boards:
+        for other in (1, 2, 4, 8):
+            assert board.elsewhere_since(range(8), other, 4.9) == (other != size)
+            assert board.elsewhere_since([engine], other, 4.9) == (other != size)
+            assert not board.elsewhere_since([e for e in range(8) if e != engine], other, 4.9)
+            assert not board.elsewhere_since(range(8), other, 5.0)
+
+
+def test_the_last_end_counts_and_that_of_each_lane_stays(boards: tuple[StepBoard, StepBoard]) -> None:
+    """A step of the lane that is asked about does not hide one of another."""
+    board = boards[0]
+    board.ended(1, 1, 3.0)
+    board.ended(1, 2, 4.0)
+    assert boards[1].elsewhere_since((0, 1), 2, 2.0)
+    assert not boards[1].elsewhere_since((0, 1), 2, 3.0)
+    board.ended(1, 1, 6.0)
+    assert boards[1].elsewhere_since((0, 1), 2, 5.0)
