@@ -183,10 +183,10 @@ class ShmGroup:
                 raise ValueError(f"{operation} on a closed group")
             sequence = self._sequence + 1
             self._sequence += steps
-            if kernel(self._group, sequence, YIELDS, *args):
-                return
-            begin_s = time.monotonic()
             try:
+                if kernel(self._group, sequence, YIELDS, *args):
+                    return
+                begin_s = time.monotonic()
                 while not kernel(self._group, sequence, 0, *args):
                     waited_s = time.monotonic() - begin_s
                     self._check(f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s)
