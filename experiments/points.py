@@ -1,0 +1,106 @@
+"""Published numbers and what the cost model says instead of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flying_serving.sim import models
+from flying_serving.sim.cost import LaneCost
+from flying_serving.sim.hardware import Hardware
+from flying_serving.sim.memory import MAX_BATCHED_TOKENS, kv_capacity_tokens
+from flying_serving.sim.steady import Load, full, prefill_s, tpot_s, ttft_s
+
+PATH = Path(__file__).parent / "data" / "published.json"
+MAX_SEQUENCES = 1024
+"""vLLM's default for a server on a device of at least 70 GiB that is no A100."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published number; `conditions` has what `predict` needs besides model, device and degree."""
+
+    id: str
+    role: str
+    """fit, held_back, queueing (for the discrete-event simulator) or impossible (contradicts its own conditions)."""
+    kind: str
+    value: float
+    unit: str
+    source: str
+    hardware: str
+    model: str
+    degree: int
+    conditions: dict[str, Any]
+
+
+def read() -> list[Point]:
+    """All published points."""
+    fields = tuple(name for name in Point.__dataclass_fields__ if name != "conditions")
+    rows = json.loads(PATH.read_text(encoding="utf-8"))
+    return [
+        Point(**{f: row[f] for f in fields}, conditions={k: v for k, v in row.items() if k not in fields})
+        for row in rows
+    ]
+
+
+def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) -> float:
+    """What the cost model says.
+
+    Args:
+        point: the published number.
+        hardware: the device it was measured on.
+        sequences: requests that an engine decodes at once, of a point that does not state them; at most as many as
+            its KV memory holds.
+    """
+    given = point.conditions
+    model = models.load(point.model)
+    if point.kind == "capacity":
+        tokens = kv_capacity_tokens(
+            model,
+            hardware,
+            point.degree,
+            given.get("resident_degree"),
+            given["utilization"],
+            given.get("activations"),
+        )
+        return tokens / given.get("sequences", 1)
+    cost = LaneCost(model, hardware, point.degree, given.get("execution", "graph"))
+    if point.kind == "decode_rate":
+        return sequences / cost.step_s(sequences, sequences * given["context_tokens"])
+    load = Load(given["prompt_tokens"], given["output_tokens"], given.get("chunk_tokens", MAX_BATCHED_TOKENS))
+    match point.kind:
+        case "tpot":
+            return tpot_s(cost, load, given["rate_per_engine"])
+        case "ttft":
+            return ttft_s(cost, load, given["rate_per_engine"])
+        case "closed_loop_tpot":
+            return full(cost, load, given["sequences"]).tpot_s
+        case "prefill_rate":
+            return 1.0 / prefill_s(cost, load)
+        case "worst_step":
+            return _worst_step(cost, load, _sequences(cost, load, given, sequences))
+        case "saturated_requests" | "saturated_total" | "saturated_output":
+            tokens = {"requests": 1, "total": load.prompt_tokens + load.output_tokens, "output": load.output_tokens}
+            rate = full(cost, load, _sequences(cost, load, given, sequences)).requests_per_s
+            return rate * given["engines"] * tokens[point.kind.removeprefix("saturated_")]
+        case "saturated_ratio":
+            against = LaneCost(model, hardware, given["against_degree"])
+            rates = [full(c, load, _sequences(c, load, given, sequences)).requests_per_s for c in (cost, against)]
+            return rates[0] * given["engines"] / rates[1]
+    raise ValueError(f"{point.id}: kind={point.kind!r}")
+
+
+def _sequences(cost: LaneCost, load: Load, given: dict[str, Any], limit: float) -> float:
+    """As many as the KV memory holds at their average length, at most the limit."""
+    utilization = given.get("utilization", 0.9)
+    capacity = kv_capacity_tokens(cost.model, cost.hardware, cost.degree, None, utilization)
+    return min(given.get("max_sequences", MAX_SEQUENCES), limit, capacity / load.mean_context_tokens)
+
+
+def _worst_step(cost: LaneCost, load: Load, sequences: float) -> float:
+    """A step with the last full chunk of a prompt beside all decoding requests."""
+    decodes = full(cost, load, sequences).sequences
+    new = min(load.prompt_tokens, load.chunk_tokens - round(decodes))
+    return cost.step_s(decodes, decodes * load.mean_context_tokens, ((new, load.prompt_tokens - new),))

@@ -1,0 +1,75 @@
+"""How many tokens of KV cache a device has room for."""
+
+from __future__ import annotations
+
+from flying_serving.errors import ConfigError
+from flying_serving.sim.hardware import Hardware
+from flying_serving.sim.models import ACTIVATION_BYTES, Model
+
+GPU_MEMORY_UTILIZATION = 0.9
+"""vLLM's default."""
+MAX_BATCHED_TOKENS = 8192
+"""vLLM's default for a server on a device of this size."""
+
+
+def activation_bytes(model: Model, degree: int, batched_tokens: int = MAX_BATCHED_TOKENS) -> float:
+    """Peak of a step's temporary tensors: residual, normed input and the feed-forward layer's three, per token."""
+    inner = 3 * max(1, model.experts_per_token) * model.intermediate / degree
+    return batched_tokens * (4 * model.hidden + inner) * ACTIVATION_BYTES
+
+
+def kv_pool_bytes(
+    model: Model,
+    hardware: Hardware,
+    resident_degree: int,
+    utilization: float = GPU_MEMORY_UTILIZATION,
+    activations: float | None = None,
+) -> float:
+    """Bytes of KV cache on one device.
+
+    Args:
+        model: whose weights are resident.
+        hardware: the kind of device.
+        resident_degree: devices that hold the weights once: those of one engine, whatever lane it steps in.
+        utilization: share of the device's memory that the server may use.
+        activations: peak bytes of temporary tensors on each device; None to estimate them.
+
+    Raises:
+        ConfigError: the weights leave no room.
+    """
+    if activations is None:
+        activations = activation_bytes(model, resident_degree)
+    usable = utilization * hardware.spec.memory_bytes.value - hardware.coefficients.reserve_bytes.value - activations
+    pool = usable - model.weight_bytes(resident_degree)
+    if pool <= 0:
+        needed = (model.weight_bytes(resident_degree) + activations) / 1e9
+        raise ConfigError(
+            f"{model.name} on {resident_degree} x {hardware.name}: weights and activations need {needed:.1f} GB per "
+            f"device of {usable / 1e9 + activations / 1e9:.1f} GB usable at gpu_memory_utilization={utilization}"
+        )
+    return pool
+
+
+def kv_capacity_tokens(
+    model: Model,
+    hardware: Hardware,
+    degree: int,
+    resident_degree: int | None = None,
+    utilization: float = GPU_MEMORY_UTILIZATION,
+    activations: float | None = None,
+) -> int:
+    """Tokens that a group of so many devices holds when its engines pool their KV memory.
+
+    Args:
+        model: whose KV cache it is.
+        hardware: the kind of device.
+        degree: devices of the group.
+        resident_degree: devices of one engine; None if the group is one engine (a static layout).
+        utilization: see `kv_pool_bytes`.
+        activations: see `kv_pool_bytes`.
+
+    Raises:
+        ConfigError: the weights leave no room.
+    """
+    pool = kv_pool_bytes(model, hardware, resident_degree or degree, utilization, activations)
+    return int(pool / model.kv_bytes_per_token(degree))

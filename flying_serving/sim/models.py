@@ -1,0 +1,239 @@
+"""What a decoder model is made of, from its Hugging Face configuration: parameters, bytes and KV cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from flying_serving.errors import ConfigError
+
+ACTIVATION_BYTES = 2
+"""Bytes of one activation or KV value: bfloat16."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer with gated feed-forward layers, dense or with routed experts.
+
+    `degree` below is the number of devices that share the model by tensor parallelism. Norms, routers and, beyond
+    the number of KV heads, KV projections are whole on every device; everything else is divided.
+    """
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Width of the feed-forward layer, of one expert if there are experts."""
+    vocab: int
+    tied_embeddings: bool = False
+    experts: int = 0
+    """Routed experts per layer; 0 for a dense model."""
+    experts_per_token: int = 0
+    sliding_window: int = 0
+    """Tokens that a sliding layer looks back; 0 without a window."""
+    sliding_layers: int = 0
+    linear_bytes: float = 2.0
+    """Bytes per parameter of attention and dense feed-forward weights."""
+    expert_bytes: float = 2.0
+    """Bytes per parameter of the experts' weights, scales included."""
+    embedding_bytes: float = 2.0
+
+    @property
+    def attention_params(self) -> int:
+        """Of one layer."""
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def feed_forward_params(self) -> int:
+        """Gate, up and down of one dense layer or of one expert."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def embedding_params(self) -> int:
+        """Input embedding and output head."""
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
+    def params(self) -> int:
+        """All weights but biases."""
+        per_layer = self.attention_params + 2 * self.hidden + self.hidden * self.experts
+        per_layer += self.feed_forward_params * max(1, self.experts)
+        return self.layers * per_layer + self.hidden + self.embedding_params
+
+    @property
+    def active_params(self) -> int:
+        """Weights that one token is multiplied with in the layers; neither embeddings nor output head."""
+        experts = max(1, self.experts_per_token)
+        return self.layers * (self.attention_params + experts * self.feed_forward_params + self.hidden * self.experts)
+
+    def flops_per_token(self, context_tokens: int = 0) -> float:
+        """Floating-point operations of one token's layers when it looks back at so many tokens."""
+        full = (self.layers - self.sliding_layers) * context_tokens
+        sliding = self.sliding_layers * min(context_tokens, self.sliding_window)
+        return 2.0 * self.active_params + 4.0 * self.heads * self.head_dim * (full + sliding)
+
+    def kv_heads_per_device(self, degree: int) -> int:
+        """KV heads that each device holds; at least one, so heads replicate beyond their number."""
+        return max(1, self.kv_heads // degree)
+
+    def kv_bytes_per_token(self, degree: int) -> int:
+        """Bytes of KV cache per token on each device, all layers alike (one KV cache group)."""
+        return self.layers * 2 * self.kv_heads_per_device(degree) * self.head_dim * ACTIVATION_BYTES
+
+    def weight_bytes(self, degree: int) -> float:
+        """Bytes of weights on each device."""
+        kv_params = 2 * self.hidden * self.head_dim * self.kv_heads_per_device(degree)
+        attention = 2 * self.hidden * self.head_dim * self.heads / degree + kv_params
+        whole = ACTIVATION_BYTES * (2 * self.hidden + self.hidden * self.experts)
+        if self.experts:
+            feed_forward = self.expert_bytes * self.experts * self.feed_forward_params / degree
+        else:
+            feed_forward = self.linear_bytes * self.feed_forward_params / degree
+        layer = self.linear_bytes * attention + feed_forward + whole
+        return self.layers * layer + self.embedding_bytes * self.embedding_params / degree
+
+
+def names() -> list[str]:
+    """Names of the models whose configurations are packaged."""
+    return sorted(_library())
+
+
+def load(name_or_path: str) -> Model:
+    """A packaged model by its name, or any model by the path of its `config.json` or of the folder that has one.
+
+    Raises:
+        ConfigError: no such model, or a configuration that this cost model does not cover; names field and file.
+    """
+    library = _library()
+    if name_or_path.lower() in library:
+        return from_config(name_or_path.lower(), library[name_or_path.lower()]["config"], "packaged models.json")
+    path = Path(name_or_path)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        known = ", ".join(sorted(library))
+        raise ConfigError(f"model={name_or_path!r}: neither a file nor one of {known}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"model={name_or_path!r}: {path} is no JSON file: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"model={name_or_path!r}: {path} must hold one JSON object")
+    return from_config(path.resolve().parent.name, config, str(path))
+
+
+def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
+    """Read a Hugging Face configuration.
+
+    Args:
+        name: what to call the model.
+        config: the content of `config.json`; of a multimodal model, its `text_config` is read.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: a field is missing, out of range, or of an architecture that is not covered.
+    """
+    config = config.get("text_config", config)
+    _refuse_uncovered(config, where)
+    count = _Reader(config, where)
+    heads = count("num_attention_heads")
+    hidden = count("hidden_size")
+    layers = count("num_hidden_layers")
+    experts = count.first(("num_local_experts", "num_experts", "n_routed_experts"), 0)
+    intermediate = count("intermediate_size")
+    if experts:
+        intermediate = count("moe_intermediate_size", intermediate)
+    linear_bytes, expert_bytes = _weight_bytes(config, where)
+    window, sliding_layers = _sliding(config, count, layers)
+    kv_heads = count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ConfigError(f"{where}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
+    return Model(
+        name=name,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=count("head_dim", hidden // heads),
+        intermediate=intermediate,
+        vocab=count("vocab_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        experts=experts,
+        experts_per_token=count.first(("num_experts_per_tok", "experts_per_token")) if experts else 0,
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        linear_bytes=linear_bytes,
+        expert_bytes=expert_bytes,
+    )
+
+
+class _Reader:
+    """Positive integers of a configuration; null counts as absent."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self._config = config
+        self._where = where
+
+    def __call__(self, field: str, default: int | None = None) -> int:
+        return self.first((field,), default)
+
+    def first(self, fields: tuple[str, ...], default: int | None = None) -> int:
+        """The first of the fields that is there."""
+        for field in fields:
+            value = self._config.get(field)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{self._where}: {field}={value!r}: must be an integer of at least 1")
+            return value
+        if default is None:
+            raise ConfigError(f"{self._where}: {fields[0]} is missing; must be an integer of at least 1")
+        return default
+
+
+def _refuse_uncovered(config: Mapping[str, Any], where: str) -> None:
+    for field, what in (
+        ("kv_lora_rank", "multi-head latent attention"),
+        ("ssm_cfg", "state space layers"),
+        ("mamba_d_state", "state space layers"),
+        ("is_encoder_decoder", "an encoder"),
+        ("first_k_dense_replace", "a mix of dense and expert layers"),
+    ):
+        if config.get(field):
+            raise ConfigError(f"{where}: {field}={config[field]!r}: {what} is not covered by the cost model")
+
+
+def _weight_bytes(config: Mapping[str, Any], where: str) -> tuple[float, float]:
+    """Bytes per parameter of linear and of expert weights, scales included."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return 2.0, 2.0
+    method = quantization.get("quant_method")
+    if method == "mxfp4":
+        # Four bits and one 8-bit scale per 32 values, experts only: OCP Microscaling Formats (MX) 1.0, section 5.2.
+        return 2.0, (32 * 4 + 8) / 32 / 8
+    if method in ("fp8", "fbgemm_fp8"):
+        return 1.0, 1.0
+    if method in ("awq", "gptq") and quantization.get("bits") in (4, 8):
+        return quantization["bits"] / 8, quantization["bits"] / 8
+    raise ConfigError(f"{where}: quantization_config.quant_method={method!r}: must be mxfp4, fp8, awq or gptq")
+
+
+def _sliding(config: Mapping[str, Any], count: _Reader, layers: int) -> tuple[int, int]:
+    """Window in tokens and how many layers have it."""
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        return 0, 0
+    kinds = config.get("layer_types")
+    return count("sliding_window"), kinds.count("sliding_attention") if kinds else layers
+
+
+def _library() -> dict[str, Any]:
+    text = files("flying_serving.sim").joinpath("data", "models.json").read_text(encoding="utf-8")
+    library: dict[str, Any] = json.loads(text)
+    return library
