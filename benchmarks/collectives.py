@@ -1,4 +1,4 @@
-"""Time the all-reduce of ShmGroup and of gloo by size and number of ranks: `python benchmarks/collectives.py`."""
+"""Time the all-reduce of ShmGroup and of gloo by size and number of ranks: `python -m benchmarks.collectives`."""
 
 import argparse
 import os

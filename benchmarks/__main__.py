@@ -1,0 +1,47 @@
+"""Run benchmarks in turn, each in a process of its own.
+
+python -m benchmarks                     all of them
+python -m benchmarks --list              say what each measures
+python -m benchmarks NAME ...            those
+python -m benchmarks NAME OPTION ...     that one with options, --help among them
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = ("steady_state", "startup", "switch_cost", "switch_storm", "collectives")
+
+
+def title(name: str) -> str:
+    """The first line of a benchmark's own description."""
+    return (ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or "").splitlines()[0]
+
+
+def main() -> None:
+    """Exit code 1 if any benchmark failed, 2 if the command line is wrong."""
+    words = sys.argv[1:]
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    options = words[len(names) :]
+    usage = f"{__doc__}\n" + "\n".join(f"{name:14}{title(name)}" for name in NAMES)
+    if words in (["--list"], ["--help"], ["-h"]):
+        print(usage)
+        return
+    if set(names) - set(NAMES) or (options and len(names) != 1):
+        print(f"{' '.join(words)}: not understood\n\n{usage}", file=sys.stderr)
+        sys.exit(2)
+    failed = []
+    for name in names or NAMES:
+        print(f"\n{name}: {title(name)}\n", flush=True)
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode:
+            failed.append(name)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

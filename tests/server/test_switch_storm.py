@@ -1,0 +1,27 @@
+"""Some dozens of random switches under load (benchmarks/switch_storm.py): every stream is what it is undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from benchmarks.switch_storm import FLAGS, print_report, storm
+from flying_serving.config import PREEMPTS
+from flying_serving.demo.tiny import make_model
+from tests.live import ROOT, Server
+
+pytestmark = pytest.mark.server
+
+SWITCHES = 40
+
+
+def test_streams_survive_a_storm_of_switches() -> None:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *FLAGS) as server:
+        report = asyncio.run(storm(server, SWITCHES, clients=8, jobs=20))
+    print_report(report)
+    assert not report.failures
+    assert len(report.switches) == SWITCHES
+    assert {switch["preempt"] for switch in report.switches} == set(PREEMPTS)
+    assert report.outcomes["complete"] >= 50
+    assert report.outcomes["left midway"] >= 5
