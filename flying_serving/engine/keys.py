@@ -2,3 +2,5 @@
 
 LANE_KEY = "flying_lane"
 """Where the client notes the size of the group that a request goes to (in SamplingParams.extra_args)."""
+HISTORY_KEY = "flying_history"
+"""Where the client notes the tokens that a request got in another group (in SamplingParams.extra_args)."""
