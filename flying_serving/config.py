@@ -4,32 +4,48 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
+from flying_serving.wording import first_problem
 
 KEY = "flying_serving"
 MAX_ENGINES = 8
+MAX_LINK_US = 1_000_000
+MAX_LINK_GB_PER_S = 1_000_000
 
-Preempt = Literal["weave", "hard", "sequential"]
-PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential")
+PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft")
+PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
 
 
 class FlyingConfig(BaseModel):
     """What a user may set (`flying-serving serve --help`, or `--additional-config '{"flying_serving": {...}}'`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     group_sizes: tuple[int, ...] | None = None
-    """Engines per group that may be bound, 1 always among them. None: all powers of two that the model allows."""
-    policy: Literal["manual"] = "manual"
+    """Engines per group that may be bound, like 1,2,4, 1 always among them; if not given: all that the model allows."""
+    policy: PolicyName = "auto"
+    """Who decides the layout: `auto` composes `load`, `priority` and `context`; with `manual` an operator does."""
+    policy_dry_run: bool = False
+    """Log what the policy would do, and do nothing."""
+    horizon_s: float = Field(default=10.0, gt=0, le=3600)
+    """How far ahead layouts are compared."""
+    ttft_weight: float = Field(default=10.0, ge=1, le=1000)
+    """Seconds between tokens that one second before the first token counts for."""
+    max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
+    """More requests than this are answered with 429."""
     cpu_collectives: Literal["shm", "gloo"] = "shm"
+    """How engines on the CPU exchange data."""
+    emulate_link: tuple[float, float] | None = None
+    """Microseconds and GB/s, like 200,5, by which each exchange between engines is slowed, to measure policies."""
     weave_steps: int = Field(default=1, ge=1, le=1000)
     """Steps of the present layout for each step of an older one that is still draining."""
     max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
     """A paused lane gets a step at least this often."""
     collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    """How long an engine waits for the others of its group."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
 
@@ -44,6 +60,24 @@ class FlyingConfig(BaseModel):
         if 1 not in value:
             raise ValueError("1 must be among the group sizes")
         return tuple(sorted(set(value)))
+
+    @field_validator("emulate_link", mode="before")
+    @classmethod
+    def _two(cls, value: object) -> object:
+        if isinstance(value, list | tuple) and len(value) != 2:
+            raise ValueError("must be two numbers, microseconds and GB/s")
+        return value
+
+    @field_validator("emulate_link")
+    @classmethod
+    def _link(cls, value: tuple[float, float] | None, info: ValidationInfo) -> tuple[float, float] | None:
+        if value is None:
+            return None
+        if not (0 <= value[0] <= MAX_LINK_US and 0 < value[1] <= MAX_LINK_GB_PER_S):
+            raise ValueError(f"must be from 0 up to {MAX_LINK_US} us, and above 0 up to {MAX_LINK_GB_PER_S} GB/s")
+        if info.data.get("cpu_collectives") != "shm":
+            raise ValueError("only shared memory can be slowed (cpu_collectives shm)")
+        return value
 
 
 class Deployment(BaseModel):
@@ -84,15 +118,10 @@ def parse_flying(raw: dict[str, Any]) -> FlyingConfig:
     try:
         return FlyingConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(_first_problem(error)) from None
+        field, value, allowed = first_problem(FlyingConfig, error)
+        raise ConfigError(f"{field or KEY}={value!r}: {allowed}") from None
 
 
 def deployment_of(additional_config: dict[str, Any]) -> Deployment:
     """The deployment that the launcher put into vLLM's `additional_config`."""
     return Deployment.model_validate(additional_config[KEY])
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    field = ".".join(map(str, problem["loc"])) or "flying_serving"
-    return f"{field}={problem['input']!r}: {problem['msg']}"

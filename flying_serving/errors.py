@@ -8,6 +8,7 @@ FlyingError
 ├── RequestError           a request that no layout of this server can run
 ├── PoolFull               more requests wait than may (HTTP 429)
 ├── WorkloadError          a trace, or a parameter of a workload, that cannot be used: file, line, column, value
+├── BenchError             a server that cannot be measured, or results that cannot be read
 ├── IntegrityError         block bookkeeping that does not add up: both sides of the equation
 ├── HookError              a vLLM that does not look like the one the hooks were written for
 └── EngineLost             another engine did not answer
@@ -71,6 +72,10 @@ class WorkloadError(FlyingError, ValueError):
 
 class PoolFull(FlyingError):
     """More requests wait than may."""
+
+
+class BenchError(FlyingError):
+    """A server that cannot be measured, or results that cannot be read or written."""
 
 
 class IntegrityError(FlyingError):

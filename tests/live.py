@@ -19,6 +19,7 @@ import httpx
 ROOT = Path(__file__).parents[1]
 READY_S = 240.0
 FLAGS = (
+    "--policy=manual",
     "--dtype=float32",
     "--enforce-eager",
     "--max-model-len=2048",

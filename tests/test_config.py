@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flying_serving.config import KEY, PREEMPTS, Deployment, FlyingConfig, Preempt, deployment_of, parse_flying
+from flying_serving.config import KEY, Deployment, FlyingConfig, PolicyName, deployment_of, parse_flying
 from flying_serving.errors import ConfigError, FlyingError
+from flying_serving.policy.policies import POLICIES
 
 
 def deployment(**changes: Any) -> Deployment:
@@ -30,7 +31,7 @@ def test_nothing_set_is_the_default() -> None:
     config = parse_flying({})
     assert config == FlyingConfig()
     assert config.group_sizes is None
-    assert (config.policy, config.cpu_collectives, config.weave_steps) == ("manual", "shm", 1)
+    assert (config.policy, config.cpu_collectives, config.weave_steps) == ("auto", "shm", 1)
 
 
 @pytest.mark.parametrize(
@@ -42,18 +43,29 @@ def test_nothing_set_is_the_default() -> None:
         ({"group_sizes": [1, 0]}, "group_sizes=[1, 0]", "group size 0 is not one of"),
         ({"group_sizes": [1, -2]}, "group_sizes=[1, -2]", "group size -2 is not one of"),
         ({"group_sizes": [1, 16]}, "group_sizes=[1, 16]", "group size 16 is not one of"),
-        ({"group_sizes": [1, "two"]}, "group_sizes.1='two'", "integer"),
-        ({"policy": "magic"}, "policy='magic'", "manual"),
-        ({"cpu_collectives": "mpi"}, "cpu_collectives='mpi'", "'shm' or 'gloo'"),
-        ({"weave_steps": 0}, "weave_steps=0", "greater than or equal to 1"),
-        ({"weave_steps": 1001}, "weave_steps=1001", "less than or equal to 1000"),
-        ({"weave_steps": 1.5}, "weave_steps=1.5", "integer"),
-        ({"max_pause_ms": 0}, "max_pause_ms=0", "greater than or equal to 1"),
-        ({"max_pause_ms": float("nan")}, "max_pause_ms=nan", "less than or equal to 3600000"),
-        ({"max_pause_ms": float("inf")}, "max_pause_ms=inf", "less than or equal to 3600000"),
-        ({"collective_timeout_s": -1}, "collective_timeout_s=-1", "greater than 0"),
-        ({"lend_blocks": 0}, "lend_blocks=0", "greater than or equal to 1"),
-        ({"group_size": [1]}, "group_size=[1]", "Extra inputs are not permitted"),
+        ({"group_sizes": [1, "two"]}, "group_sizes[1]='two'", "must be a whole number"),
+        ({"policy": "magic"}, "policy='magic'", "must be 'auto', 'load', 'priority'"),
+        ({"cpu_collectives": "mpi"}, "cpu_collectives='mpi'", "must be 'shm' or 'gloo'"),
+        ({"group_sizes": "1,2"}, "group_sizes='1,2'", "must be a list"),
+        ({"weave_steps": 0}, "weave_steps=0", "must be a whole number from 1 up to 1000"),
+        ({"weave_steps": 1001}, "weave_steps=1001", "must be a whole number from 1 up to 1000"),
+        ({"weave_steps": 1.5}, "weave_steps=1.5", "must be a whole number from 1 up to 1000"),
+        ({"max_pause_ms": 0}, "max_pause_ms=0", "must be a number from 1 up to 3600000"),
+        ({"max_pause_ms": "soon"}, "max_pause_ms='soon'", "must be a number from 1 up to 3600000"),
+        ({"max_pause_ms": float("nan")}, "max_pause_ms=nan", "must be a number from 1 up to 3600000"),
+        ({"max_pause_ms": float("inf")}, "max_pause_ms=inf", "must be a number from 1 up to 3600000"),
+        ({"collective_timeout_s": -1}, "collective_timeout_s=-1", "must be a number above 0 up to 86400"),
+        ({"emulate_link": [200]}, "emulate_link=[200]", "must be two numbers, microseconds and GB/s"),
+        ({"emulate_link": [200, 5, 1]}, "emulate_link=[200, 5, 1]", "must be two numbers, microseconds and GB/s"),
+        ({"emulate_link": "200,5"}, "emulate_link='200,5'", "must be a list"),
+        ({"emulate_link": [200, "fast"]}, "emulate_link[1]='fast'", "must be a number"),
+        ({"emulate_link": [-1, 5]}, "emulate_link=[-1, 5]", "must be from 0 up to 1000000 us, and above 0 up to"),
+        ({"emulate_link": [200, 0]}, "emulate_link=[200, 0]", "above 0 up to 1000000 GB/s"),
+        ({"emulate_link": [float("nan"), 5]}, "emulate_link=[nan, 5]", "must be from 0"),
+        ({"emulate_link": [200, float("inf")]}, "emulate_link=[200, inf]", "above 0 up to 1000000 GB/s"),
+        ({"emulate_link": [200, 5], "cpu_collectives": "gloo"}, "emulate_link=[200, 5]", "only shared memory can be"),
+        ({"lend_blocks": 0}, "lend_blocks=0", "must be a whole number from 1 up to 1000000"),
+        ({"group_size": [1]}, "group_size=[1]", "unknown; known are group_sizes, policy, "),
     ],
 )
 def test_a_wrong_setting_is_refused_by_field_value_and_what_is_allowed(
@@ -76,9 +88,9 @@ def test_group_sizes_come_out_sorted_and_once(sizes: list[int]) -> None:
     assert parse_flying({"group_sizes": [*sizes, 1]}).group_sizes == tuple(sorted({1, *sizes}))
 
 
-def test_the_ways_to_preempt_are_written_down_twice_alike() -> None:
-    """Once for the type checker, once for messages."""
-    assert get_args(Preempt) == PREEMPTS
+def test_the_policies_are_written_down_twice_alike() -> None:
+    """Once for settings, once where they are made."""
+    assert set(get_args(PolicyName)) == set(POLICIES)
 
 
 def test_settings_are_frozen() -> None:

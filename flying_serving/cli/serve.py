@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import glob
 import importlib.util
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig, parse_flying
-from flying_serving.errors import ConfigError, Unsupported
+from pydantic import ValidationError
 
+from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
+from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.wording import first_problem
+
+_LISTS = ("group_sizes", "emulate_link")
 _FORKED = "FLYING_SERVING_PRELOADED"
 
 
@@ -27,6 +34,7 @@ def main(argv: list[str]) -> None:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from flying_serving.server.support import refuse_missing_model
     from flying_serving.vllm_hooks import table
 
     table.install(table.ENTRY_PATCHES)
@@ -36,6 +44,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if args.model_tag is not None:
         args.model = args.model_tag
+    refuse_missing_model(args.model)
     flying = _flying_settings(args)
     args.additional_config = {**(args.additional_config or {}), KEY: flying}
     if args.data_parallel_size not in (1, 2, 4, MAX_ENGINES):
@@ -44,40 +53,40 @@ def main(argv: list[str]) -> None:
         raise Unsupported(f"--api-server-count={args.api_server_count}: only one API server can be served yet")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.data_parallel_size)))
     configure_logging_from_args(args)
-    validate_parsed_serve_args(args)
-    uvloop.run(run_server(args))
+    try:
+        validate_parsed_serve_args(args)
+    except TypeError as error:
+        raise ConfigError(str(error).removeprefix("Error: ")) from None
+    try:
+        uvloop.run(run_server(args))
+    except (ValidationError, OSError, KeyboardInterrupt) as error:
+        _explain(args, error)
+        raise
+
+
+def _explain(args: Any, error: BaseException) -> None:
+    """Raise in place of `error` what tells a user in one line, if it is a user's mistake, or wish."""
+    from flying_serving.server.support import refused_by_vllm
+
+    if isinstance(error, ValidationError) and error.title.endswith("Config"):
+        raise refused_by_vllm(args.model, error.errors()[0]["msg"]) from None
+    if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        raise ConfigError(f"--host={args.host or ''} --port={args.port}: {os.strerror(error.errno).lower()}") from None
+    if isinstance(error, KeyboardInterrupt):
+        sys.stderr.write("flying-serving: ended while it was starting\n")
+        raise SystemExit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None
 
 
 def _add_flags(parser: Any) -> None:
-    """Our flags; their defaults and limits are those of FlyingConfig."""
+    """A flag for each field of FlyingConfig, which checks the value."""
     group = parser.add_argument_group("Flying Serving")
-    defaults = FlyingConfig()
-    group.add_argument(
-        "--group-sizes", help="engines per group that may be bound, like 1,2,4; default: all that the model allows"
-    )
-    group.add_argument("--policy", default=defaults.policy, help="who decides the layout; so far: manual")
-    group.add_argument("--cpu-collectives", default=defaults.cpu_collectives, help="shm or gloo (CPU only)")
-    group.add_argument(
-        "--weave-steps",
-        type=int,
-        default=defaults.weave_steps,
-        help="steps of a new layout for each step of an older one that still drains",
-    )
-    group.add_argument(
-        "--max-pause-ms",
-        type=float,
-        default=defaults.max_pause_ms,
-        help="a paused lane gets a step at least this often",
-    )
-    group.add_argument(
-        "--collective-timeout-s",
-        type=float,
-        default=defaults.collective_timeout_s,
-        help="how long an engine waits for the others of its group",
-    )
-    group.add_argument(
-        "--lend-blocks", type=int, default=defaults.lend_blocks, help="KV blocks that a group asks for at a time"
-    )
+    for name, field in FlyingConfig.model_fields.items():
+        shown = "" if field.default is None else f" (default: {field.default})"
+        group.add_argument(_flag(name), default=argparse.SUPPRESS, help=f"{field.description}{shown}")
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def _flying_settings(args: Any) -> dict[str, Any]:
@@ -86,20 +95,22 @@ def _flying_settings(args: Any) -> dict[str, Any]:
     Raises:
         ConfigError: naming the flag, its value and what is allowed.
     """
-    given: dict[str, Any] = {
-        name: getattr(args, name) for name in FlyingConfig.model_fields if getattr(args, name, None) is not None
-    }
-    if isinstance(given.get("group_sizes"), str):
-        try:
-            given["group_sizes"] = [int(size) for size in given["group_sizes"].split(",")]
-        except ValueError:
-            raise ConfigError(f"--group-sizes={args.group_sizes!r}: a list like 1,2,4 is expected") from None
     if not isinstance(args.additional_config or {}, dict):
-        raise ConfigError(f"--additional-config={args.additional_config!r}: a JSON object is expected")
+        raise ConfigError(f"--additional-config={args.additional_config!r}: must be a JSON object")
     base = (args.additional_config or {}).get(KEY) or {}
     if not isinstance(base, dict):
-        raise ConfigError(f"--additional-config {KEY}={base!r}: a JSON object is expected")
-    return parse_flying({**base, **given}).model_dump()
+        raise ConfigError(f"--additional-config {KEY}={base!r}: must be a JSON object")
+    words = {name: getattr(args, name) for name in FlyingConfig.model_fields if hasattr(args, name)}
+    given = {name: word.split(",") if name in _LISTS else word for name, word in words.items()}
+    try:
+        return FlyingConfig.model_validate({**base, **given}).model_dump()
+    except ValidationError as error:
+        field, value, allowed = first_problem(FlyingConfig, error)
+    name = field.split("[")[0]
+    if name not in words:
+        raise ConfigError(f"--additional-config {KEY}.{field}={value!r}: {allowed}")
+    element = "" if name == field else f"{value!r} "
+    raise ConfigError(f"{_flag(name)}={words[name]}: {element}{allowed}")
 
 
 def _restart_with_allocator() -> None:

@@ -1,11 +1,15 @@
-"""What a switch did: one record each, kept for `GET /flying/switches`."""
+"""Changes of layout: the one under way, and what each did, kept for `GET /flying/switches`."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import Decision
+
+KEPT = 1000
 
 
 @dataclass
@@ -22,9 +26,11 @@ class Switch:
     old: Layout
     new: Layout
     preempt: str
-    ordered_s: float
+    decided_s: float
     requests_in_flight: int
-    wall_time_s: float
+    decision: Decision | None = None
+    ordered_s: float = 0.0
+    wall_time_s: float = 0.0
     cutover_ms: float | None = None
     in_flight_ms: float | None = None
     overhead_ms: float | None = None
@@ -32,6 +38,7 @@ class Switch:
     waited_for_idle_ms: float = 0.0
     drain_ms: float | None = None
     worst_token_gap_ms: float = 0.0
+    problem: str | None = None
     draining: set[str] = field(default_factory=set)
 
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
@@ -43,7 +50,12 @@ class Switch:
         if not self.draining:
             self._drained(now_s)
 
-    def finished(self, request_id: str, now_s: float) -> None:
+    def failed(self, problem: str, now_s: float) -> None:
+        """Some engine did not answer."""
+        self.problem = problem
+        self._drained(now_s)
+
+    def ended(self, request_id: str, now_s: float) -> None:
         """A request is over; the last of the old layout ends the drain."""
         if request_id in self.draining:
             self.draining.discard(request_id)
@@ -64,12 +76,17 @@ class Switch:
 
     def to_json(self) -> dict[str, Any]:
         """What `GET /flying/switches` shows."""
+        decision = self.decision
         return {
             "number": self.number,
             "time": self.wall_time_s,
             "from": self.old.to_lists(),
             "to": self.new.to_lists(),
             "preempt": self.preempt,
+            "reason": decision.reason if decision else "ordered by an operator",
+            "predicted_gain_request_s": _finite(decision.gain) if decision else None,
+            "predicted_cost_request_s": decision.cost if decision else None,
+            "considered_request_s": dict(decision.considered) if decision else None,
             "requests_in_flight": self.requests_in_flight,
             "waited_for_idle_ms": self.waited_for_idle_ms,
             "cutover_ms": self.cutover_ms,
@@ -78,4 +95,92 @@ class Switch:
             "work_ms": self.work_ms,
             "drain_ms": self.drain_ms,
             "worst_token_gap_ms": self.worst_token_gap_ms,
+            "problem": self.problem,
         }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: a gain without limit (a request cannot run otherwise) is shown as null."""
+    return value if value < float("inf") else None
+
+
+@dataclass
+class Changeover:
+    """The switch under way. `weave` and `hard` are ordered at once; the others wait until old requests have ended."""
+
+    switch: Switch
+    weave_steps: int
+    is_ordered: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engines may be told now."""
+        waits = self.switch.preempt in ("sequential", "soft")
+        return not self.is_ordered and not (waits and self.switch.draining)
+
+    @property
+    def holds(self) -> bool:
+        """Whether new requests wait until the engines are told."""
+        return not self.is_ordered and self.switch.preempt == "sequential"
+
+    def ordered(self, now_s: float) -> None:
+        """The engines are told at `now_s`."""
+        self.is_ordered = True
+        self.switch.ordered_s = now_s
+        self.switch.waited_for_idle_ms = (now_s - self.switch.decided_s) * 1e3
+
+
+class Switches:
+    """The last switches, and token gaps while any of them is open."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Switch] = deque(maxlen=KEPT)
+        self.count = 0
+        self._open: list[Switch] = []
+        self._token_at: dict[str, float] = {}
+
+    def begin(
+        self,
+        old: Layout,
+        new: Layout,
+        preempt: str,
+        in_flight: int,
+        draining: set[str],
+        now_s: float,
+        decision: Decision | None,
+    ) -> Switch:
+        """A new switch, decided now."""
+        self.count += 1
+        switch = Switch(self.count, old, new, preempt, now_s, in_flight, decision, now_s, draining=draining)
+        self._open.append(switch)
+        self.kept.append(switch)
+        return switch
+
+    def token(self, request_id: str, now_s: float) -> None:
+        """A stream got a token."""
+        last = self._token_at.get(request_id)
+        self._token_at[request_id] = now_s
+        if last is not None:
+            for switch in self._open:
+                switch.token_gap(now_s - max(last, switch.ordered_s))
+
+    def ended(self, request_id: str, now_s: float) -> None:
+        """A request has left its group."""
+        self._token_at.pop(request_id, None)
+        for switch in self._open:
+            switch.ended(request_id, now_s)
+        self.prune()
+
+    def prune(self) -> None:
+        """Close those that are over."""
+        if self._open:
+            self._open = [switch for switch in self._open if switch.open]
+
+    def for_load_since(self, since_s: float) -> int:
+        """How many switches the load policy has made since then."""
+        recent = 0
+        for switch in reversed(self.kept):
+            if switch.decided_s < since_s:
+                break
+            recent += switch.decision is not None and switch.decision.reason.startswith("load")
+        return recent

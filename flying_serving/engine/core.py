@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import signal
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -14,14 +13,18 @@ from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import Request, RequestStatus
 
+from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
 from flying_serving.engine.keys import LANE_KEY
-from flying_serving.engine.parent import end_with_parent
+from flying_serving.engine.orders import Orders
+from flying_serving.engine.parent import end_with_parent, ended_by_sigterm, forget_signals
+from flying_serving.engine.report import Report
+from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tickets import (
     AskTicket,
     Channel,
@@ -36,19 +39,21 @@ from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.vllm_hooks.engines import engine_classes
+from flying_serving.vllm_hooks.history import resume
 from flying_serving.vllm_hooks.kv import pooled_capacity
 
 
-class FlyingEngineCore(EngineCoreProc):
+class FlyingEngineCore(Orders, EngineCoreProc):
     """One engine: its own scheduler and worker (lane 1), a part in each group, and the groups that it leads."""
 
     @staticmethod
     def run_engine_core(*args: Any, **kwargs: Any) -> None:
         """Entry point of the process; installs the hooks where the process did not inherit them."""
+        forget_signals()
         end_with_parent()
-        signal.set_wakeup_fd(-1)  # a forked engine must not wake the server's event loop
         table.install()
-        with table.engine_classes(FlyingEngineCore):
+        with engine_classes(FlyingEngineCore):
             EngineCoreProc.run_engine_core(*args, **kwargs)
 
     def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
@@ -60,7 +65,8 @@ class FlyingEngineCore(EngineCoreProc):
         self.leaders: dict[int, Leader] = {}
         self._lane_of: dict[str, int] = {}
         self._last_step_s = (0.0, 0.0)
-        super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
+        with ended_by_sigterm():
+            super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
         heads = vllm_config.model_config.get_total_num_kv_heads()
@@ -100,6 +106,12 @@ class FlyingEngineCore(EngineCoreProc):
                 )
                 lend = self.deployment.flying.lend_blocks
                 self.leaders[size] = Leader(group, scheduler, self.channel, lend)
+        self.report = Report(self.scheduler, self.own, self.members, self.leaders)
+        self.board = StepBoard(f"{self.deployment.run_dir}/steps", self.deployment.engines)
+        self.steps = StepLog(self.board)
+        self.steps.watch((self.engine,), self.scheduler)
+        for leader in self.leaders.values():
+            self.steps.watch(leader.group, leader.scheduler)
 
     def _wake(self) -> None:
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
@@ -118,7 +130,7 @@ class FlyingEngineCore(EngineCoreProc):
             elif turn.size == 1:
                 self._step_alone()
             else:
-                self._emit(self.leaders[turn.size].order(time.monotonic()))
+                self._emit(self.leaders[turn.size].order(time.monotonic(), goes_on=self.turns.goes_on(turn.size)))
         raise SystemExit
 
     def _choose(self) -> Turn:
@@ -153,7 +165,8 @@ class FlyingEngineCore(EngineCoreProc):
     def _ran(self, size: int, started: float, *, more: bool, led_here: bool) -> None:
         ended = time.monotonic()
         self._last_step_s = (started, ended)
-        self.turns.ran(size, ended, more=more, led_here=led_here)
+        self.board.ended(self.engine, size, ended)
+        self.turns.ran(size, ended, more=more, led_here=led_here, took_s=ended - started)
 
     def _serve(self, ticket: Any) -> None:
         size = len(ticket.group)
@@ -172,25 +185,21 @@ class FlyingEngineCore(EngineCoreProc):
 
     def _step_together(self, size: int, ticket: StepTicket) -> None:
         started = time.monotonic()
-        plan = in_physical_blocks(ticket.plan, self.members[size].lent)
+        member = self.members[size]
+        member.in_use = ticket.in_use
+        plan = in_physical_blocks(ticket.plan, member.lent)
         output = self.model_executor.collective_rpc("execute_lane", args=(size, plan, ticket.grammar))[0]
         leader = self.leaders.get(size)
         if leader is not None:
             self._process_aborts_queue()
             self._emit(leader.finish(ticket.plan, output))
+        elif stats := self.report.due(started, idle=not ticket.more):
+            self._emit({0: EngineCoreOutputs(scheduler_stats=stats)})
         self._ran(size, started, more=ticket.more, led_here=leader is not None)
 
     def _emit(self, outputs: dict[int, Any] | None) -> None:
-        for client, output in (outputs or {}).items():
-            if output.scheduler_stats is not None:
-                self._add_other_lanes(output.scheduler_stats)
-            self.output_queue.put_nowait((client, output))
-
-    def _add_other_lanes(self, stats: Any) -> None:
-        """An engine reports the requests of all its lanes, whichever lane has just stepped."""
-        counts = [scheduler.get_request_counts() for scheduler in self._schedulers()]
-        stats.num_running_reqs = sum(running for running, _ in counts)
-        stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
+        for output in (outputs or {}).items():
+            self.output_queue.put_nowait(output)
 
     def _reclaim_if_short(self) -> None:
         lending = any(member.lent.lent_count for member in self.members.values())
@@ -206,13 +215,15 @@ class FlyingEngineCore(EngineCoreProc):
     # ---- requests
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
-        """vLLM's, with the block hashes of the lane that the request goes to. Runs in the input thread."""
+        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input thread."""
         params = request.sampling_params
         size = (params.extra_args or {}).pop(LANE_KEY, 1) if params is not None else 1
         if size != 1:
             self._lane_of[request.request_id] = size
         self.request_block_hasher = self._hashers[size]
-        return super().preprocess_add_request(request)
+        made, wave = super().preprocess_add_request(request)
+        resume(made, request, self.structured_output_manager)
+        return made, wave
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
         """To the scheduler of the lane that the client chose."""
@@ -221,6 +232,8 @@ class FlyingEngineCore(EngineCoreProc):
             super().add_request(request, request_wave)
         else:
             self.leaders[size].scheduler.add_request(request)
+        if request.num_output_tokens:
+            request.take_events()  # it began elsewhere: that it is queued is no news to vLLM's metrics
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """In whichever lane they are."""
@@ -244,56 +257,3 @@ class FlyingEngineCore(EngineCoreProc):
         options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         lent = sum(len(member.lent.physical()) for member in self.members.values())
         return all([self.own.forget(lent, **options), *(leader.forget(**options) for leader in self.leaders.values())])
-
-    # ---- orders, called by the client as vLLM utilities
-
-    def flying_switch(self, group: list[int], preempt: str, weave_steps: int, sent_s: float) -> dict[str, float]:
-        """From now on this engine's present group is `group`.
-
-        Args:
-            group: engines, this one among them.
-            preempt: "weave" or "hard" (a sequential switch is ordered when nothing is left to preempt).
-            weave_steps: steps of the new layout for each step of an older one.
-            sent_s: when the client ordered it (CLOCK_MONOTONIC).
-
-        Returns:
-            in_flight_ms: how long the step that was under way kept the order waiting.
-            overhead_ms: the rest of the time since `sent_s`.
-            work_ms: processor time of this call.
-        """
-        worked_s = time.thread_time()
-        now = time.monotonic()
-        self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
-        started, ended = self._last_step_s
-        in_flight_s = max(0.0, ended - max(started, sent_s))
-        return {
-            "in_flight_ms": in_flight_s * 1e3,
-            "overhead_ms": max(0.0, now - sent_s - in_flight_s) * 1e3,
-            "work_ms": (time.thread_time() - worked_s) * 1e3,
-        }
-
-    def flying_report(self) -> dict[str, Any]:
-        """What each lane of this engine holds: requests, blocks; for `GET /flying/status`."""
-        counts = [scheduler.get_request_counts() for scheduler in self._schedulers()]
-        lanes = zip((1, *self.leaders), counts, strict=True)
-        return {
-            "engine": self.engine,
-            "lanes": {str(size): {"running": running, "waiting": waiting} for size, (running, waiting) in lanes},
-            "blocks": int(self.vllm_config.cache_config.num_gpu_blocks or 0),
-            "free_blocks": self.own.free_count(),
-            "lent_blocks": {str(size): member.lent.lent_count for size, member in self.members.items()},
-        }
-
-    def flying_check(self) -> bool:
-        """Check the block bookkeeping of all lanes.
-
-        Raises:
-            IntegrityError: with both sides of the equation that does not hold.
-        """
-        outside: set[int] = set()
-        for member in self.members.values():
-            outside |= member.lent.physical()
-        self.own.check(outside)
-        for leader in self.leaders.values():
-            leader.check()
-        return True

@@ -55,6 +55,8 @@ class Member:
         self._own = own
         self._channel = channel
         self.lent = LentBlocks(own)
+        self.in_use = 0
+        """Lent blocks that requests of the group hold, as its last step said."""
         self._needed_at = 0.0
 
     def offer(self, ask: AskTicket) -> int:
@@ -97,8 +99,10 @@ class Leader:
             return None
         return max(0.0, self._retry_at - now)
 
-    def order(self, now: float) -> Any:
+    def order(self, now: float, *, goes_on: bool = True) -> Any:
         """Order the next step, and blocks if they are short. Returns outputs if nothing can run, so no model is needed.
+
+        `goes_on`: whether it will be this lane's turn again at once, so that the members keep still for it.
 
         What can run with the blocks that there are does not wait for more: it would keep its own meanwhile, and lanes
         that are all short of blocks could go on taking each other's for ever.
@@ -114,9 +118,9 @@ class Leader:
         grammar = self.scheduler.get_grammar_bitmask(plan)
         if grammar is not None:  # vLLM's buffer serves all lanes here; another may step before this ticket is served
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
-        more = self.scheduler.get_num_unfinished_requests() > 0
+        more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self._outstanding = True
-        self._channel.send(self.group, StepTicket(self.group, plan, grammar, more))
+        self._channel.send(self.group, StepTicket(self.group, plan, grammar, more, self.borrowed.in_use))
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:

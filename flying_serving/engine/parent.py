@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 _INIT = 1
@@ -18,5 +21,23 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == _INIT:  # it died before
+        parent = multiprocessing.parent_process()
+        if os.getppid() == _INIT and (parent is None or parent.pid != _INIT):  # it died before
             raise SystemExit
+
+
+def forget_signals() -> None:
+    """Drop the handlers that a forked process has of its parent: SIGTERM ends it, an interrupt is the parent's business."""
+    signal.set_wakeup_fd(-1)  # it must not wake the server's event loop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """While the body runs SIGTERM ends this process at once, where vLLM would let it finish and be killed later."""
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

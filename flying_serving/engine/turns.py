@@ -38,8 +38,12 @@ Turn = Serve | Step | Wait
 class Turns:
     """Chooses what an engine does next.
 
+    A weave shares time, not steps: every change from one lane to another may have to wait for the engines that still do
+    something else, so when a step of the present lane is long (a chunk of prompts), an older lane makes several short
+    ones (decodes) before the present lane goes on.
+
     Args:
-        weave_steps: steps of the present lane for each step of an older one.
+        weave_steps: steps of the present lane before an older one gets as much time as one of them took.
         max_pause_s: an older lane gets a step at least this often, under a hard preempt only this often.
     """
 
@@ -49,6 +53,10 @@ class Turns:
         self.weave_steps = weave_steps
         self.max_pause_s = max_pause_s
         self._present_steps = 0
+        self._present_took_s = 0.0
+        self._took_s: dict[int, float] = {}
+        self._turn: int | None = None
+        self._left_s = 0.0
         self._stepped_at: dict[int, float] = {}
         self._expect_until = 0.0
 
@@ -58,16 +66,33 @@ class Turns:
             self._expect_until = 0.0
             self._stepped_at.setdefault(self.present, now)
         self.present, self.hard, self.weave_steps = present, hard, weave_steps
-        self._present_steps = 0
+        self._present_steps, self._turn = 0, None
 
-    def ran(self, size: int, now: float, *, more: bool, led_here: bool) -> None:
-        """A step of the lane `size` has run here. `more`: its leader goes on at once."""
+    def ran(self, size: int, now: float, *, more: bool, led_here: bool, took_s: float = 0.0) -> None:
+        """A step of the lane `size` has run here, for `took_s`. `more`: its leader goes on at once."""
         self._stepped_at[size] = now
+        self._took_s[size] = took_s
+        if not led_here:
+            self._expect_until = now + EXPECT_S if more else 0.0
+        elif size == self.present:
+            self._expect_until = 0.0
         if size == self.present:
             self._present_steps += 1
-            self._expect_until = now + EXPECT_S if more and not led_here else 0.0
+            self._present_took_s = took_s
+            self._turn = None
         else:
+            self._left_s = self._left(size) - took_s
+            self._turn = size
             self._present_steps = 0
+
+    def goes_on(self, size: int) -> bool:
+        """Whether the lane `size`, if it steps now, is to step again at once after that, as far as its turn goes."""
+        took_s = self._took_s.get(size, 0.0)
+        return size == self.present or (not self.hard and self._left(size) - took_s > took_s / 2)
+
+    def _left(self, size: int) -> float:
+        """Seconds that an older lane may still use before the present one goes on."""
+        return self._left_s if self._turn == size else self._present_took_s
 
     def choose(self, now: float, ready: Mapping[int, bool], *, ticket: bool) -> Turn:
         """What to do at `now`.
@@ -93,7 +118,12 @@ class Turns:
         # a pause may be shorter than a step: between two steps of older lanes the present lane gets one.
         paused_s = now - self._stepped_at.setdefault(size, now)
         late = paused_s >= self.max_pause_s and (self._present_steps > 0 or not present_ready)
-        return late or (not self.hard and self._present_steps >= self.weave_steps)
+        its_turn = self._present_steps >= self.weave_steps or self._in_turn(size)
+        return late or (not self.hard and its_turn)
+
+    def _in_turn(self, size: int) -> bool:
+        """Whether an older lane has stepped and most of another step of its fits into its time."""
+        return self._turn == size and self._left_s > self._took_s[size] / 2
 
     def _patience(self, older: list[int], now: float) -> float | None:
         if not older:

@@ -51,7 +51,8 @@ class LaneWorker:
         )
         distributed.set_home(self.pool.coordinator(1))
         if self.pack_weights and deployment.flying.cpu_collectives == "shm":
-            self.pool.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
+            flying = deployment.flying
+            self.pool.use_shared_memory(deployment.run_dir, flying.collective_timeout_s, flying.emulate_link)
         self.pool.warm()
 
     def load_model(self, **options: Any) -> None:

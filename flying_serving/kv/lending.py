@@ -105,6 +105,11 @@ class BorrowedBlocks:
         """Group blocks that are lent and not in use."""
         return self._pool.free_count()
 
+    @property
+    def in_use(self) -> int:
+        """Group blocks that requests hold."""
+        return len(self.held) - self._pool.free_count()
+
     def room(self) -> int:
         """How many more blocks could be lent."""
         return len(self._withheld)

@@ -47,6 +47,21 @@ class Layout:
         return cls(tuple(aligned_group(e, size) for e in range(0, engines, size)))
 
     @classmethod
+    def all(cls, engines: int, sizes: Sequence[int]) -> list[Layout]:
+        """Every partition into aligned groups of these sizes, narrow ones first."""
+
+        def partitions(first: int, size: int) -> list[tuple[Group, ...]]:
+            halves: list[tuple[Group, ...]] = []
+            if size > 1:
+                half = size // 2
+                right = partitions(first + half, half)
+                halves = [a + b for a in partitions(first, half) for b in right]
+            whole = aligned_group(first, size)
+            return [*halves, (whole,)] if size in sizes else halves
+
+        return [cls(groups) for groups in partitions(0, engines)]
+
+    @classmethod
     def parse(cls, groups: object, engines: int, sizes: Sequence[int]) -> Layout:
         """Check what a client sent as `groups`.
 

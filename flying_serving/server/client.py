@@ -1,4 +1,4 @@
-"""The engine client inside the API server: routes requests over the present layout and carries out switches."""
+"""The engine client inside the API server: the shell that tells the controller what happens and does what it says."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine
+from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.utils.async_utils import in_loop
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
 from vllm.v1.engine.core_client import AsyncMPClient
 
 from flying_serving.config import PREEMPTS, deployment_of
-from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.routing import Router, Wanted
+from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.requests import Wanted
 from flying_serving.controller.switches import Switch
-from flying_serving.engine.keys import LANE_KEY
-from flying_serving.errors import EngineLost, FlyingError, LayoutError, RequestError
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.errors import EngineLost, FlyingError, LayoutError, PoolFull, RequestError
+from flying_serving.layout.groups import Layout
+from flying_serving.server.clock import keep_time
+from flying_serving.server.settings import describe, settings_of
+from flying_serving.server.streams import DEGREE_KEY, Streams
 
 logger = logging.getLogger("vllm.flying_serving")
 
-KEPT_SWITCHES = 1000
 STREAMS_END_S = 0.1
-DEGREE_KEY = "tp_degree"
 
 
 class FlyingClient(AsyncMPClient):
@@ -37,23 +38,15 @@ class FlyingClient(AsyncMPClient):
         self.deployment = deployment_of(vllm_config.additional_config)
         self._blocks: list[int] = []
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
-        deployment = self.deployment
-        capacity = Capacity.of(
-            deployment.group_sizes,
-            min(self._blocks),
-            vllm_config.cache_config.block_size,
-            deployment.devices,
-            vllm_config.model_config.get_total_num_kv_heads(),
-        )
-        self.router = Router(Layout.uniform(deployment.engines, 1), capacity)
-        self.held: dict[str, tuple[EngineCoreRequest, Wanted]] = {}
-        self.switches: deque[Switch] = deque(maxlen=KEPT_SWITCHES)
-        self._open: list[Switch] = []
-        self._switch_count = 0
+        settings = settings_of(vllm_config, self.deployment, min(self._blocks))
+        self.controller = Controller(settings)
+        self.streams = Streams(settings.capacity, vllm_config.model_config.max_model_len)
         self._switching = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._hold_all = False
-        self._token_at: dict[str, float] = {}
+        self._switched: dict[int, asyncio.Future[None]] = {}
+        self._deadlines: dict[str, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._clock: asyncio.Task[None] | None = None
+        self._ensure_clock()
 
     def _apply_ready_response(self, payload: bytes) -> None:
         before = self.vllm_config.cache_config.num_gpu_blocks or 0
@@ -64,64 +57,37 @@ class FlyingClient(AsyncMPClient):
     # ---- requests
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Send a request to the group that should run it, or hold it until the layout has one.
+        """Hand a request to the controller, which sends it to a group or lets it wait for one.
 
         Raises:
             VLLMValidationError: if no layout of this server can run it (HTTP 400).
+            GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
         """
         request.client_index = self.client_index
         self._ensure_output_queue_task()
-        wanted = self._wanted(request)
+        self._ensure_clock()
+        wanted = self.check(request)
+        self.streams.open(request)
+        commands = self.controller.arrived(request.request_id, wanted, time.monotonic())
+        expires = None
+        if wanted.deadline_s is not None and request.request_id in self.controller.pool:
+            expires = self._deadlines[request.request_id] = asyncio.get_running_loop().create_future()
+        await self.carry_out(commands)
+        if expires is not None:
+            await expires
+
+    def check(self, request: Any) -> Wanted:
+        """What a request wants, if it can be taken. Raises as `add_request_async`, which a stream calls too late."""
+        wanted = self.streams.wanted(request)
         try:
-            self.router.check(wanted)
+            self.controller.check(wanted)
         except RequestError as error:
-            raise VLLMValidationError(str(error), parameter=DEGREE_KEY if wanted.degree else None) from None
-        group = None if self._hold_all else self.router.place(wanted)
-        if group is None:
-            self.held[request.request_id] = (request, wanted)
-        else:
-            await self._dispatch(request, group)
-
-    def _wanted(self, request: EngineCoreRequest) -> Wanted:
-        params = request.sampling_params
-        prompt = len(request.prompt_token_ids or ())
-        limit = self.vllm_config.model_config.max_model_len
-        if params is None:
-            return Wanted(prompt)
-        extra = params.extra_args or {}
-        if LANE_KEY in extra:
-            raise VLLMValidationError(f"vllm_xargs.{LANE_KEY} is not for clients", parameter=LANE_KEY)
-        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
-        open_ended = params.max_tokens is None or prompt + params.max_tokens >= limit
-        tokens = prompt + 1 if open_ended else prompt + params.max_tokens
-        degree = extra.get(DEGREE_KEY)
-        if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int)):
-            raise VLLMValidationError(f"{DEGREE_KEY}={degree!r}: must be one of {self.router.capacity.degrees}")
-        return Wanted(tokens, degree)
-
-    async def _dispatch(self, request: EngineCoreRequest, group: Group) -> None:
-        if request.sampling_params is not None:
-            request.sampling_params = self._params_in(group, request)
-        self.router.started(request.request_id, group)
-        await self._send_input(EngineCoreRequestType.ADD, request, self.core_engines[group[0]])
-
-    def _params_in(self, group: Group, request: EngineCoreRequest) -> Any:
-        """The request's parameters with the lane noted, and max_tokens at most what the group holds."""
-        params = request.sampling_params
-        room = self.router.capacity.tokens[len(group)] - len(request.prompt_token_ids or ())
-        if len(group) == 1 and params.max_tokens is not None and params.max_tokens <= room:
-            return params
-        # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
-        params = params.clone()
-        params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        params.extra_args = {**(params.extra_args or {}), LANE_KEY: len(group)}
-        return params
-
-    async def _dispatch_held(self) -> None:
-        for request_id, (request, wanted) in list(self.held.items()):
-            group = self.router.place(wanted)
-            if group is not None and self.held.pop(request_id, None) is not None:
-                await self._dispatch(request, group)
+            if wanted.degree is None:
+                raise VLLMValidationError(str(error)) from None
+            raise VLLMValidationError(f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}") from None
+        except PoolFull as error:
+            raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
+        return wanted
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Abort wherever they run, or forget them if they wait."""
@@ -129,118 +95,154 @@ class FlyingClient(AsyncMPClient):
             return
         by_leader: dict[int, list[str]] = {}
         for request_id in request_ids:
-            self.held.pop(request_id, None)
-            group = self.router.group_of(request_id)
+            group = self.controller.group_of(request_id)
             if group is not None:
-                by_leader.setdefault(group[0], []).append(request_id)
+                by_leader.setdefault(group[0], []).append(self.streams.engine_id(request_id))
         for leader, ids in by_leader.items():
             await self._send_input(EngineCoreRequestType.ABORT, ids, self.core_engines[leader])
-        self._finish(request_ids)
+        for request_id in request_ids:
+            self._forget(request_id)
+        await self.carry_out(self.controller.finished(request_ids, time.monotonic(), aborted=True))
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """vLLM calls this for each batch of outputs: note tokens and ends."""
+        """vLLM calls this for each batch of outputs: note tokens and ends; drop what is stale."""
         now = time.monotonic()
-        over = []
+        over: list[str] = []
+        commands: list[Command] = []
+        outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
         for output in outputs.outputs:
-            if self.router.group_of(output.request_id) is None:
-                continue  # aborted; the engine had not heard of it yet
-            last = self._token_at.get(output.request_id)
-            self._token_at[output.request_id] = now
-            if last is not None:
-                for switch in self._open:
-                    switch.token_gap(now - max(last, switch.ordered_s))
-            if output.finish_reason is not None:
-                over.append(output.request_id)
+            self.controller.tokens(output.request_id, len(output.new_token_ids), now)
+            if output.finish_reason is None:
+                continue
+            if self.streams.is_full(output):
+                moved = self.controller.outgrew(output.request_id, now)
+                if moved is not None:
+                    output.finish_reason = output.stop_reason = None
+                    commands += moved
+                    continue
+            over.append(output.request_id)
+            self._forget(output.request_id)
         if over:
-            self._finish(over)
+            outputs.finished_requests = set(over)
+            commands += self.controller.finished(over, now)
+        await self.carry_out(commands)
 
-    def _finish(self, request_ids: Iterable[str]) -> None:
-        now = time.monotonic()
-        for request_id in request_ids:
-            self._token_at.pop(request_id, None)
-            if self.router.finished(request_id) is not None:
-                for switch in self._open:
-                    switch.finished(request_id, now)
-        self._open = [switch for switch in self._open if switch.open]
-        self._idle.set()
+    def _forget(self, request_id: str) -> None:
+        self.streams.close(request_id)
+        self._admit(request_id)
 
-    # ---- switches
+    def _admit(self, request_id: str) -> None:
+        waiting = self._deadlines.pop(request_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    # ---- what the controller says
+
+    async def carry_out(self, commands: list[Command]) -> None:
+        """Do what the controller says, in order."""
+        for command in commands:
+            match command:
+                case Dispatch():
+                    await self._dispatch(command)
+                case Withdraw(request_id, group):
+                    ids = [self.streams.withdraw(request_id)]
+                    await self._send_input(EngineCoreRequestType.ABORT, ids, self.core_engines[group[0]])
+                case Refuse(request_id, waited_s):
+                    self._refuse(request_id, waited_s)
+                case Order(switch, weave_steps):
+                    self._background(self._order(switch, weave_steps))
+                    await asyncio.sleep(0)  # the orders go first, then the requests that waited for them
+
+    async def _dispatch(self, command: Dispatch) -> None:
+        request = self.streams.to_engine(command)
+        self._admit(command.request_id)
+        if request is not None:
+            await self._send_input(EngineCoreRequestType.ADD, request, self.core_engines[command.group[0]])
+
+    def _refuse(self, request_id: str, waited_s: float) -> None:
+        self.streams.close(request_id)
+        waiting = self._deadlines.pop(request_id, None)
+        if waiting is not None and not waiting.done():
+            message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
+            waiting.set_exception(GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
+
+    async def _order(self, switch: Switch, steps: int) -> None:
+        worked_s, switch.wall_time_s = time.thread_time(), time.time()
+        orders = [
+            self.utility(e, "flying_switch", list(switch.new.group_of(e)), switch.preempt, steps, switch.ordered_s)
+            for e in range(self.deployment.engines)
+        ]
+        answers = asyncio.gather(*orders)
+        switch.work_ms = (time.thread_time() - worked_s) * 1e3
+        done = self._switched.pop(switch.number, None)
+        try:
+            reports = await answers
+        except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and somebody may wait for it
+            self.controller.failed(str(error), time.monotonic())
+            logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
+            if done is not None and not done.done():
+                done.set_exception(error)
+            return
+        commands = self.controller.acknowledged(list(reports), time.monotonic())
+        _log(switch)
+        if done is not None and not done.done():
+            done.set_result(None)
+        await self.carry_out(commands)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _ensure_clock(self) -> None:
+        if self._clock is None:
+            with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts it
+                self._clock = asyncio.get_running_loop().create_task(keep_time(self))
+
+    # ---- switches by an operator
 
     async def switch(self, groups: object, preempt: object = "weave", weave_steps: int | None = None) -> Switch:
         """Change the layout and return when every engine works in the new one.
 
         Args:
             groups: list of lists of engine numbers, a partition into aligned groups.
-            preempt: "weave", "hard" or "sequential" (see docs/architecture.md).
+            preempt: "weave", "hard", "sequential" or "soft" (see docs/architecture.md).
             weave_steps: with "weave": steps of the new layout for each step of an older one.
 
         Raises:
             LayoutError: naming field, value and what is allowed; nothing has changed then.
             EngineLost: naming the engines that did not answer.
         """
+        policy = self.deployment.flying.policy
+        if policy != "manual":
+            raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
         layout = Layout.parse(groups, self.deployment.engines, self.deployment.group_sizes)
         if preempt not in PREEMPTS:
             raise LayoutError("preempt", preempt, f"must be one of {list(PREEMPTS)}")
-        steps = self.deployment.flying.weave_steps if weave_steps is None else weave_steps
         async with self._switching:
-            waited_ms = await self._wait_until_drained(layout) if preempt == "sequential" else 0.0
-            try:
-                return await self._order(layout, str(preempt), steps, waited_ms)
-            finally:
-                self._hold_all = False
-                await self._dispatch_held()
-
-    async def _wait_until_drained(self, layout: Layout) -> float:
-        """Hold new requests until those of groups that `layout` lacks have ended. Returns the wait in ms."""
-        started = time.monotonic()
-        self._hold_all = True
-        while self.router.draining(layout):
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), timeout=1.0)
-            except TimeoutError:
+            switch, commands = self.controller.order(layout, str(preempt), weave_steps, time.monotonic())
+            done = self._switched[switch.number] = asyncio.get_running_loop().create_future()
+            await self.carry_out(commands)
+            while not done.done():
+                await asyncio.wait([done], timeout=1.0)
                 self.ensure_alive()
-        return (time.monotonic() - started) * 1e3
+            done.result()
+            return switch
 
-    async def _order(self, layout: Layout, preempt: str, steps: int, waited_ms: float) -> Switch:
-        worked_s = time.thread_time()
-        self._switch_count += 1
-        switch = Switch(
-            number=self._switch_count,
-            old=self.router.layout,
-            new=layout,
-            preempt=preempt,
-            ordered_s=time.monotonic(),
-            requests_in_flight=self.router.running,
-            wall_time_s=time.time(),
-            waited_for_idle_ms=waited_ms,
-            draining=self.router.draining(layout),
-        )
-        self._open.append(switch)
-        self.switches.append(switch)
-        self.router.layout = layout
-        orders = [
-            self._utility(engine, "flying_switch", list(layout.group_of(engine)), preempt, steps, switch.ordered_s)
-            for engine in range(self.deployment.engines)
-        ]
-        reports = asyncio.gather(*orders)
-        switch.work_ms = (time.thread_time() - worked_s) * 1e3
-        # on their way behind the orders: requests that waited for this layout
-        self._hold_all = False
-        await asyncio.sleep(0)
-        await self._dispatch_held()
-        switch.acknowledged(list(await reports), time.monotonic())
-        self._open = [s for s in self._open if s.open]
-        logger.info("layout %s -> %s by %s in %.1f ms", switch.old, switch.new, preempt, switch.cutover_ms)
-        return switch
+    # ---- utilities
 
-    async def _utility(self, engine: int, method: str, *args: Any) -> Any:
+    async def utility(self, engine: int, method: str, *args: Any) -> Any:
+        """Call a utility of one engine; EngineLost if it does not answer in time."""
         timeout_s = self.deployment.flying.collective_timeout_s
         call = self._call_utility_async(method, *args, engine=self.core_engines[engine])
         try:
             return await asyncio.wait_for(call, timeout_s)
         except TimeoutError:
             raise EngineLost(f"engine {engine} did not answer {method} within {timeout_s} s") from None
+
+    def of_engines(self, method: str) -> list[Coroutine[Any, Any, Any]]:
+        """Calls of a utility of every engine, to be awaited together."""
+        return [self.utility(engine, method) for engine in range(self.deployment.engines)]
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
@@ -249,6 +251,9 @@ class FlyingClient(AsyncMPClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """vLLM's; but streams that are still open then end with an error, where vLLM may wait for their clients."""
         task = self.resources.output_queue_task
+        for own in (self._clock, *self._tasks):
+            if own is not None and not own.get_loop().is_closed():
+                own.get_loop().call_soon_threadsafe(own.cancel)
         super().shutdown(timeout)
         if task is not None and task.get_loop().is_running() and not in_loop(task.get_loop()):
             # vLLM has cancelled that task, which reports so to who reads its queue, and would cancel the reader next
@@ -259,16 +264,9 @@ class FlyingClient(AsyncMPClient):
     # ---- what operators see
 
     async def status(self) -> dict[str, Any]:
-        """Layout, engines, held requests: `GET /flying/status`."""
-        engines = await asyncio.gather(*(self._utility(e, "flying_report") for e in range(self.deployment.engines)))
-        return {
-            "layout": self.router.layout.to_lists(),
-            "group_sizes": list(self.deployment.group_sizes),
-            "devices_per_engine": self.deployment.devices,
-            "capacity_tokens": {str(size): tokens for size, tokens in self.router.capacity.tokens.items()},
-            "requests": {"running": self.router.running, "held": len(self.held)},
-            "engines": list(engines),
-        }
+        """Layout, engines, waiting requests: `GET /flying/status`."""
+        engines = await asyncio.gather(*self.of_engines("flying_report"))
+        return describe(self.controller, self.deployment) | {"engines": list(engines)}
 
     async def check_integrity(self) -> None:
         """Check the block bookkeeping of every engine.
@@ -277,8 +275,14 @@ class FlyingClient(AsyncMPClient):
             FlyingError: with what the first failing engine said.
         """
         try:
-            await asyncio.gather(*(self._utility(e, "flying_check") for e in range(self.deployment.engines)))
+            await asyncio.gather(*self.of_engines("flying_check"))
         except FlyingError:
             raise
         except Exception as error:  # noqa: BLE001 - vLLM reports every failure of a utility as a bare Exception
             raise FlyingError(str(error)) from None
+
+
+def _log(switch: Switch) -> None:
+    decision = switch.decision
+    why = "ordered" if decision is None else f"{decision.reason}; gain {decision.gain:.2f}, cost {decision.cost:.2f}"
+    logger.info("layout %s -> %s by %s in %.1f ms (%s)", switch.old, switch.new, switch.preempt, switch.cutover_ms, why)

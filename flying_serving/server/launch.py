@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -14,13 +11,13 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import KEY, Deployment, parse_flying
 from flying_serving.errors import Unsupported
+from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, refuse_unsupported
 
 _WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.engine.worker.FlyingCPUWorker",
     "vllm.v1.worker.gpu_worker.Worker": "flying_serving.engine.worker.FlyingGPUWorker",
 }
-_SHARED_MEMORY = "/dev/shm"
 
 
 def prepare(config: Any, client_count: int) -> Any:
@@ -31,11 +28,15 @@ def prepare(config: Any, client_count: int) -> Any:
     """
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, client_count)
+    if flying.emulate_link is not None and not current_platform.is_cpu():
+        raise Unsupported(f"--emulate-link={flying.emulate_link}: only exchanges between CPUs can be slowed")
     parallel = config.parallel_config
     if parallel.worker_cls not in _WORKERS:
         raise Unsupported(f"--worker-cls={parallel.worker_cls}: one of {sorted(_WORKERS)} is needed")
+    run_dir = make_run_dir()
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
     deployment = Deployment(
-        run_dir=_make_run_dir(),
+        run_dir=run_dir,
         engines=parallel.data_parallel_size,
         devices=parallel.tensor_parallel_size,
         group_sizes=choose_group_sizes(config, flying.group_sizes),
@@ -58,17 +59,3 @@ def _preload() -> None:
     import flying_serving.engine.worker  # noqa: F401
 
     current_platform.import_kernels()
-
-
-def _make_run_dir() -> str:
-    """A directory for this server's sockets and shared memory, removed when the server's process ends."""
-    parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-    path = tempfile.mkdtemp(prefix="flying-", dir=parent)
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(path, ignore_errors=True)
-
-    atexit.register(remove)
-    return path

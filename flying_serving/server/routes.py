@@ -1,30 +1,48 @@
-"""Admin routes: status, layout, switches; and the check of `tp_degree` before a request is taken."""
+"""Admin routes: status, layout, switches; and what is refused before vLLM's routes see it."""
 
 from __future__ import annotations
 
 import hmac
 import json
 import os
-from typing import Any
+import reprlib
+import time
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flying_serving.controller.routing import Wanted
-from flying_serving.errors import EngineLost, FlyingError, LayoutError, RequestError
-from flying_serving.server.client import DEGREE_KEY, FlyingClient
+from flying_serving.config import PREEMPTS
+from flying_serving.errors import EngineLost, FlyingError, LayoutError
+from flying_serving.server.client import FlyingClient
+from flying_serving.server.streams import DEGREE_KEY
+from flying_serving.wording import first_problem
+
+DEGREE_FIELD = f"vllm_xargs.{DEGREE_KEY}"
+_XARGS = (("vllm_xargs",), ("sampling_params", "extra_args"))
+"""Where the routes of vLLM have a request's own arguments."""
 
 
 class LayoutOrder(BaseModel):
-    """Body of `POST /flying/layout`."""
+    """Body of `POST /flying/layout`; the client checks `groups` and `preempt`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    groups: list[list[StrictInt]]
-    preempt: str = "weave"
+    groups: Any = Field(default=None, examples=[[[0, 1], [2], [3]]])
+    preempt: Any = Field(default="weave", examples=list(PREEMPTS))
     weave_steps: int | None = Field(default=None, ge=1, le=1000)
+
+    @classmethod
+    def parse(cls, body: object) -> LayoutOrder:
+        """Raise LayoutError, naming field, value and what is allowed, for what is no order."""
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            field, value, allowed = first_problem(cls, error)
+            raise LayoutError(field or "body", value, allowed) from None
 
 
 async def _authorise(request: Request) -> None:
@@ -56,10 +74,14 @@ async def status(request: Request) -> Any:
         raise HTTPException(503, str(error)) from None
 
 
-@router.post("/layout")
-async def layout(order: LayoutOrder, request: Request) -> Any:
+_SCHEMA = {"requestBody": {"content": {"application/json": {"schema": LayoutOrder.model_json_schema()}}}}
+
+
+@router.post("/layout", openapi_extra=_SCHEMA)
+async def layout(body: Annotated[Any, Body()], request: Request) -> Any:
     """Change the layout; answers when every engine works in the new one."""
     try:
+        order = LayoutOrder.parse(body)
         switch = await _client(request).switch(order.groups, order.preempt, order.weave_steps)
     except LayoutError as error:
         problem = {"field": error.field, "value": error.value, "allowed": error.allowed}
@@ -73,7 +95,7 @@ async def layout(order: LayoutOrder, request: Request) -> Any:
 @router.get("/switches")
 async def switches(request: Request) -> Any:
     """The last switches, oldest first."""
-    return {"switches": [switch.to_json() for switch in _client(request).switches]}
+    return {"switches": [switch.to_json() for switch in _client(request).controller.switches.kept]}
 
 
 @router.post("/check")
@@ -86,15 +108,23 @@ async def check(request: Request) -> Any:
     return {"ok": True}
 
 
+async def scale_elastic_ep() -> Any:
+    """In place of vLLM's route, which fails in a server without elastic expert parallelism."""
+    raise HTTPException(400, "elastic expert parallelism cannot be served by Flying Serving yet")
+
+
 class DegreeCheck:
-    """Middleware: a request whose `vllm_xargs.tp_degree` no group has is answered with 400 before it starts."""
+    """Middleware: a request whose `tp_degree` is not a degree of this server is answered with 400 before it starts.
+
+    vLLM's own validation lets some pass in another type (`true` as 1) and says of others what its types are.
+    """
 
     def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
         self._app = app
         self._owner = owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         body, messages = b"", []
@@ -106,7 +136,7 @@ class DegreeCheck:
                 break
         problem = self._problem(body) if DEGREE_KEY.encode() in body else None
         if problem is not None:
-            error = {"message": problem, "type": "BadRequestError", "param": f"vllm_xargs.{DEGREE_KEY}", "code": 400}
+            error = {"message": problem, "type": "BadRequestError", "param": DEGREE_FIELD, "code": 400}
             await JSONResponse({"error": error}, 400)(scope, receive, send)
             return
         replay = iter(messages)
@@ -114,28 +144,36 @@ class DegreeCheck:
         async def again() -> Message:
             return next(replay, None) or await receive()
 
-        await self._app(scope, again, send)
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 429:
+                wait_s = self._owner.state.engine_client.engine_core.controller.retry_after_s(time.monotonic())
+                message["headers"] = [*message["headers"], (b"retry-after", str(wait_s).encode())]
+            await send(message)
+
+        await self._app(scope, again, answer)
 
     def _problem(self, body: bytes) -> str | None:
         try:
-            degree = json.loads(body).get("vllm_xargs", {}).get(DEGREE_KEY)
-        except (ValueError, AttributeError):
-            return None  # not what vLLM accepts either: its own message is the better one
-        if degree is None:
-            return None
-        capacity = self._owner.state.engine_client.engine_core.router.capacity
-        if isinstance(degree, bool) or not isinstance(degree, int):
-            return f"vllm_xargs.{DEGREE_KEY}={degree!r}: must be one of {capacity.degrees}"
-        try:
-            self._owner.state.engine_client.engine_core.router.check(Wanted(0, degree))
-        except RequestError as error:
-            return f"vllm_xargs.{error}"
+            sent = json.loads(body)
+        except ValueError:
+            return None  # vLLM says so
+        degrees = self._owner.state.engine_client.engine_core.controller.settings.capacity.degrees
+        for path in _XARGS:
+            found = sent
+            for name in path:
+                found = found.get(name) if isinstance(found, dict) else None
+            if not isinstance(found, dict) or DEGREE_KEY not in found:
+                continue
+            degree = found[DEGREE_KEY]
+            if type(degree) is not int or degree not in degrees:
+                return f"{DEGREE_FIELD}={reprlib.repr(degree)}: must be one of {degrees}"
         return None
 
 
 def attach(app: FastAPI, args: Any) -> None:
-    """Add the routes and the middleware to vLLM's app."""
+    """Add the routes and the middleware to vLLM's app, after its own routes."""
     configured = args.api_key or [os.environ.get("VLLM_API_KEY", "")]
     app.state.flying_keys = configured if isinstance(configured, list) else [configured]
     app.include_router(router)
+    app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
     app.add_middleware(DegreeCheck, owner=app)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
+
+MODEL_FILES = ("config.json", "params.json")
+_NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
+"""What may be a model's name on Hugging Face: `owner/model`, or `model` alone."""
+
+
+def refuse_missing_model(model: str) -> None:
+    """Raise ConfigError for a path at which there is no model. What may be a name on a hub is left to vLLM."""
+    path = Path(model)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in MODEL_FILES):
+            raise ConfigError(f"--model={model}: there is no {MODEL_FILES[0]} in this directory")
+    elif path.exists():
+        raise ConfigError(f"--model={model}: this is a file; must be a model's directory, or its name on Hugging Face")
+    elif "://" not in model and not _NAME.fullmatch(model):
+        raise ConfigError(f"--model={model}: there is no such directory, and no name on Hugging Face is like that")
+
+
+def refused_by_vllm(model: str, problem: str) -> ConfigError:
+    """The one line for what vLLM says while it makes its configuration."""
+    text = " ".join(problem.removeprefix("Value error, ").split())
+    if text.startswith("Invalid repository ID or local directory"):
+        text = f"--model={model}: there is no such directory, and Hugging Face does not give out such a model"
+    return ConfigError(text)
 
 
 def refuse_unsupported(config: Any, client_count: int) -> None:

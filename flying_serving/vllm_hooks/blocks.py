@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flying_serving.errors import IntegrityError
+
+
+def report_through(scheduler: Any, complete: Callable[[Any], None]) -> None:
+    """Let `complete` have every SchedulerStats that a vLLM scheduler makes."""
+    make_stats = scheduler.make_stats
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        stats = make_stats(*args, **kwargs)
+        if stats is not None:
+            complete(stats)
+        return stats
+
+    scheduler.make_stats = made
 
 
 class SchedulerPool:
@@ -14,6 +27,11 @@ class SchedulerPool:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
+
+    @property
+    def total(self) -> int:
+        """All blocks, the null block left out."""
+        return int(self._pool.num_gpu_blocks) - 1
 
     def free_count(self) -> int:
         """Blocks without a user, cached ones included."""

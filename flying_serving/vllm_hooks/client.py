@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.platforms import current_platform
 
 from flying_serving.config import KEY
 from flying_serving.vllm_hooks import table
+from flying_serving.vllm_hooks.engines import engine_classes
 
 _starting: ContextVar[bool] = ContextVar("starting", default=False)
 
@@ -37,7 +39,7 @@ def make_client(
     executor_class = prepare(vllm_config, client_count)
     token = _starting.set(True)
     try:
-        with table.engine_classes(FlyingEngineCore):
+        with engine_classes(FlyingEngineCore):
             return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
     finally:
         _starting.reset(token)
@@ -69,6 +71,23 @@ def start_independent(
 def without_coordinator(original: Any, self: Any) -> bool:
     """Wraps `VllmConfig.needs_dp_coordinator`: our client knows each engine's load itself."""
     return KEY not in (self.additional_config or {}) and bool(original(self))
+
+
+def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a stream, after HTTP 200.
+
+    Raises:
+        VLLMValidationError: before that, if no layout of this server can run the request.
+        GracefulHTTPError: if too many wait.
+    """
+    from flying_serving.server.client import FlyingClient
+
+    given = dict(zip(("self", "prompt", "sampling_params"), args, strict=False)) | kwargs
+    client, prompt, params = given["self"].engine_core, given["prompt"], given["sampling_params"]
+    if isinstance(client, FlyingClient) and isinstance(prompt, dict):  # else it is not tokens yet
+        tokens, priority = prompt.get("prompt_token_ids"), given.get("priority", 0)
+        client.check(SimpleNamespace(prompt_token_ids=tokens, sampling_params=params, priority=priority))
+    return original(*args, **kwargs)
 
 
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -97,6 +96,12 @@ PATCHES: tuple[Patch, ...] = (
         "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
     ),
     Patch(
+        "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
+        ("self", "request"),
+        _HOOKS + "history:add_with_history",
+        "a request that goes on in another group has its outputs so far, and has drawn its random numbers",
+    ),
+    Patch(
         "vllm.triton_utils.dispatcher:_rebind_kernels",
         ("overrides",),
         _HOOKS + "loading:rebind_without_llvmlite",
@@ -146,6 +151,27 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "one process less: engines are independent, and the client balances them",
     ),
     Patch(
+        "vllm.v1.engine.async_llm:AsyncLLM.generate",
+        (
+            "self",
+            "prompt",
+            "sampling_params",
+            "request_id",
+            "prompt_text",
+            "lora_request",
+            "tokenization_kwargs",
+            "trace_headers",
+            "priority",
+            "data_parallel_rank",
+            "session_id",
+            "kv_hints",
+            "reasoning_ended",
+            "reasoning_parser_kwargs",
+        ),
+        _HOOKS + "client:check_before_stream",
+        "a streamed request that no layout can run is HTTP 400, not an error inside a stream that has begun with 200",
+    ),
+    Patch(
         "vllm.entrypoints.launchers.app:attach_endpoint_plugins",
         ("app", "supported_tasks"),
         _HOOKS + "client:add_routes",
@@ -168,9 +194,22 @@ SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("self", "request")),
     ("vllm.v1.engine.core_client:AsyncMPClient.abort_requests_async", ("self", "request_ids")),
     ("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", ("self", "method", "args", "engine")),
+    ("vllm.v1.request:Request.append_output_token_ids", ("self", "token_ids")),
+    ("vllm.v1.structured_output:StructuredOutputManager.accept_tokens", ("self", "request", "new_token_ids")),
     ("vllm.v1.core.block_pool:BlockPool.get_new_blocks", ("self", "num_blocks")),
     ("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks")),
     ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", ("self", "scheduler_output", "model_runner_output")),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
+        (
+            "self",
+            "spec_decoding_stats",
+            "kv_connector_stats",
+            "cudagraph_stats",
+            "perf_stats",
+            "ec_connector_stats",
+        ),
+    ),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
         ("self", "scheduler_output", "intermediate_tensors"),
@@ -226,29 +265,6 @@ def uninstall() -> None:
         owner, name, _ = _resolve(target)
         setattr(owner, name, original)
     _originals.clear()
-
-
-@contextmanager
-def engine_classes(engine_class: Any) -> Iterator[None]:
-    """While the body runs, vLLM's `run_engine_core` makes `engine_class` for dense and MoE models alike.
-
-    vLLM couples the data-parallel ranks of an MoE model, to split its experts over them. Ours are independent.
-    """
-    from vllm.v1.engine import core
-
-    def independent(*args: Any, **kwargs: Any) -> Any:
-        parallel = kwargs["vllm_config"].parallel_config
-        rank = parallel.data_parallel_index
-        parallel.data_parallel_rank = 0
-        parallel.reconfigure_for_independent_dp_rank()
-        return engine_class(*args, engine_index=rank, **kwargs)
-
-    saved = core.EngineCoreProc, core.DPEngineCoreProc
-    core.EngineCoreProc, core.DPEngineCoreProc = engine_class, independent
-    try:
-        yield
-    finally:
-        core.EngineCoreProc, core.DPEngineCoreProc = saved
 
 
 def _in_kind_of(found: Any, function: Callable[..., Any]) -> Any:

@@ -89,7 +89,7 @@ class Node:
         if engine.at is not None and led_here:
             engine.ordered.discard(size)
         engine.at = None
-        engine.turns.ran(size, self.now, more=more, led_here=led_here)
+        engine.turns.ran(size, self.now, more=more, led_here=led_here, took_s=self.now - began)
 
     def _choose(self, number: int, engine: EngineState) -> None:
         ready = {
@@ -116,7 +116,7 @@ class Node:
         engine.ordered.add(size)
         engine.wakes = self.now + self.order_s()
         group = aligned_group(number, size)
-        ticket = Ticket(group, engine.wakes, more=True)
+        ticket = Ticket(group, engine.wakes, more=engine.turns.goes_on(size))
         for member in group:
             state = self.engines[member]
             state.inbox.append(ticket)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.engine.tickets import Ticket
 
@@ -30,18 +31,69 @@ class Request:
         self.num_tokens = self.num_prompt_tokens
 
 
+@dataclass
+class ListPool:
+    """What is asked of vLLM's BlockPool, with nothing cached and no state but which blocks are free."""
+
+    num_gpu_blocks: int
+    free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = list(range(1, self.num_gpu_blocks))
+
+    @property
+    def blocks(self) -> list[Any]:
+        """Return a view of each block."""
+        return [
+            SimpleNamespace(block_id=block, ref_cnt=int(block not in self.free), is_null=block == 0)
+            for block in range(self.num_gpu_blocks)
+        ]
+
+    @property
+    def null_block(self) -> Any:
+        """Return the block that stands for none."""
+        return self.blocks[0]
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many are free."""
+        return len(self.free)
+
+    def get_new_blocks(self, count: int) -> list[Any]:
+        """Take free blocks, least recently used first."""
+        taken, self.free = self.free[:count], self.free[count:]
+        assert len(taken) == count
+        blocks = self.blocks
+        return [blocks[block] for block in taken]
+
+    def free_blocks(self, blocks: Iterable[Any]) -> None:
+        """Put blocks back."""
+        for block in blocks:
+            assert block.ref_cnt, f"block {block.block_id} is free already"
+            self.free.append(block.block_id)
+
+
+@dataclass
+class Manager:
+    """What is asked of vLLM's KVCacheManager."""
+
+    block_pool: Any
+    requests: dict[str, Request]
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int]]:
+        """Return the blocks of a request."""
+        return (self.requests[request_id].blocks,)
+
+
 class FakeScheduler:
     """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when blocks run out."""
 
-    def __init__(self, blocks: int, *, budget: int = 8, max_running: int = 4) -> None:
-        self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK)
-        self.kv_cache_manager = SimpleNamespace(
-            block_pool=self.pool, get_block_ids=lambda request_id: (self.requests[request_id].blocks,)
-        )
+    def __init__(self, blocks: int, *, budget: int = 8, max_running: int = 4, pool: Any = None) -> None:
+        self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK) if pool is None else pool
+        self.requests: dict[str, Request] = {}
+        self.kv_cache_manager = Manager(self.pool, self.requests)
         self.block_size, self.max_model_len = BLOCK, 10_000
         self.max_num_scheduled_tokens = budget
         self.max_running = max_running
-        self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.seen: set[str] = set()
@@ -61,6 +113,14 @@ class FakeScheduler:
     def get_num_unfinished_requests(self) -> int:
         """Return how many run and wait."""
         return len(self.requests)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Return how many run, and how many wait."""
+        return len(self.running), len(self.waiting)
+
+    def make_stats(self) -> SchedulerStats:
+        """Return what vLLM's makes of this lane alone."""
+        return SchedulerStats(*self.get_request_counts(), kv_cache_usage=self.pool.get_usage())
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarOutput | None:
         """Return which requests must keep to a grammar, in a buffer that is used again, as vLLM's is."""
@@ -152,6 +212,11 @@ class FakeScheduler:
         self.requests[request_id] = Request(request_id, prompt, max_tokens)
         self.waiting.append(self.requests[request_id])
 
+    def finish_requests(self, request_ids: Iterable[str], status: Any) -> None:
+        """What vLLM's does when requests are aborted."""
+        for request_id in request_ids:
+            self.end(request_id)
+
     def end(self, request_id: str) -> None:
         """A request is over, or aborted."""
         request = self.requests.pop(request_id)
@@ -169,6 +234,28 @@ class FakeScheduler:
         added = [block.block_id for block in self.pool.get_new_blocks(max(0, count))]
         request.blocks += added
         return added
+
+
+class EndlessScheduler(FakeScheduler):
+    """Has work without end, or none ever, and needs no blocks."""
+
+    def __init__(self, blocks: int, *, pool: Any = None, busy: bool) -> None:
+        super().__init__(blocks, pool=pool)
+        self.busy = busy
+
+    def has_requests(self) -> bool:
+        """Return whether there is work."""
+        return self.busy
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many requests there would be."""
+        return int(self.busy)
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step that says nothing."""
+        plan = SchedulerOutput.make_empty()
+        plan.total_num_scheduled_tokens = 1
+        return plan
 
 
 def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...]) -> NewRequestData:
@@ -193,6 +280,37 @@ def cached_requests(names: Iterable[str], new_block_ids: Sequence[tuple[list[int
     cached.num_computed_tokens = [7] * len(cached.req_ids)
     cached.num_output_tokens = [1] * len(cached.req_ids)
     return cached
+
+
+class Memory:
+    """What an engine's model runner keeps: tables of blocks, and slot by slot whose token was written there last."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.content: dict[tuple[int, int], tuple[str, int]] = {}
+        self.tables: dict[str, list[int]] = {}
+
+    def write(self, plan: SchedulerOutput) -> None:
+        """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
+        done: dict[str, int] = {}
+        for gone in plan.finished_req_ids:
+            self.tables.pop(gone)
+        for new in plan.scheduled_new_reqs:
+            self.tables[new.req_id] = list(new.block_ids[0])
+            done[new.req_id] = 0
+        cached = plan.scheduled_cached_reqs
+        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            if name in cached.resumed_req_ids:
+                self.tables[name] = []
+            self.tables[name] += added[0] if added else []
+            done[name] = computed
+        for name, tokens in plan.num_scheduled_tokens.items():
+            for place in range(done[name]):
+                assert self.content[self.tables[name][place // BLOCK], place % BLOCK] == (name, place)
+            for place in range(done[name], done[name] + tokens):
+                block = self.tables[name][place // BLOCK]
+                assert 0 < block < self.blocks
+                self.content[block, place % BLOCK] = (name, place)
 
 
 class Inboxes:

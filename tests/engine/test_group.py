@@ -63,6 +63,7 @@ class Pair:
             self.leader.give_back(ticket.count)
         else:
             assert isinstance(ticket, StepTicket)
+            member.in_use = ticket.in_use
             return in_physical_blocks(ticket.plan, member.lent)
         return None
 

@@ -135,7 +135,7 @@ def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
     """By value at the others; at the sender itself the very object, which costs nothing."""
     group = (0, 1)
     tickets: list[Ticket] = [
-        StepTicket(group, {"plan": [1, 2]}, None, more=True),
+        StepTicket(group, {"plan": [1, 2]}, None, more=True, in_use=5),
         AskTicket(group, 7, urgent=False),
         CommitTicket(group, [1, 2, 3]),
         ReturnTicket(group, [3]),

@@ -161,6 +161,15 @@ def test_a_present_lane_of_one_engine_and_an_older_group(k: int) -> None:
     assert len(steps(engines, 1, 2)) in range(len(steps(engines, 0, 2)) - 1, len(steps(engines, 0, 2)) + 2)
 
 
+@pytest.mark.parametrize(("step_s", "in_a_row"), [(0.2, 10), (0.02, 1), (0.005, 1)])
+def test_an_older_lane_of_short_steps_makes_several(step_s: float, in_a_row: int) -> None:
+    """It gets the time of one step of the present lane: coming together costs the group more than stepping."""
+    engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: 0.02 if len(group) == 2 else step_s)
+    engines.run_until(20.0)
+    assert {count for size, count in runs(engines, 0) if size == 2} <= {in_a_row, max(1, in_a_row - 1)}
+    assert len(steps(engines, 0, 2)) > 20 / (step_s + 0.02) / 2
+
+
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_two_older_lanes_share_the_turns_that_are_not_the_presents(k: int) -> None:
     """Each of them gets at most one step for k of the present lane, and at least one for k plus the other's."""
@@ -256,6 +265,8 @@ class Choices(RuleBasedStateMachine):
         self.present_steps = 0
         self.last: dict[int, float] = {}
         self.still_until = 0.0
+        self.turn, self.present_took_s = (0, 0.0), 0.0
+        self.took_s: dict[int, float] = {}
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.02, 0.05, 0.3, 6.0]))
     def time_passes(self, seconds: float) -> None:
@@ -266,16 +277,27 @@ class Choices(RuleBasedStateMachine):
         if present != self.present:
             self.still_until = 0.0
             self.last.setdefault(self.present, self.now)
-        self.present, self.hard, self.k, self.present_steps = present, hard, k, 0
+        self.present, self.hard, self.k, self.present_steps, self.turn = present, hard, k, 0, (0, 0.0)
         self.turns.switch(present, hard=hard, weave_steps=k, now=self.now)
 
-    @rule(size=st.sampled_from([1, 2, 4]), more=st.booleans(), led_here=st.booleans())
-    def a_step_has_run(self, size: int, more: bool, led_here: bool) -> None:
+    @rule(
+        size=st.sampled_from([1, 2, 4]),
+        more=st.booleans(),
+        led_here=st.booleans(),
+        took_s=st.sampled_from([0.0, 0.01, 0.04]),
+    )
+    def a_step_has_run(self, size: int, more: bool, led_here: bool, took_s: float) -> None:
         self.last[size] = self.now
         self.present_steps = self.present_steps + 1 if size == self.present else 0
-        if size == self.present:
+        if not led_here or size == self.present:
             self.still_until = self.now + EXPECT_S if more and not led_here else 0.0
-        self.turns.ran(size, self.now, more=more, led_here=led_here)
+        if size == self.present:
+            self.turn, self.present_took_s = (0, 0.0), took_s
+        else:
+            left_s = self.turn[1] if self.turn[0] == size else self.present_took_s
+            self.turn = (size, left_s - took_s)
+        self.took_s[size] = took_s
+        self.turns.ran(size, self.now, more=more, led_here=led_here, took_s=took_s)
 
     @rule(
         ready=st.dictionaries(st.sampled_from([1, 2, 4]), st.booleans(), min_size=1),
@@ -295,8 +317,10 @@ class Choices(RuleBasedStateMachine):
             assert ready[turn.size]
             if turn.size != self.present and busy:
                 late = self.now - self.last[turn.size] >= self.max_pause_s
-                assert late or (not self.hard and self.present_steps >= self.k)
-                assert self.present_steps > 0 or not ready.get(self.present, False)
+                size, left_s = self.turn
+                in_turn = size == turn.size and left_s > self.took_s[size] / 2
+                assert late or (not self.hard and (in_turn or self.present_steps >= self.k))
+                assert in_turn or self.present_steps > 0 or not ready.get(self.present, False)
             if turn.size == self.present:
                 assert not ticket  # others wait for a ticket, nobody for this
         else:

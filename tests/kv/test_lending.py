@@ -213,6 +213,7 @@ class Lending(RuleBasedStateMachine):
             withheld = state.borrowed._withheld
             assert sorted([*state.pool.free_blocks(), *state.used, *withheld]) == list(range(1, BLOCKS))
             assert state.borrowed.room() == len(withheld)
+            assert state.borrowed.in_use == len(state.used)
             if isinstance(state.pool, VllmPool):
                 state.pool.check_owned(state.used, set(withheld))
 

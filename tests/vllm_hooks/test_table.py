@@ -11,6 +11,7 @@ import pytest
 
 from flying_serving.errors import HookError
 from flying_serving.vllm_hooks import table
+from flying_serving.vllm_hooks.engines import engine_classes
 from flying_serving.vllm_hooks.table import ENTRY_PATCHES, PATCHES, SEAMS, SERVER_PATCHES, VLLM_VERSION, Patch
 
 GROUPS = {"engine": PATCHES, "entry": ENTRY_PATCHES, "server": SERVER_PATCHES}
@@ -255,7 +256,7 @@ def test_engine_classes_stand_in_while_the_body_runs() -> None:
         data_parallel_index=3, data_parallel_rank=3, reconfigure_for_independent_dp_rank=lambda: made.append("alone")
     )
     config = SimpleNamespace(parallel_config=parallel)
-    with pytest.raises(KeyError), table.engine_classes(engine_class):
+    with pytest.raises(KeyError), engine_classes(engine_class):
         assert core.EngineCoreProc is engine_class
         assert core.DPEngineCoreProc("x", vllm_config=config) == "engine"  # type: ignore[comparison-overlap]
         raise KeyError

@@ -1,0 +1,51 @@
+"""What the controller tells its shell to do: the live server's client, or the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flying_serving.controller.switches import Switch
+from flying_serving.layout.groups import Group
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Send a request to the leader of a group.
+
+    Args:
+        output_tokens: how many it has got already, in another group: its prompt and those are prefilled here.
+        limit_tokens: it may have at most so many output tokens here (what the group holds); it then comes back by
+            `Controller.outgrew`.
+    """
+
+    request_id: str
+    group: Group
+    output_tokens: int
+    limit_tokens: int
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Take a request from the leader of a group; a Dispatch of it follows."""
+
+    request_id: str
+    group: Group
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """End a request that has waited for too long."""
+
+    request_id: str
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class Order:
+    """Tell every engine its group in `switch.new`; the answers go to `Controller.acknowledged`."""
+
+    switch: Switch
+    weave_steps: int
+
+
+Command = Dispatch | Withdraw | Refuse | Order

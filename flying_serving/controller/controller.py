@@ -1,0 +1,293 @@
+"""The controller: events in, commands out, time as an argument. It owns every decision; engines own safety.
+
+The live server's client and the simulator are shells around this class: they call it for each event and carry out the
+commands that it returns, in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.needs import needs_of
+from flying_serving.controller.placing import Placing
+from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.switches import Changeover, Switch, Switches
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.demand import Demand
+from flying_serving.policy.forecast import LaneFigures, Work
+from flying_serving.policy.snapshot import Decision, Snapshot
+from flying_serving.policy.steps import Step, StepModel
+
+QUIET_RATE = 0.05
+"""Requests per second that are expected when none has come for long, so that the layout suits the next one."""
+
+
+class Controller:
+    """Task pool, groups and layout of one server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        sizes = sorted(settings.capacity.tokens)
+        pinned = settings.policy.pinned_size
+        self.layout = Layout.uniform(settings.engines, pinned(sizes) if pinned else 1)
+        self.placing = Placing(settings.capacity, settings.limits, settings.engines)
+        self.pool = TaskPool(settings.most_waiting)
+        self.loads = Loads()
+        self.steps = StepModel()
+        self.demand = Demand()
+        self.switches = Switches()
+        self.would_do: deque[Decision] = deque(maxlen=100)
+        self._running: dict[str, Tracked] = {}
+        self._layouts = Layout.all(settings.engines, sizes)
+        self._changeover: Changeover | None = None
+        self._arrivals = 0
+
+    # ---- requests
+
+    def check(self, wanted: Wanted) -> tuple[int, ...]:
+        """Group sizes that can run a request.
+
+        Raises:
+            RequestError: if no layout can ever run it.
+            PoolFull: if too many wait.
+        """
+        sizes = self.placing.check(wanted.tokens, wanted.degree)
+        self.pool.check()
+        return sizes
+
+    def arrived(self, request_id: str, wanted: Wanted, now_s: float) -> list[Command]:
+        """A request has come. Raises as `check`."""
+        sizes = self.check(wanted)
+        self._arrivals += 1
+        self.pool.add(Tracked(request_id, wanted, sizes, self._arrivals, now_s))
+        self.demand.arrived(wanted.prompt_tokens, now_s)
+        commands = self._dispatch(now_s)
+        if request_id in self.pool or wanted.urgent:
+            commands += self._decide(now_s)
+        return commands
+
+    def tokens(self, request_id: str, count: int, now_s: float) -> None:
+        """A running request got tokens."""
+        tracked = self._running.get(request_id)
+        if tracked is not None:
+            self.loads.token(tracked, count)
+            self.switches.token(request_id, now_s)
+
+    def finished(self, request_ids: Iterable[str], now_s: float, *, aborted: bool = False) -> list[Command]:
+        """Requests are over, wherever they were."""
+        for request_id in request_ids:
+            self.pool.remove(request_id)
+            tracked = self._running.pop(request_id, None)
+            if tracked is None:
+                continue
+            if not aborted:
+                self.demand.finished(tracked.output_tokens)
+            self.loads.remove(tracked)
+            self.switches.ended(request_id, now_s)
+        return self._go_on(now_s)
+
+    def outgrew(self, request_id: str, now_s: float) -> list[Command] | None:
+        """A request has as many tokens as its group holds: it waits for a wider one, where it is prefilled again.
+
+        Returns None if there is no wider one for it: it ends there, as in vLLM.
+        """
+        tracked = self._running[request_id]
+        assert tracked.group is not None
+        sizes = tuple(s for s in tracked.sizes if self._room(s) > self._room(len(tracked.group)))
+        if not sizes or tracked.wanted.degree is not None or not tracked.wanted.movable:
+            return None
+        self._suspend(tracked, now_s)
+        tracked.sizes = sizes
+        self.pool.add(tracked)
+        return self._dispatch(now_s) + self._decide(now_s)
+
+    def retry_after_s(self, now_s: float) -> int:
+        """Whole seconds until about half of those that wait now will have been dispatched, by how long they wait."""
+        oldest_s = self.pool.oldest_s
+        return max(1, round((now_s - oldest_s) / 2)) if oldest_s is not None else 1
+
+    def group_of(self, request_id: str) -> Group | None:
+        """Where a request runs."""
+        tracked = self._running.get(request_id)
+        return tracked.group if tracked else None
+
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self._running)
+
+    # ---- measurements and time
+
+    def stepped(self, steps: Iterable[Step]) -> None:
+        """Steps were measured."""
+        for step in steps:
+            self.steps.observe(step)
+
+    def tick(self, now_s: float) -> list[Command]:
+        """Some time has passed."""
+        late: list[Command] = []
+        for request_id in self.pool.expired(now_s):
+            tracked = self.pool.remove(request_id)
+            if tracked is not None:
+                late.append(Refuse(request_id, now_s - tracked.arrived_s))
+        return late + self._go_on(now_s) + self._decide(now_s)
+
+    # ---- switches
+
+    def order(
+        self, layout: Layout, preempt: str, weave_steps: int | None, now_s: float, decision: Decision | None = None
+    ) -> tuple[Switch, list[Command]]:
+        """Begin to change the layout; only one change may be under way (`changing`)."""
+        assert self._changeover is None
+        old = {r.request_id for r in self._running.values() if r.group not in layout.groups}
+        switch = self.switches.begin(self.layout, layout, preempt, len(self._running), old, now_s, decision)
+        steps = self.settings.weave_steps if weave_steps is None else weave_steps
+        self._changeover = Changeover(switch, steps)
+        return switch, self._go_on(now_s)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a switch is under way: it waits for old requests or for the engines' answers."""
+        return self._changeover is not None
+
+    def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> list[Command]:
+        """Every engine has answered the order."""
+        assert self._changeover is not None
+        self._changeover.switch.acknowledged(reports, now_s)
+        self._changeover = None
+        self.switches.prune()
+        return self._move_soft(now_s) + self._dispatch(now_s)
+
+    def failed(self, problem: str, now_s: float) -> None:
+        """Some engine did not answer the order."""
+        assert self._changeover is not None
+        self._changeover.switch.failed(problem, now_s)
+        self._changeover = None
+        self.switches.prune()
+
+    # ---- inside
+
+    def _go_on(self, now_s: float) -> list[Command]:
+        """What may happen now that something has ended: a switch that waited for it, then requests that waited."""
+        change = self._changeover
+        if change is not None and change.ready:
+            change.ordered(now_s)
+            self.layout = change.switch.new
+            order: list[Command] = [Order(change.switch, change.weave_steps)]
+            return order + self._take_back(now_s) + self._dispatch(now_s)
+        return self._dispatch(now_s)
+
+    def _take_back(self, now_s: float) -> list[Command]:
+        """Prompts that groups of the old layout have not come to go where the new layout has room for them."""
+        begun: Counter[Group] = Counter()
+        commands: list[Command] = []
+        for tracked in self.loads.unfinished():
+            group = tracked.group
+            if group is None or group in self.layout.groups or tracked.wanted.degree is not None:
+                continue
+            if begun[group] < self.settings.limits.step_tokens:
+                begun[group] += tracked.prefill_tokens  # perhaps in the step under way
+                continue
+            commands.append(Withdraw(tracked.request_id, group))
+            self._suspend(tracked, now_s)
+            self.pool.add(tracked)
+        return commands
+
+    def _dispatch(self, now_s: float) -> list[Command]:
+        if not len(self.pool) or (self._changeover is not None and self._changeover.holds):
+            return []
+        commands: list[Command] = []
+        lanes = self.lanes()
+
+        def place(tracked: Tracked) -> bool:
+            expected = self._expected(tracked)
+            group = self.placing.place(tracked, self.layout, self.loads, lanes, expected)
+            if group is None:
+                return False
+            commands.append(self._start(tracked, group, expected))
+            return True
+
+        self.pool.take(place)
+        return commands
+
+    def _start(self, tracked: Tracked, group: Group, expected_tokens: float) -> Dispatch:
+        change = self._changeover
+        soft = change is not None and change.switch.preempt == "soft" and len(group) == 1
+        tracked.soft = soft and tracked.wanted.movable
+        self.loads.add(tracked, group, expected_tokens)
+        self._running[tracked.request_id] = tracked
+        limit = self._room(len(group)) - tracked.wanted.prompt_tokens
+        return Dispatch(tracked.request_id, group, tracked.output_tokens, limit)
+
+    def _suspend(self, tracked: Tracked, now_s: float) -> None:
+        del self._running[tracked.request_id]
+        self.loads.remove(tracked)
+        self.switches.ended(tracked.request_id, now_s)
+
+    def _move_soft(self, now_s: float) -> list[Command]:
+        """The group is free: requests that an idle member has begun meanwhile go there with the tokens they have."""
+        commands: list[Command] = []
+        for tracked in [r for r in self._running.values() if r.soft]:
+            tracked.soft = False
+            assert tracked.group is not None
+            target = self.layout.group_of(tracked.group[0])
+            if target == tracked.group or len(target) not in tracked.sizes:
+                continue
+            commands.append(Withdraw(tracked.request_id, tracked.group))
+            self._suspend(tracked, now_s)
+            commands.append(self._start(tracked, target, self._expected(tracked)))
+        return commands
+
+    def _expected(self, tracked: Tracked) -> float:
+        outputs = min(max(self.demand.output_tokens, tracked.output_tokens + 1.0), tracked.wanted.max_output_tokens)
+        return tracked.wanted.prompt_tokens + outputs
+
+    def _room(self, size: int) -> int:
+        return self.settings.capacity.tokens[size]
+
+    def _decide(self, now_s: float) -> list[Command]:
+        if self._changeover is not None or self.settings.policy.pinned_size is not None:
+            return []
+        lanes = self.lanes()
+        if len(lanes) < len(self.settings.capacity.tokens):
+            return []
+        decision = self.settings.policy.decide(self.snapshot(lanes, now_s), self.settings.weights)
+        if decision is None:
+            return []
+        if self.settings.dry_run:
+            if not self.would_do or self.would_do[-1].layout != decision.layout:
+                self.would_do.append(decision)
+            return []
+        return self.order(decision.layout, decision.preempt, None, now_s, decision)[1]
+
+    def lanes(self) -> dict[int, LaneFigures]:
+        """What a group of each size can do, as far as it was measured."""
+        limits = self.settings.limits
+        return {
+            size: LaneFigures(self.steps.cost(size), limits.slots, tokens, limits.step_tokens)
+            for size, tokens in self.settings.capacity.tokens.items()
+            if self.steps.known(size)
+        }
+
+    def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
+        """What a policy sees now."""
+        demand, pool = self.demand, self.pool
+        rate = max(demand.rate(now_s), QUIET_RATE)
+        work = Work(rate, demand.prompt_tokens, demand.output_tokens, len(pool), pool.prompt_tokens)
+        loads = self.loads.as_seen(demand.output_tokens)
+        recent = self.switches.for_load_since(now_s - 60.0)
+        return Snapshot(
+            now_s,
+            self.layout,
+            self._layouts,
+            lanes,
+            loads,
+            work,
+            needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines),
+            recent,
+        )

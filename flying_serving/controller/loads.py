@@ -1,0 +1,98 @@
+"""What every group has to do: requests, prompts that are not done, KV tokens that are spoken for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from flying_serving.controller.requests import Tracked
+from flying_serving.layout.groups import Group
+from flying_serving.policy.snapshot import GroupLoad
+
+
+@dataclass
+class GroupWork:
+    """The requests of one group, and sums over them."""
+
+    requests: dict[str, Tracked] = field(default_factory=dict)
+    prefill_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    committed_tokens: float = 0.0
+    urgent: int = 0
+
+
+class Loads:
+    """Groups with requests, in the present layout and in older ones."""
+
+    def __init__(self) -> None:
+        self._groups: defaultdict[Group, GroupWork] = defaultdict(GroupWork)
+        self._idle = GroupWork()
+        self._unfinished: dict[str, Tracked] = {}
+
+    def __getitem__(self, group: Group) -> GroupWork:
+        return self._groups.get(group, self._idle)
+
+    @property
+    def groups(self) -> list[Group]:
+        """Those with requests."""
+        return list(self._groups)
+
+    def add(self, tracked: Tracked, group: Group, expected_tokens: float) -> None:
+        """`tracked` runs in `group` from now on and will have `expected_tokens` at its end."""
+        tracked.group = group
+        tracked.prefill_tokens = tracked.context_tokens
+        tracked.committed_tokens = expected_tokens
+        work = self._groups[group]
+        work.requests[tracked.request_id] = tracked
+        work.prefill_tokens += tracked.prefill_tokens
+        work.prompt_tokens += tracked.wanted.prompt_tokens
+        work.output_tokens += tracked.output_tokens
+        work.committed_tokens += expected_tokens
+        work.urgent += tracked.wanted.urgent
+        self._unfinished[tracked.request_id] = tracked
+
+    def token(self, tracked: Tracked, count: int) -> None:
+        """It got tokens, so its prompt is done."""
+        assert tracked.group is not None
+        work = self._groups[tracked.group]
+        tracked.output_tokens += count
+        work.output_tokens += count
+        if tracked.prefill_tokens:
+            work.prefill_tokens -= tracked.prefill_tokens
+            tracked.prefill_tokens = 0
+            del self._unfinished[tracked.request_id]
+
+    def remove(self, tracked: Tracked) -> None:
+        """It does not run any more."""
+        if tracked.group is None:
+            return
+        work = self._groups[tracked.group]
+        del work.requests[tracked.request_id]
+        work.prefill_tokens -= tracked.prefill_tokens
+        work.prompt_tokens -= tracked.wanted.prompt_tokens
+        work.output_tokens -= tracked.output_tokens
+        work.committed_tokens -= tracked.committed_tokens
+        self._unfinished.pop(tracked.request_id, None)
+        work.urgent -= tracked.wanted.urgent
+        if not work.requests:
+            del self._groups[tracked.group]
+        tracked.group = None
+
+    def unfinished(self) -> list[Tracked]:
+        """Requests that run and have no token of their group yet."""
+        return list(self._unfinished.values())
+
+    def of_engine(self, engine: int) -> list[tuple[Group, GroupWork]]:
+        """Groups with requests that this engine is a member of."""
+        return [(group, work) for group, work in self._groups.items() if engine in group]
+
+    def as_seen(self, output_tokens: float) -> dict[Group, GroupLoad]:
+        """For a policy; `output_tokens`: how many a request gets on average."""
+        seen = {}
+        for group, work in self._groups.items():
+            count = len(work.requests)
+            had = work.output_tokens / count
+            left, context = max(1.0, output_tokens - had), work.prompt_tokens / count + had
+            seen[group] = GroupLoad(count, left, context, work.prefill_tokens)
+        return seen

@@ -1,0 +1,36 @@
+"""Groups that some request cannot do without: for room (use case 3), or because it is urgent (use case 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.pool import TaskPool
+from flying_serving.policy.snapshot import Need
+
+
+def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int) -> list[Need]:
+    """What the layout must have now.
+
+    A long request needs its group until its prompt is done: then the group may drain. An urgent one needs it to its end.
+    """
+    needs = []
+    longest = max(
+        [
+            *(fitting[0] for degree, fitting in pool.kinds if degree is None),
+            *(tracked.sizes[0] for tracked in loads.unfinished() if tracked.wanted.degree is None),
+        ],
+        default=sizes[0],
+    )
+    if longest > sizes[0]:
+        needs.append(Need(longest, urgent=False, reason=f"context: a request needs {longest} engines"))
+    urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)
+    if urgent:
+        needs.append(Need(_urgent_size(sizes, engines), urgent=True, reason=f"priority: {urgent} urgent requests"))
+    return needs
+
+
+def _urgent_size(sizes: Sequence[int], engines: int) -> int:
+    """The widest group that leaves engines to everyone else, or the widest there is."""
+    leaving_room = [size for size in sizes if size <= engines // 2]
+    return leaving_room[-1] if engines > 2 and leaving_room else sizes[-1]

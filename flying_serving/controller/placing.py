@@ -1,0 +1,124 @@
+"""Where a request goes in the present layout: the group that will give it its first token soonest and has room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.requests import Tracked
+from flying_serving.errors import RequestError
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.forecast import LaneFigures
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is dispatched ahead of what engines have done.
+
+    Args:
+        slots: requests per group (`--max-num-seqs`).
+        step_tokens: tokens per step (`--max-num-batched-tokens`).
+        capped: whether there are limits at all; a server whose layout never changes gains nothing by holding back.
+    """
+
+    slots: int
+    step_tokens: int
+    capped: bool = True
+
+
+class Placing:
+    """Choices over capacity, loads and limits; keeps no state of its own.
+
+    Args:
+        capacity: what each group size holds.
+        limits: how much may be dispatched.
+        engines: how many there are.
+    """
+
+    def __init__(self, capacity: Capacity, limits: Limits, engines: int) -> None:
+        self.capacity = capacity
+        self.limits = limits
+        self._engines = engines
+
+    def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
+        """Group sizes that can run a request.
+
+        Args:
+            tokens: prompt and max_tokens.
+            degree: what it asks for, or None.
+
+        Raises:
+            RequestError: if no layout of this server can ever run it; the message says what would do.
+        """
+        capacity = self.capacity
+        if degree is not None and degree not in capacity.degrees:
+            raise RequestError(f"tp_degree={degree}: must be one of {capacity.degrees}")
+        sizes = capacity.fitting_sizes(tokens)
+        if degree is not None:
+            size = degree // capacity.devices
+            if size not in sizes:
+                enough = [capacity.degree(s) for s in sizes]
+                hint = f"degree {enough[0]} would do" if enough else "no degree of this server holds them"
+                raise RequestError(
+                    f"tp_degree={degree}: its KV cache holds {capacity.tokens[size]} tokens, prompt plus max_tokens "
+                    f"are {tokens}; {hint}"
+                )
+            return (size,)
+        if not sizes:
+            widest = max(capacity.tokens)
+            raise RequestError(
+                f"prompt plus max_tokens are {tokens} tokens; the widest group (degree {capacity.degree(widest)}) "
+                f"holds {capacity.tokens[widest]}"
+            )
+        return tuple(sizes)
+
+    def place(
+        self, tracked: Tracked, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], expected_tokens: float
+    ) -> Group | None:
+        """The group for it now, or None if none of those that suit has room.
+
+        A degree that is asked for is met exactly: by a present group if there is one, else by any group of that size,
+        whose steps are then woven into the present layout's (every engine keeps a lane for each size).
+        """
+        groups = [group for group in layout.groups if len(group) in tracked.sizes]
+        if tracked.wanted.degree is not None and not groups:
+            groups = list(Layout.uniform(self._engines, tracked.sizes[0]).groups)
+        groups = [group for group in groups if self._has_room(tracked, group, loads, expected_tokens)]
+        if not groups:
+            return None
+        return min(groups, key=lambda group: self._score(tracked, group, loads, lanes))
+
+    def _has_room(self, tracked: Tracked, group: Group, loads: Loads, expected_tokens: float) -> bool:
+        work = loads[group]
+        if not self.limits.capped or not work.requests:
+            return True
+        if len(work.requests) >= self.limits.slots:
+            return False
+        # one step under way and one to follow: an engine never lacks prompts, and few are stranded there
+        ahead = work.prefill_tokens + tracked.context_tokens
+        if work.prefill_tokens and not tracked.wanted.urgent and ahead > 2 * self.limits.step_tokens:
+            return False
+        return all(
+            self._share(engine, loads) + expected_tokens / self.capacity.tokens[len(group)] <= 1.0 for engine in group
+        )
+
+    def _share(self, engine: int, loads: Loads) -> float:
+        """Share of an engine's KV memory that is spoken for."""
+        return sum(work.committed_tokens / self.capacity.tokens[len(group)] for group, work in loads.of_engine(engine))
+
+    def _score(
+        self, tracked: Tracked, group: Group, loads: Loads, lanes: Mapping[int, LaneFigures]
+    ) -> tuple[float, float, int, Group]:
+        work = loads[group]
+        shy = work.urgent > 0 and not tracked.wanted.urgent
+        count = len(work.requests)
+        # an engine that still drains an older group's requests steps those in between
+        others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine) if g != group)
+        lane = lanes.get(len(group))
+        if lane is None:
+            return (float(shy), (count + others) / len(group), count, group)
+        first_s = lane.cost.step_s(work.prefill_tokens + tracked.context_tokens, count, 0)
+        drained_s = lane.cost.fixed_s * others
+        return (float(shy), first_s + drained_s, count, group)

@@ -1,0 +1,60 @@
+"""What the controller knows of a request, waiting or running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flying_serving.layout.groups import Group
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a client asks for.
+
+    Args:
+        prompt_tokens: length of the prompt.
+        tokens: prompt and max_tokens together, at most the model's length; prompt and one token if it is open-ended.
+        max_output_tokens: at most so many will come.
+        degree: the TP degree that it asks for (`tp_degree`), or None.
+        priority: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
+        deadline_s: refused when it still waits so long after its arrival; None for no limit.
+        movable: whether another group could go on with it (its prompt and tokens are prefilled again there).
+    """
+
+    prompt_tokens: int
+    tokens: int
+    max_output_tokens: int = 1
+    degree: int | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    movable: bool = True
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it asks for a group at once."""
+        return self.priority < 0
+
+
+@dataclass
+class Tracked:
+    """A request from its arrival to its end.
+
+    `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
+    has not finished yet, 0 after the first token. `soft`: it runs in a narrow group until a wide one is free.
+    """
+
+    request_id: str
+    wanted: Wanted
+    sizes: tuple[int, ...]
+    order: int
+    arrived_s: float
+    group: Group | None = None
+    output_tokens: int = 0
+    prefill_tokens: int = 0
+    soft: bool = False
+    committed_tokens: float = field(default=0.0)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that it has."""
+        return self.wanted.prompt_tokens + self.output_tokens

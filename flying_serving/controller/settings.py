@@ -1,0 +1,35 @@
+"""What a controller is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.placing import Limits
+from flying_serving.policy.forecast import Weights
+from flying_serving.policy.policies import Policy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one server's controller.
+
+    Args:
+        engines: how many.
+        capacity: what each group size holds, in tokens.
+        policy: who decides.
+        limits: how much is dispatched ahead.
+        weights: how layouts are judged.
+        weave_steps: steps of a new layout for each step of an older one.
+        most_waiting: requests that may wait; more are refused.
+        dry_run: decide and record, but change nothing.
+    """
+
+    engines: int
+    capacity: Capacity
+    policy: Policy
+    limits: Limits
+    weights: Weights
+    weave_steps: int = 1
+    most_waiting: int = 10_000
+    dry_run: bool = False

@@ -1,0 +1,80 @@
+"""What the client asks of an engine beside requests: vLLM utilities by the names of these methods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from flying_serving.engine.group import Leader, Member
+from flying_serving.engine.report import Report
+from flying_serving.engine.steps import StepLog
+from flying_serving.engine.turns import Turns
+from flying_serving.vllm_hooks.blocks import SchedulerPool
+
+
+class Orders:
+    """The part of an engine that answers orders. They are handled between two steps."""
+
+    engine: int
+    turns: Turns
+    own: SchedulerPool
+    members: Mapping[int, Member]
+    leaders: Mapping[int, Leader]
+    report: Report
+    steps: StepLog
+    model_executor: Any
+    _last_step_s: tuple[float, float]
+
+    def flying_switch(self, group: list[int], preempt: str, weave_steps: int, sent_s: float) -> dict[str, float]:
+        """From now on this engine's present group is `group`.
+
+        Args:
+            group: engines, this one among them.
+            preempt: "weave" or "hard" (a sequential switch is ordered when nothing is left to preempt).
+            weave_steps: steps of the new layout for each step of an older one.
+            sent_s: when the client ordered it (CLOCK_MONOTONIC).
+
+        Returns:
+            in_flight_ms: how long the step that was under way kept the order waiting.
+            overhead_ms: the rest of the time since `sent_s`.
+            work_ms: processor time of this call.
+        """
+        worked_s = time.thread_time()
+        now = time.monotonic()
+        self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
+        started, ended = self._last_step_s
+        in_flight_s = max(0.0, ended - max(started, sent_s))
+        return {
+            "in_flight_ms": in_flight_s * 1e3,
+            "overhead_ms": max(0.0, now - sent_s - in_flight_s) * 1e3,
+            "work_ms": (time.thread_time() - worked_s) * 1e3,
+        }
+
+    def flying_report(self) -> dict[str, Any]:
+        """What each lane of this engine holds and has done: requests, blocks, steps led; for `GET /flying/status`."""
+        steps = {str(size): count for size, count in self.steps.counts.items()}
+        return {"engine": self.engine, **self.report.status(), "steps": steps}
+
+    def flying_check(self) -> bool:
+        """Check the block bookkeeping of all lanes.
+
+        Raises:
+            IntegrityError: with both sides of the equation that does not hold.
+        """
+        outside: set[int] = set()
+        for member in self.members.values():
+            outside |= member.lent.physical()
+        self.own.check(outside)
+        for leader in self.leaders.values():
+            leader.check()
+        return True
+
+    def flying_steps(self) -> list[list[float]]:
+        """The steps that this engine has led since the last call: see `StepLog.take`."""
+        return self.steps.take()
+
+    def flying_calibration(self) -> list[list[float]]:
+        """The steps that were measured at start, in all lanes of this engine: see `engine/calibration.py`."""
+        measured: list[list[float]] = self.model_executor.collective_rpc("calibration")[0]
+        return measured

@@ -1,0 +1,65 @@
+"""What an engine says of all its lanes, whichever of them has just stepped: vLLM's statistics, and the admin route's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flying_serving.engine.group import Leader, Member
+from flying_serving.vllm_hooks.blocks import SchedulerPool, report_through
+
+REPORT_S = 1.0
+"""How often a member reports, which has no outputs of the group's steps that could carry it."""
+
+
+class Report:
+    """Statistics of one engine.
+
+    Args:
+        scheduler: lane 1's.
+        own: its block pool, the engine's physical blocks.
+        members: the engine's part in each group, by size.
+        leaders: the groups that it leads, by size.
+    """
+
+    def __init__(
+        self, scheduler: Any, own: SchedulerPool, members: Mapping[int, Member], leaders: Mapping[int, Leader]
+    ) -> None:
+        self._schedulers = {1: scheduler} | {size: leader.scheduler for size, leader in leaders.items()}
+        self._own = own
+        self._members = members
+        self._reported_at = 0.0
+        for each in self._schedulers.values():
+            report_through(each, self.complete)
+
+    def complete(self, stats: Any) -> None:
+        """Make the SchedulerStats of one lane those of the engine."""
+        counts = self._counts().values()
+        stats.num_running_reqs = sum(running for running, _ in counts)
+        stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
+        stats.kv_cache_usage = self.blocks_in_use() / self._own.total
+
+    def blocks_in_use(self) -> int:
+        """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count."""
+        lent = sum(member.lent.lent_count + len(member.lent.offered) for member in self._members.values())
+        return self._own.total - self._own.free_count() - lent + sum(m.in_use for m in self._members.values())
+
+    def due(self, now: float, *, idle: bool) -> Any:
+        """A member's SchedulerStats now and then, and when its group has become idle; else None."""
+        if not idle and now - self._reported_at < REPORT_S:
+            return None
+        self._reported_at = now
+        return self._schedulers[1].make_stats()
+
+    def _counts(self) -> dict[int, tuple[int, int]]:
+        return {size: scheduler.get_request_counts() for size, scheduler in self._schedulers.items()}
+
+    def status(self) -> dict[str, Any]:
+        """What each lane holds, for `GET /flying/status`."""
+        lanes = {str(size): {"running": r, "waiting": w} for size, (r, w) in self._counts().items()}
+        return {
+            "lanes": lanes,
+            "blocks": self._own.total + 1,
+            "free_blocks": self._own.free_count(),
+            "lent_blocks": {str(size): member.lent.lent_count for size, member in self._members.items()},
+        }

@@ -1,0 +1,86 @@
+"""What a policy sees: the state of the cluster at one moment, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.forecast import LaneFigures, Work
+
+
+@dataclass(frozen=True)
+class GroupLoad:
+    """The requests that run in one group.
+
+    Args:
+        requests: how many.
+        tokens_left: output tokens that each of them still has to get, on average.
+        context_tokens: tokens that each of them has, on average.
+        prefill_tokens: prompt tokens that are not done, of all of them.
+    """
+
+    requests: int
+    tokens_left: float
+    context_tokens: float
+    prefill_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """A group that some request cannot do without.
+
+    Args:
+        least_size: engines that it needs at least.
+        urgent: whether it is there for priority rather than for room.
+        reason: for the log.
+    """
+
+    least_size: int
+    urgent: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The cluster at `now_s`.
+
+    Args:
+        layout: the present one.
+        layouts: every layout that may be chosen.
+        lanes: by group size, what a group can do.
+        loads: requests by group, in the present layout and in older ones that drain.
+        work: requests that wait or are expected.
+        needs: groups that a layout must have.
+        recent_switches: switches for load in the last minute.
+    """
+
+    now_s: float
+    layout: Layout
+    layouts: Sequence[Layout]
+    lanes: Mapping[int, LaneFigures]
+    loads: Mapping[Group, GroupLoad]
+    work: Work
+    needs: Sequence[Need] = ()
+    recent_switches: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Change the layout.
+
+    Args:
+        layout: to this one.
+        preempt: in this way.
+        reason: for the log, with the use case first.
+        gain: request-seconds saved over the horizon, as predicted; infinite if a request cannot run otherwise.
+        cost: request-seconds that the switch costs, as predicted.
+        considered: predicted cost of every way to switch.
+    """
+
+    layout: Layout
+    preempt: str
+    reason: str
+    gain: float
+    cost: float
+    considered: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,59 @@
+"""What the client does as time passes: calibrate at the start, tick the controller, fetch measured steps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from flying_serving.errors import EngineLost
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.steps import Step
+
+if TYPE_CHECKING:
+    from flying_serving.server.client import FlyingClient
+
+TICK_S = 0.1
+MEASURE_TICKS = 3
+"""Measured steps are fetched every so many ticks."""
+
+
+async def keep_time(client: FlyingClient) -> None:
+    """Run until the client is shut down. An engine that does not answer is vLLM's to notice, and to report."""
+    with contextlib.suppress(EngineLost):
+        await _start(client)
+    ticks = 0
+    while not client.resources.engine_dead:
+        await client.carry_out(client.controller.tick(time.monotonic()))
+        await asyncio.sleep(TICK_S)
+        ticks += 1
+        if ticks % MEASURE_TICKS == 0 and client.controller.running:
+            with contextlib.suppress(EngineLost):
+                await _measure(client)
+
+
+async def _start(client: FlyingClient) -> None:
+    """Take what the engines measured when they started, and put them into the layout that a fixed policy wants."""
+    for rows in await asyncio.gather(*client.of_engines("flying_calibration")):
+        client.controller.steps.calibrate(
+            Step(int(size), seconds, int(tokens) if is_prefill else 0, 0 if is_prefill else int(tokens), 0)
+            for size, seconds, tokens, is_prefill in rows
+        )
+    first = client.controller.layout
+    if first != Layout.uniform(client.deployment.engines, 1):
+        now = time.monotonic()
+        orders = [
+            client.utility(engine, "flying_switch", list(first.group_of(engine)), "weave", 1, now)
+            for engine in range(client.deployment.engines)
+        ]
+        await asyncio.gather(*orders)
+
+
+async def _measure(client: FlyingClient) -> None:
+    for rows in await asyncio.gather(*client.of_engines("flying_steps")):
+        client.controller.stepped(
+            Step(int(size), seconds, int(prefill), int(sequences), int(context))
+            for size, seconds, prefill, sequences, context, waited in rows
+            if not waited and seconds > 0
+        )

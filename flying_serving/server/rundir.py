@@ -1,0 +1,54 @@
+"""A server's run directory: sockets and shared memory. It goes with the server, or else at the next start of any."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_SHARED_MEMORY = "/dev/shm"
+_PREFIX = "flying-"
+_OWNER = "owner"
+"""File that a server and its engines hold locked: the kernel drops the lock when the last of them ends."""
+
+
+def make_run_dir(parent: str | None = None) -> str:
+    """Make the directory of this process, which removes it when it ends, and remove those that others have left.
+
+    Args:
+        parent: where; by default shared memory, or the directory for temporary files where that cannot be written.
+    """
+    if parent is None:
+        parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+    _remove_left(parent)
+    hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
+    lock = os.open(hidden / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)  # stays open as long as this process
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    path = hidden.rename(hidden.with_name(hidden.name[1:]))  # nobody else sees it before it is locked
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # engines are forked, with what is registered here
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return str(path)
+
+
+def _remove_left(parent: str) -> None:
+    """Remove the directories whose server was killed."""
+    for path in Path(parent).glob(f"{_PREFIX}*"):
+        try:
+            lock = os.open(path / _OWNER, os.O_RDWR)
+        except OSError:  # another user's, or gone by now
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)

@@ -1,0 +1,62 @@
+"""The controller's settings from vLLM's configuration and ours, and what operators are shown of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from flying_serving.config import Deployment
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.placing import Limits
+from flying_serving.controller.settings import Settings
+from flying_serving.policy.forecast import Weights
+from flying_serving.policy.policies import POLICIES
+
+
+def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settings:
+    """The settings of a server whose smallest engine has so many KV blocks."""
+    flying = deployment.flying
+    policy = POLICIES[flying.policy]
+    sizes = deployment.group_sizes
+    if policy.pinned_size is not None:
+        sizes = (policy.pinned_size(sizes),)
+    scheduler = vllm_config.scheduler_config
+    capacity = Capacity.of(
+        sizes,
+        blocks,
+        vllm_config.cache_config.block_size,
+        deployment.devices,
+        vllm_config.model_config.get_total_num_kv_heads(),
+    )
+    limits = Limits(
+        slots=scheduler.max_num_seqs,
+        step_tokens=scheduler.max_num_batched_tokens,
+        capped=policy.name != "manual" and policy.pinned_size is None,
+    )
+    return Settings(
+        engines=deployment.engines,
+        capacity=capacity,
+        policy=policy,
+        limits=limits,
+        weights=Weights(flying.horizon_s, flying.ttft_weight),
+        weave_steps=flying.weave_steps,
+        most_waiting=flying.max_waiting_requests,
+        dry_run=flying.policy_dry_run,
+    )
+
+
+def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
+    """What `GET /flying/status` shows of the controller."""
+    return {
+        "policy": controller.settings.policy.name,
+        "layout": controller.layout.to_lists(),
+        "group_sizes": list(deployment.group_sizes),
+        "devices_per_engine": deployment.devices,
+        "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
+        "requests": {"running": controller.running, "held": len(controller.pool)},
+        "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
+        "would_do": [
+            {"to": d.layout.to_lists(), "preempt": d.preempt, "reason": d.reason} for d in controller.would_do
+        ],
+    }

@@ -1,0 +1,153 @@
+"""The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.commands import Dispatch
+from flying_serving.controller.requests import Wanted
+from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY
+
+DEGREE_KEY = "tp_degree"
+DEADLINE_KEY = "queue_deadline_s"
+
+
+@dataclass
+class Stream:
+    """One request as the client asked for it.
+
+    `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
+    that what the old engine still says of it is recognised as stale. `capped`: its group may end it for want of room.
+    """
+
+    request: EngineCoreRequest
+    tokens: list[int] = field(default_factory=list)
+    engine_id: str = ""
+    moves: int = 0
+    capped: bool = False
+
+
+class Streams:
+    """Open requests by vLLM's id and by the engines'."""
+
+    def __init__(self, capacity: Capacity, max_model_len: int) -> None:
+        self._capacity = capacity
+        self._max_model_len = max_model_len
+        self._streams: dict[str, Stream] = {}
+        self._ids: dict[str, str] = {}
+
+    def wanted(self, request: EngineCoreRequest) -> Wanted:
+        """What the controller has to know of a request.
+
+        Raises:
+            VLLMValidationError: naming the field, its value and what is allowed.
+        """
+        params = request.sampling_params
+        prompt = len(request.prompt_token_ids or ())
+        if params is None:
+            return Wanted(prompt, prompt, priority=request.priority)
+        extra = params.extra_args or {}
+        for key in (LANE_KEY, HISTORY_KEY):
+            if key in extra:
+                raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
+        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
+        left = max(1, self._max_model_len - prompt)
+        open_ended = params.max_tokens is None or params.max_tokens >= left
+        return Wanted(
+            prompt,
+            prompt + 1 if open_ended else prompt + params.max_tokens,
+            left if params.max_tokens is None else params.max_tokens,
+            self._degree(extra),
+            request.priority,
+            _deadline(extra),
+            params.prompt_logprobs is None and params.structured_outputs is None,
+        )
+
+    def _degree(self, extra: dict[str, Any]) -> int | None:
+        degree = extra.get(DEGREE_KEY)
+        if degree is None or (isinstance(degree, int) and not isinstance(degree, bool)):
+            return degree
+        field = f"vllm_xargs.{DEGREE_KEY}"
+        raise VLLMValidationError(f"{field}={degree!r}: must be one of {self._capacity.degrees}", parameter=field)
+
+    def open(self, request: EngineCoreRequest) -> None:
+        """Take a request."""
+        self._streams[request.request_id] = Stream(request)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._ids.pop(stream.engine_id, None)
+
+    def engine_id(self, request_id: str) -> str:
+        """The id of a request in the engine that runs it."""
+        return self._streams[request_id].engine_id
+
+    def withdraw(self, request_id: str) -> str:
+        """What its engine still says of a request is stale from now on. Returns its id there."""
+        stream = self._streams[request_id]
+        self._ids.pop(stream.engine_id, None)
+        return stream.engine_id
+
+    def to_engine(self, dispatch: Dispatch) -> EngineCoreRequest | None:
+        """The request as a group's leader gets it: with its lane, its tokens so far, and the group's limit.
+
+        None if it is over by now.
+        """
+        stream = self._streams.get(dispatch.request_id)
+        if stream is None:
+            return None
+        request = stream.request
+        self._ids.pop(stream.engine_id, None)
+        stream.engine_id = f"{request.request_id}+{stream.moves}" if stream.moves else request.request_id
+        stream.moves += 1
+        self._ids[stream.engine_id] = request.request_id
+        params = request.sampling_params
+        if params is None:
+            return request
+        # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
+        params = params.clone()
+        most = params.max_tokens
+        stream.capped = most is None or most > dispatch.limit_tokens
+        params.max_tokens = dispatch.limit_tokens if most is None else min(most, dispatch.limit_tokens)
+        extra = dict(params.extra_args or {})
+        if len(dispatch.group) > 1:
+            extra[LANE_KEY] = len(dispatch.group)
+        if stream.tokens:
+            extra[HISTORY_KEY] = list(stream.tokens)
+        params.extra_args = extra or None
+        return _copy(request, stream.engine_id, params)
+
+    def take(self, output: EngineCoreOutput) -> bool:
+        """Note the tokens of an output and give it vLLM's id. False if it is stale: nobody may see it."""
+        request_id = self._ids.get(output.request_id)
+        if request_id is None:
+            return False
+        output.request_id = request_id
+        self._streams[request_id].tokens += output.new_token_ids
+        return True
+
+    def is_full(self, output: EngineCoreOutput) -> bool:
+        """Whether its group has ended a request that could go on in a wider one."""
+        return output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
+
+
+def _copy(request: EngineCoreRequest, engine_id: str, params: Any) -> EngineCoreRequest:
+    values = {name: getattr(request, name) for name in request.__struct_fields__}
+    return EngineCoreRequest(**values | {"request_id": engine_id, "sampling_params": params})
+
+
+def _deadline(extra: dict[str, Any]) -> float | None:
+    deadline = extra.get(DEADLINE_KEY)
+    if deadline is None:
+        return None
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= 86_400:
+        field = f"vllm_xargs.{DEADLINE_KEY}"
+        raise VLLMValidationError(f"{field}={deadline!r}: must be a number above 0 up to 86400", parameter=field)
+    return float(deadline)

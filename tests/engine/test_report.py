@@ -1,0 +1,108 @@
+"""What an engine reports counts all its lanes, and blocks that are lent only if a request of the group holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flying_serving.engine.report import REPORT_S, Report
+from flying_serving.engine.tickets import StepTicket
+from tests.engine.schedulers import BLOCK
+from tests.engine.test_group import GROUP, Pair
+
+BLOCKS = 12  # beside the null block
+
+
+def reports_of(pair: Pair) -> list[Report]:
+    """Return the reports of both engines; the first leads the group."""
+    return [
+        Report(pair.own[engine], pair.pools[engine], {2: pair.members[engine]}, {2: pair.leader} if engine == 0 else {})
+        for engine in GROUP
+    ]
+
+
+def step(pair: Pair) -> StepTicket:
+    """Let the group step, once it has the blocks."""
+    pair.leader.order(0.0)
+    pair.serve_all(0.0)
+    if pair.leader.ready(0.0):
+        pair.leader.order(0.0)
+    ticket = pair.inboxes.of_engine[0][0]
+    assert isinstance(ticket, StepTicket)
+    pair.finish_step()
+    return ticket
+
+
+def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold() -> None:
+    """Those of its own lane and those of the group; neither what is lent and free, nor what is not lent yet."""
+    pair = Pair(lend_blocks=5)
+    reports = reports_of(pair)
+    assert [report.blocks_in_use() for report in reports] == [0, 0]
+    pair.own[1].add("local", 2 * BLOCK, 8)
+    pair.own[1].schedule()
+    pair.scheduler.add("r", 3 * BLOCK - 1, 2)
+    step(pair)
+    assert [member.lent.lent_count for member in pair.members] == [5, 5]
+    assert [report.blocks_in_use() for report in reports] == [3, 5]
+    # whichever lane has stepped, vLLM's own figures are those of that lane alone
+    stats = [pair.scheduler.make_stats(), pair.own[0].make_stats(), pair.own[1].make_stats()]
+    assert [one.kv_cache_usage for one in stats] == [3 / BLOCKS, 3 / BLOCKS, 5 / BLOCKS]
+    assert [(one.num_running_reqs, one.num_waiting_reqs) for one in stats] == [(1, 0), (1, 0), (1, 0)]
+
+
+def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent() -> None:
+    """As vLLM counts its own: what is only cached is free."""
+    pair = Pair(lend_blocks=5)
+    reports = reports_of(pair)
+    pair.scheduler.add("r", BLOCK, 2)
+    while pair.scheduler.has_requests():
+        ticket = step(pair)
+    assert not ticket.more
+    assert [member.lent.lent_count for member in pair.members] == [5, 5]
+    assert [report.blocks_in_use() for report in reports] == [0, 0]
+
+
+def test_what_is_offered_is_not_in_use() -> None:
+    """Between a member's offer and the leader's commit."""
+    pair = Pair()
+    reports = reports_of(pair)
+    pair.scheduler.add("r", 3 * BLOCK - 1, 1)
+    pair.leader.order(0.0)
+    pair.serve(1, 0.0)
+    assert len(pair.members[1].lent.offered) == 3
+    assert reports[1].blocks_in_use() == 0
+
+
+def test_a_member_reports_now_and_then_and_at_the_end() -> None:
+    """It has no outputs of the group's steps; one message a step would be too many."""
+    report = reports_of(Pair())[1]
+    assert report.due(10.0, idle=False) is not None
+    assert report.due(10.0 + REPORT_S / 2, idle=False) is None
+    assert report.due(10.0 + REPORT_S / 2, idle=True) is not None
+    assert report.due(10.0 + REPORT_S, idle=False) is None
+    assert report.due(11.0 + REPORT_S, idle=False) is not None
+
+
+def test_no_statistics_with_disable_log_stats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's scheduler makes none then."""
+    pair = Pair()
+    nothing: Any = None
+    monkeypatch.setattr(pair.own[1], "make_stats", lambda: nothing)
+    assert reports_of(pair)[1].due(10.0, idle=True) is None
+
+
+def test_status_says_what_each_lane_holds() -> None:
+    """For the admin route: counts by lane, and blocks of the engine."""
+    pair = Pair(lend_blocks=5)
+    reports = reports_of(pair)
+    pair.scheduler.add("r", 3 * BLOCK - 1, 2)
+    step(pair)
+    pair.own[0].add("local", BLOCK, 8)
+    assert reports[0].status() == {
+        "lanes": {"1": {"running": 0, "waiting": 1}, "2": {"running": 1, "waiting": 0}},
+        "blocks": BLOCKS + 1,
+        "free_blocks": BLOCKS - 5,
+        "lent_blocks": {"2": 5},
+    }
+    assert reports[1].status()["lanes"] == {"1": {"running": 0, "waiting": 0}}
