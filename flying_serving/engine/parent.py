@@ -27,7 +27,7 @@ def end_with_parent() -> None:
 
 
 def forget_signals() -> None:
-    """Drop the handlers that a forked process has of its parent: SIGTERM ends it, an interrupt is the parent's business."""
+    """Drop the handlers that a forked process has of its parent: SIGTERM ends it; an interrupt is not its business."""
     signal.set_wakeup_fd(-1)  # it must not wake the server's event loop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

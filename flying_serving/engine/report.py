@@ -1,4 +1,4 @@
-"""What an engine says of all its lanes, whichever of them has just stepped: vLLM's statistics, and the admin route's."""
+"""What an engine says of all its lanes, whichever has just stepped: vLLM's statistics, and the admin route's."""
 
 from __future__ import annotations
 
