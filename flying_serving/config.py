@@ -15,7 +15,7 @@ MAX_ENGINES = 8
 MAX_LINK_US = 1_000_000
 MAX_LINK_GB_PER_S = 1_000_000
 
-PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft")
+PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "recompute")
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
 
 
@@ -30,7 +30,7 @@ class FlyingConfig(BaseModel):
     """Who decides the layout: `auto` composes `load`, `priority` and `context`; with `manual` an operator does."""
     policy_dry_run: bool = False
     """Log what the policy would do, and do nothing."""
-    horizon_s: float = Field(default=10.0, gt=0, le=3600)
+    horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """How far ahead layouts are compared."""
     ttft_weight: float = Field(default=10.0, ge=1, le=1000)
     """Seconds between tokens that one second before the first token counts for."""

@@ -179,19 +179,26 @@ class Controller:
             change.ordered(now_s)
             self.layout = change.switch.new
             order: list[Command] = [Order(change.switch, change.weave_steps)]
-            return order + self._take_back(now_s) + self._dispatch(now_s)
+            return order + self._take_back(change.switch, now_s) + self._dispatch(now_s)
         return self._dispatch(now_s)
 
-    def _take_back(self, now_s: float) -> list[Command]:
-        """Prompts that groups of the old layout have not come to go where the new layout has room for them."""
+    def _take_back(self, switch: Switch, now_s: float) -> list[Command]:
+        """Requests of the old layout that go on in the new one: prompts that their group has not come to.
+
+        With "recompute" also those that it has: what they have so far is prefilled again.
+        """
         begun: Counter[Group] = Counter()
         commands: list[Command] = []
-        for tracked in self.loads.unfinished():
+        sizes = {len(group) for group in switch.new.groups}
+        recompute = switch.preempt == "recompute"
+        for tracked in [r for r in self._running.values() if r.request_id in switch.draining]:
             group = tracked.group
-            if group is None or group in self.layout.groups or tracked.wanted.degree is not None:
-                continue
-            if begun[group] < self.settings.limits.step_tokens:
-                begun[group] += tracked.prefill_tokens  # perhaps in the step under way
+            assert group is not None
+            wanted = tracked.wanted
+            early = tracked.prefill_tokens > 0 and begun[group] >= self.settings.limits.step_tokens
+            begun[group] += tracked.prefill_tokens  # perhaps in the step under way
+            stays = wanted.degree is not None or not sizes.intersection(tracked.sizes)
+            if stays or not (early or (recompute and wanted.movable)):
                 continue
             commands.append(Withdraw(tracked.request_id, group))
             self._suspend(tracked, now_s)

@@ -40,7 +40,7 @@ class Loads:
 
     def add(self, tracked: Tracked, group: Group, expected_tokens: float) -> None:
         """`tracked` runs in `group` from now on and will have `expected_tokens` at its end."""
-        tracked.group = group
+        tracked.group, tracked.admitted = group, True
         tracked.prefill_tokens = tracked.context_tokens
         tracked.committed_tokens = expected_tokens
         work = self._groups[group]
@@ -94,5 +94,7 @@ class Loads:
             count = len(work.requests)
             had = work.output_tokens / count
             left, context = max(1.0, output_tokens - had), work.prompt_tokens / count + had
-            seen[group] = GroupLoad(count, left, context, work.prefill_tokens)
+            # one in many gets about twice the mean
+            longest = left if count == 1 else max(left, 2 * output_tokens - had)
+            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens)
         return seen

@@ -12,7 +12,7 @@ from flying_serving.policy.snapshot import Need
 def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int) -> list[Need]:
     """What the layout must have now.
 
-    A long request needs its group until its prompt is done: then the group may drain. An urgent one needs it to its end.
+    A long request needs its group until its prompt is done: then the group may drain. An urgent one to its end.
     """
     needs = []
     longest = max(

@@ -12,6 +12,9 @@ from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.forecast import LaneFigures
 
+STEPS_AHEAD = 3
+"""Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -96,9 +99,8 @@ class Placing:
             return True
         if len(work.requests) >= self.limits.slots:
             return False
-        # one step under way and one to follow: an engine never lacks prompts, and few are stranded there
         ahead = work.prefill_tokens + tracked.context_tokens
-        if work.prefill_tokens and not tracked.wanted.urgent and ahead > 2 * self.limits.step_tokens:
+        if work.prefill_tokens and not tracked.wanted.urgent and ahead > STEPS_AHEAD * self.limits.step_tokens:
             return False
         return all(
             self._share(engine, loads) + expected_tokens / self.capacity.tokens[len(group)] <= 1.0 for engine in group

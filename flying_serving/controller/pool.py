@@ -90,11 +90,12 @@ class TaskPool:
                 del self._queues[kind]
 
     def expired(self, now_s: float) -> list[str]:
-        """Requests whose deadline has passed; they still wait until `remove`."""
+        """Requests whose deadline has passed before any group had them; they still wait until `remove`."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, request_id = heapq.heappop(self._deadlines)
-            if request_id in self._waiting:
+            tracked = self._waiting.get(request_id)
+            if tracked is not None and not tracked.admitted:
                 late.append(request_id)
         return late
 

@@ -40,7 +40,8 @@ class Tracked:
     """A request from its arrival to its end.
 
     `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
-    has not finished yet, 0 after the first token. `soft`: it runs in a narrow group until a wide one is free.
+    has not finished yet, 0 after the first token. `admitted`: some group had it, so its client reads a stream and its
+    deadline is met. `soft`: it runs in a narrow group until a wide one is free.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Tracked:
     group: Group | None = None
     output_tokens: int = 0
     prefill_tokens: int = 0
+    admitted: bool = False
     soft: bool = False
     committed_tokens: float = field(default=0.0)
 

@@ -5,41 +5,48 @@ from __future__ import annotations
 import math
 
 
+NEAR = 0.75
+
+
 class Demand:
     """Exponentially weighted arrival rate and lengths.
 
     Args:
-        window_s: time constant of the arrival rate.
+        slow_s, fast_s: time constants of two arrival rates. The slow one is believed as long as the fast one is near it,
+            by NEAR standard deviations: arrivals are random, and not every cluster of them is a burst.
         requests: number of requests over which lengths are averaged.
         prompt_tokens, output_tokens: taken for the lengths until there is one.
     """
 
     def __init__(
-        self, window_s: float = 4.0, requests: int = 50, prompt_tokens: float = 512.0, output_tokens: float = 128.0
+        self,
+        slow_s: float = 8.0,
+        fast_s: float = 0.5,
+        requests: int = 50,
+        prompt_tokens: float = 512.0,
+        output_tokens: float = 128.0,
     ) -> None:
-        self._window_s = window_s
+        self._slow, self._fast = _Rate(slow_s), _Rate(fast_s)
         self._share = 1.0 / requests
-        self._rate = 0.0
-        self._at_s = -math.inf
         self._prompts = _Mean(self._share)
         self._outputs = _Mean(self._share)
         self._first = (prompt_tokens, output_tokens)
 
     def arrived(self, prompt_tokens: int, now_s: float) -> None:
         """A request has come."""
-        self._rate = self.rate(now_s) + 1.0 / self._window_s
-        self._at_s = now_s
+        self._slow.count(now_s)
+        self._fast.count(now_s)
         self._prompts.add(prompt_tokens)
+
+    def rate(self, now_s: float) -> float:
+        """Requests per second."""
+        slow, fast = self._slow.value(now_s), self._fast.value(now_s)
+        deviation = NEAR * math.sqrt(fast / (2 * self._fast.window_s))
+        return min(max(slow, fast - deviation), fast + deviation)
 
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""
         self._outputs.add(max(1, output_tokens))
-
-    def rate(self, now_s: float) -> float:
-        """Requests per second."""
-        if self._rate == 0.0:
-            return 0.0
-        return self._rate * math.exp(-max(0.0, now_s - self._at_s) / self._window_s)
 
     @property
     def prompt_tokens(self) -> float:
@@ -50,6 +57,22 @@ class Demand:
     def output_tokens(self) -> float:
         """Mean length of outputs."""
         return self._outputs.value or self._first[1]
+
+
+class _Rate:
+    """Events per second, older ones weighing less."""
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._rate = 0.0
+        self._at_s = 0.0
+
+    def count(self, now_s: float) -> None:
+        self._rate = self.value(now_s) + 1.0 / self.window_s
+        self._at_s = now_s
+
+    def value(self, now_s: float) -> float:
+        return self._rate * math.exp(-max(0.0, now_s - self._at_s) / self.window_s) if self._rate else 0.0
 
 
 class _Mean:

@@ -16,12 +16,14 @@ class GroupLoad:
     Args:
         requests: how many.
         tokens_left: output tokens that each of them still has to get, on average.
+        longest_left: output tokens that the last of them still has to get.
         context_tokens: tokens that each of them has, on average.
         prefill_tokens: prompt tokens that are not done, of all of them.
     """
 
     requests: int
     tokens_left: float
+    longest_left: float
     context_tokens: float
     prefill_tokens: int = 0
 

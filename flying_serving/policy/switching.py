@@ -11,6 +11,8 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.forecast import Outlook, Weights, Work, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 
+PAUSE_WEIGHT = 3.0
+"""A stream that stands still is worse than one that is slow."""
 MOVE_S = 0.005
 """Orders, answers and a step that is cut short."""
 
@@ -33,29 +35,40 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
     members = {engine for group in new_groups for engine in group}
     size = max(map(len, new_groups))
     ahead = outlook(snapshot.lanes[size], len(new_groups), snapshot.work, weights)
+    new_cost = snapshot.lanes[size].cost
     new_step_s, new_ttft_s = ahead.tpot_s, ahead.ttft_s
     work = snapshot.work
     weight = weights.ttft_weight * (weights.ttft_weight if urgent else 1.0)
     result = {"weave": MOVE_S, "hard": MOVE_S, "sequential": MOVE_S}
-    drain_s = 0.0
+    drain_s = again_s = 0.0
     for group, load in old.items():
         overlap = len(members.intersection(group)) / max(1, len(members))
         step_s = _step_s(snapshot, group, load)
         prefill_s = load.prefill_tokens * snapshot.lanes[len(group)].cost.prefill_token_s
-        alone_s = prefill_s + load.tokens_left * step_s
+        alone_s = prefill_s + load.longest_left * step_s
         woven_s = 2 * alone_s  # both sides get half of the time
         coming = work.rate * woven_s
         occupied = overlap * min(1.0, work.waiting + coming)
         crowded_s = max(
             step_s, outlook(snapshot.lanes[len(group)], 1, work.part(_part(snapshot, group)), weights).tpot_s
         )
-        slower_s = max(0.0, woven_s - load.tokens_left * crowded_s)  # it would not have been alone here either
+        slower_s = max(
+            0.0, 2 * (prefill_s + load.tokens_left * step_s) - load.tokens_left * crowded_s
+        )  # it would not have been alone here either
         result["weave"] += load.requests * slower_s * occupied
-        result["weave"] += overlap * weight * (_queue(work, ahead, woven_s) + coming * min(alone_s, new_step_s))
+        result["weave"] += (
+            overlap
+            * weight
+            * (_queue(work, ahead, woven_s, 0.5, weights.horizon_s) + coming * min(alone_s, new_step_s))
+        )
         result["weave"] += overlap * coming * min(woven_s, work.output_tokens * new_step_s) / 2
         busy_s = (work.waiting + coming) * new_ttft_s / len(new_groups) + work.output_tokens * new_step_s
-        result["hard"] += load.requests * min(busy_s, weights.horizon_s) * occupied
+        result["hard"] += PAUSE_WEIGHT * load.requests * min(busy_s, weights.horizon_s) * occupied
         drain_s = max(drain_s, alone_s)
+        again_s += load.requests * load.context_tokens * new_cost.prefill_token_s / len(new_groups)
+    stalled = sum(load.requests for load in old.values()) * again_s / 2
+    lost = _queue(work, ahead, again_s, 0.0, weights.horizon_s)
+    result["recompute"] = MOVE_S + PAUSE_WEIGHT * stalled + weight * lost
     arrivals = work.rate * drain_s
     result["sequential"] += weight * (work.waiting * drain_s + arrivals * drain_s / 2)
     if size > 1 and _has_idle_member(snapshot, members):
@@ -63,11 +76,13 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
     return result
 
 
-def _queue(work: Work, ahead: Outlook, woven_s: float) -> float:
-    """Request-seconds in the queue that builds up while the new layout has half of the time, until it is gone again."""
-    half = ahead.most_per_s / 2
-    queued = min(half, max(0.0, work.rate - half + work.waiting / woven_s)) * woven_s
-    return queued * woven_s / 2 + queued**2 / (2 * max(ahead.most_per_s - work.rate, 0.2 * ahead.most_per_s))
+def _queue(work: Work, ahead: Outlook, busy_s: float, share: float, horizon_s: float) -> float:
+    """Request-seconds in the queue that builds up while new work has only a share of the time, until it is gone."""
+    slow = max(0.0, work.waiting + (work.rate - share * ahead.most_per_s) * busy_s)
+    fast = max(0.0, work.waiting + (work.rate - ahead.most_per_s) * busy_s)
+    spare = ahead.most_per_s - work.rate
+    clears_s = min(horizon_s, (slow - fast) / spare) if spare > 0 else horizon_s
+    return (slow - fast) * (busy_s + clears_s) / 2
 
 
 def _part(snapshot: Snapshot, group: Group) -> float:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +26,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.server.clock import keep_time
 from flying_serving.server.settings import describe, settings_of
 from flying_serving.server.streams import DEGREE_KEY, Streams
+from flying_serving.vllm_hooks.history import why_it_stays
 
 logger = logging.getLogger("vllm.flying_serving")
 
@@ -66,7 +68,8 @@ class FlyingClient(AsyncMPClient):
         request.client_index = self.client_index
         self._ensure_output_queue_task()
         self._ensure_clock()
-        wanted = self.check(request)
+        movable = why_it_stays(request, self.vllm_config.model_config) is None
+        wanted = replace(self.check(request), movable=movable)
         self.streams.open(request)
         commands = self.controller.arrived(request.request_id, wanted, time.monotonic())
         expires = None

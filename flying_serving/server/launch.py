@@ -11,6 +11,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import KEY, Deployment, parse_flying
 from flying_serving.errors import Unsupported
+from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, refuse_unsupported
 
@@ -33,13 +34,16 @@ def prepare(config: Any, client_count: int) -> Any:
     parallel = config.parallel_config
     if parallel.worker_cls not in _WORKERS:
         raise Unsupported(f"--worker-cls={parallel.worker_cls}: one of {sorted(_WORKERS)} is needed")
+    policy = POLICIES[flying.policy]
+    if policy.by_priority:
+        config.scheduler_config.policy = "priority"
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
     deployment = Deployment(
         run_dir=run_dir,
         engines=parallel.data_parallel_size,
         devices=parallel.tensor_parallel_size,
-        group_sizes=choose_group_sizes(config, flying.group_sizes),
+        group_sizes=_lanes_for(policy, choose_group_sizes(config, flying.group_sizes)),
         flying=flying,
     )
     config.additional_config = {**config.additional_config, KEY: deployment.model_dump()}
@@ -51,6 +55,11 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
+
+
+def _lanes_for(policy: Policy, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The group sizes that a policy may use; a fixed layout needs no others than 1, which every engine has."""
+    return sizes if policy.pinned_size is None else tuple(sorted({1, policy.pinned_size(sizes)}))
 
 
 def _preload() -> None:

@@ -65,7 +65,6 @@ class Streams:
             self._degree(extra),
             request.priority,
             _deadline(extra),
-            params.prompt_logprobs is None and params.structured_outputs is None,
         )
 
     def _degree(self, extra: dict[str, Any]) -> int | None:

@@ -1,0 +1,146 @@
+"""Policy `auto` in a live server: long requests, requests that outgrow their engine, urgent ones, and too many.
+
+Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; together they have 4,096.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from flying_serving.demo.tiny import make_model
+from tests.live import FLAGS, ROOT, Server
+from tests.streams import WORST_LOGPROB, worst_difference
+
+pytestmark = pytest.mark.server
+
+BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4
+SETTINGS = (
+    "--policy=auto",
+    "--max-model-len=4000",
+    "--max-num-batched-tokens=512",
+    "--max-num-seqs=2",
+    "--max-waiting-requests=2",
+    f"--kv-cache-memory-bytes={65 * BLOCK_BYTES}",
+    "--no-enable-prefix-caching",
+)
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *SETTINGS, base=FLAGS) as live:
+        yield live
+
+
+def prompt(seed: int, count: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(512) for _ in range(count)]
+
+
+def post(server: Server, tokens: list[int], max_tokens: int, **fields: Any) -> Any:
+    body: dict[str, Any] = {"model": server.model, "prompt": tokens, "max_tokens": max_tokens, "seed": 7}
+    body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0, **fields}
+    return server.http.post("/v1/completions", json=body, timeout=WAIT_S)
+
+
+def status(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.http.get("/flying/status").json()
+    return found
+
+
+def switches(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.http.get("/flying/switches").json()["switches"]
+    return found
+
+
+def wait_until(server: Server, what: str, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while status(server)["requests"][what] != count:
+        assert time.monotonic() < deadline, status(server)
+        time.sleep(0.02)
+
+
+def test_step_costs_are_known_from_the_start(server: Server) -> None:
+    cost = status(server)["step_cost"]
+    assert set(cost) == {"1", "2"}
+    assert all(lane["fixed_s"] + lane["sequence_s"] > 0 for lane in cost.values())
+
+
+def test_an_operators_layout_is_refused(server: Server) -> None:
+    answer = server.http.post("/flying/layout", json={"groups": [[0, 1]]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "policy"
+    assert "'auto'" in answer.json()["error"]["message"]
+
+
+def test_a_prompt_too_long_for_an_engine_is_served_by_a_group(server: Server) -> None:
+    answer = post(server, prompt(1, 3000), 20)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"][0]["token_ids"]) == 20
+    assert [0, 1] in status(server)["layout"] or any("context" in s["reason"] for s in switches(server))
+
+
+def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(server: Server) -> None:
+    """To the end of the model's length, with the tokens and logprobs that a group gives from the start."""
+    tokens = prompt(2, 1900)
+    moved = post(server, tokens, 4000 - 1900)
+    assert moved.status_code == 200, moved.text
+    choice = moved.json()["choices"][0]
+    assert len(choice["token_ids"]) == 4000 - 1900
+    assert choice["finish_reason"] == "length"
+    whole = post(server, tokens, 4000 - 1900, vllm_xargs={"tp_degree": 2}).json()["choices"][0]
+    assert choice["token_ids"] == whole["token_ids"]
+    ours, theirs = (c["logprobs"]["token_logprobs"] for c in (choice, whole))
+    assert worst_difference(ours, theirs) <= WORST_LOGPROB
+
+
+def test_an_urgent_request_does_not_wait_for_those_before_it(server: Server) -> None:
+    """All slots are taken by long requests, two more wait, and the urgent one ends before any of them."""
+    with ThreadPoolExecutor(8) as threads:
+        long = [threads.submit(post, server, prompt(10 + i, 50), 600) for i in range(4)]
+        wait_until(server, "running", 4)
+        urgent = threads.submit(post, server, prompt(20, 50), 5, priority=-1)
+        answer = urgent.result(WAIT_S)
+        assert answer.status_code == 200, answer.text
+        assert not any(request.done() for request in long)
+        assert all(request.result(WAIT_S).status_code == 200 for request in long)
+    assert any("priority" in s["reason"] for s in switches(server)) or [0, 1] in status(server)["layout"]
+
+
+def test_more_than_may_wait_are_told_when_to_come_back(server: Server) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        asked = [threads.submit(post, server, prompt(30 + i, 50), 300) for i in range(10)]
+        answers = [request.result(WAIT_S) for request in asked]
+    codes = sorted({answer.status_code for answer in answers})
+    assert codes == [200, 429]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert all("--max-waiting-requests" in answer.json()["error"]["message"] for answer in refused)
+
+
+def test_a_queue_deadline_ends_the_wait(server: Server) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        long = [threads.submit(post, server, prompt(50 + i, 50), 800) for i in range(4)]
+        wait_until(server, "running", 4)
+        late = post(server, prompt(60, 50), 5, vllm_xargs={"queue_deadline_s": 0.2})
+        assert late.status_code == 504, late.text
+        assert "queue_deadline_s" in late.json()["error"]["message"]
+        assert all(request.result(WAIT_S).status_code == 200 for request in long)
+
+
+@pytest.mark.parametrize("deadline", [0, -1, "soon", 1e9])
+def test_a_wrong_queue_deadline_is_refused(server: Server, deadline: Any) -> None:
+    answer = post(server, prompt(61, 5), 5, vllm_xargs={"queue_deadline_s": deadline})
+    assert answer.status_code == 400, answer.text
+
+
+def test_nothing_is_left_behind(server: Server) -> None:
+    wait_until(server, "running", 0)
+    assert status(server)["requests"]["held"] == 0
+    assert server.http.post("/flying/check").status_code == 200
