@@ -94,15 +94,15 @@ class Controller:
     def outgrew(self, request_id: str, now_s: float) -> list[Command] | None:
         """A request has as many tokens as its group holds: it waits for a wider one, where it is prefilled again.
 
-        Returns None if there is no wider one for it: it ends there, as in vLLM.
+        Returns None if there is no wider one for it, and none will be formed: it ends there, as in vLLM.
         """
         tracked = self._running[request_id]
-        assert tracked.group is not None
-        sizes = tuple(s for s in tracked.sizes if self._room(s) > self._room(len(tracked.group)))
+        sizes = set(tracked.fitting(self.settings.capacity.tokens))
+        if not self.settings.forms_groups:
+            sizes &= {len(group) for group in self.layout.groups}
         if not sizes or tracked.wanted.degree is not None or not tracked.wanted.movable:
             return None
         self._suspend(tracked, now_s)
-        tracked.sizes = sizes
         self.pool.add(tracked)
         return self._dispatch(now_s) + self._decide(now_s)
 
@@ -197,7 +197,7 @@ class Controller:
             wanted = tracked.wanted
             early = tracked.prefill_tokens > 0 and begun[group] >= self.settings.limits.step_tokens
             begun[group] += tracked.prefill_tokens  # perhaps in the step under way
-            stays = wanted.degree is not None or not sizes.intersection(tracked.sizes)
+            stays = wanted.degree is not None or not sizes.intersection(tracked.fitting(self.settings.capacity.tokens))
             if stays or not (early or (recompute and wanted.movable)):
                 continue
             commands.append(Withdraw(tracked.request_id, group))
@@ -228,11 +228,12 @@ class Controller:
         tracked.soft = soft and tracked.wanted.movable
         self.loads.add(tracked, group, expected_tokens)
         self._running[tracked.request_id] = tracked
-        limit = self._room(len(group)) - tracked.wanted.prompt_tokens
+        limit = self.settings.capacity.tokens[len(group)] - tracked.wanted.prompt_tokens
         return Dispatch(tracked.request_id, group, tracked.output_tokens, limit)
 
     def _suspend(self, tracked: Tracked, now_s: float) -> None:
         del self._running[tracked.request_id]
+        tracked.sizes = tracked.fitting(self.settings.capacity.tokens)
         self.loads.remove(tracked)
         self.switches.ended(tracked.request_id, now_s)
 
@@ -253,9 +254,6 @@ class Controller:
     def _expected(self, tracked: Tracked) -> float:
         outputs = min(max(self.demand.output_tokens, tracked.output_tokens + 1.0), tracked.wanted.max_output_tokens)
         return tracked.wanted.prompt_tokens + outputs
-
-    def _room(self, size: int) -> int:
-        return self.settings.capacity.tokens[size]
 
     def _decide(self, now_s: float) -> list[Command]:
         if self._changeover is not None or self.settings.policy.pinned_size is not None:
@@ -285,7 +283,7 @@ class Controller:
         """What a policy sees now."""
         demand, pool = self.demand, self.pool
         rate = max(demand.rate(now_s), QUIET_RATE)
-        work = Work(rate, demand.prompt_tokens, demand.output_tokens, len(pool), pool.prompt_tokens)
+        work = Work(rate, demand.prompt_tokens, demand.output_tokens, len(pool), pool.prompt_tokens, self.running)
         loads = self.loads.as_seen(demand.output_tokens)
         recent = self.switches.for_load_since(now_s - 60.0)
         return Snapshot(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flying_serving.layout.groups import Group
@@ -60,3 +61,7 @@ class Tracked:
     def context_tokens(self) -> int:
         """Tokens that it has."""
         return self.wanted.prompt_tokens + self.output_tokens
+
+    def fitting(self, tokens: Mapping[int, int]) -> tuple[int, ...]:
+        """Those of its sizes that still hold it, with what it has got, and one token more; `tokens` by group size."""
+        return tuple(size for size in self.sizes if tokens[size] > self.context_tokens)

@@ -33,3 +33,8 @@ class Settings:
     weave_steps: int = 1
     most_waiting: int = 10_000
     dry_run: bool = False
+
+    @property
+    def forms_groups(self) -> bool:
+        """Whether a request that no group of the present layout holds gets one."""
+        return self.policy.by_context and not self.dry_run

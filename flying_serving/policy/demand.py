@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-
-NEAR = 0.75
+NEAR = 0.5
+"""Standard deviations."""
 
 
 class Demand:
     """Exponentially weighted arrival rate and lengths.
 
     Args:
-        slow_s, fast_s: time constants of two arrival rates. The slow one is believed as long as the fast one is near it,
-            by NEAR standard deviations: arrivals are random, and not every cluster of them is a burst.
+        slow_s, fast_s: time constants of two arrival rates. The slow one is believed as long as the fast one is within
+            NEAR standard deviations of it: arrivals are random, and not every cluster of them is a burst.
         requests: number of requests over which lengths are averaged.
         prompt_tokens, output_tokens: taken for the lengths until there is one.
     """
@@ -21,7 +21,7 @@ class Demand:
     def __init__(
         self,
         slow_s: float = 8.0,
-        fast_s: float = 0.5,
+        fast_s: float = 1.0,
         requests: int = 50,
         prompt_tokens: float = 512.0,
         output_tokens: float = 128.0,

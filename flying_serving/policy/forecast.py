@@ -1,11 +1,11 @@
 """What a layout would make of the work at hand: request-seconds over a horizon, in closed form.
 
-The unit is the number of requests in the system integrated over time, so half the area is half the mean latency
+The unit is the number of requests in the system integrated over time: divided by the requests it is the mean latency
 (Little's law). Seconds before a request's first token weigh more than seconds between later ones.
 
-A group of p engines steps in `fixed + n * (per sequence + share of prefill)` seconds with n requests, so with `rate`
-requests per second its steps take `fixed / (1 - used)`, where `used` is the share of time that goes into what every
-request adds; and it completes at most `slots / (output_tokens * step(slots))` requests per second.
+A group of p engines steps in `fixed + prompts + n * decode` seconds with n requests. First tokens come as fast as full
+steps get prompts done, while slots are free; in the long run as fast as requests leave. With few requests a step takes
+`fixed / (1 - used)`, where `used` is the share of time that goes into what every request adds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.steps import StepCost
 
 _MOST_USED = 0.75
-"""Queues that would grow without bound have no time to do so within the horizon."""
+"""What would grow without bound has no time to do so within the horizon."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Work:
         prompt_tokens, output_tokens: mean lengths.
         waiting: requests that no group has yet.
         waiting_tokens: prompt tokens of those.
+        running: requests that some group has, in this layout or another.
     """
 
     rate: float
@@ -54,11 +55,16 @@ class Work:
     output_tokens: float
     waiting: float
     waiting_tokens: float
+    running: float = 0.0
 
     def part(self, share: float) -> Work:
         """A share of it."""
         return replace(
-            self, rate=self.rate * share, waiting=self.waiting * share, waiting_tokens=self.waiting_tokens * share
+            self,
+            rate=self.rate * share,
+            waiting=self.waiting * share,
+            waiting_tokens=self.waiting_tokens * share,
+            running=self.running * share,
         )
 
 
@@ -77,8 +83,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What `groups` equal groups would do with some work. Rates per second, times in seconds."""
+    """What `groups` equal groups would do with some work. Rates per second, times in seconds.
 
+    `first_per_s`: first tokens while there is a queue; `most_per_s`: requests that can leave in the long run.
+    """
+
+    first_per_s: float
     most_per_s: float
     ttft_s: float
     tpot_s: float
@@ -87,54 +97,43 @@ class Outlook:
 
 def outlook(lane: LaneFigures, groups: int, work: Work, weights: Weights) -> Outlook:
     """The figures of `groups` groups of one size that share `work` evenly."""
-    cost, outputs = lane.cost, max(1.0, work.output_tokens)
-    context = work.prompt_tokens + outputs / 2
-    decode_s = cost.sequence_s + cost.context_token_s * context
+    cost, outputs, horizon_s = lane.cost, max(1.0, work.output_tokens), weights.horizon_s
+    decode_s = cost.sequence_s + cost.context_token_s * (work.prompt_tokens + outputs / 2)
     prefill_s = cost.prefill_token_s * work.prompt_tokens
     slots = max(1.0, min(lane.slots, lane.kv_tokens / (work.prompt_tokens + outputs)))
+    rate = work.rate / groups
+    crowd = min(slots, max(1.0, (work.running + work.waiting) / groups))
     full_step_s = cost.fixed_s + slots * (decode_s + prefill_s / outputs)
     most = groups * slots / (outputs * full_step_s)
-    rate = work.rate / groups
-    used = rate * (outputs * decode_s + prefill_s)
-    alone_s = cost.fixed_s + decode_s
-    tpot = max(alone_s, min(cost.fixed_s / (1 - min(used, _MOST_USED)), full_step_s))
+    prompts = max(1.0, lane.budget_tokens / work.prompt_tokens)
+    first = groups * prompts / (cost.fixed_s + prompts * prefill_s + crowd * decode_s)
+    room = slots * groups - work.running - work.waiting
+    filled_s = room / max(work.rate, 1e-9)
+    through = first if filled_s > horizon_s else min(first, most + max(0.0, room) / horizon_s)
+    used = min(_MOST_USED, rate * (outputs * decode_s + prefill_s))
+    tpot = max(cost.fixed_s + decode_s, min(cost.fixed_s / (1 - used), full_step_s))
     met = min(1.0, rate * outputs * tpot)
     own_s = cost.fixed_s + prefill_s
     ttft = (met * (tpot / 2 + min(slots, rate * outputs * tpot) * decode_s) + own_s) / (
         1 - min(_MOST_USED, rate * prefill_s)
     )
-    backlog, crowd = _backlog(lane, groups, work, slots, most, decode_s)
-    crowded_tpot = max(tpot, cost.fixed_s + crowd * decode_s)
-    coming = work.rate * weights.horizon_s
-    area = backlog + coming * ttft
-    streaming = outputs * (work.waiting * crowded_tpot + coming * tpot)
-    return Outlook(most, ttft, tpot, weights.ttft_weight * area + streaming + _growth(work, most, weights))
+    coming = work.rate * horizon_s
+    area = _queue_area(work, through, horizon_s, min(float(groups), max(1.0, work.waiting))) + coming * ttft
+    streaming = outputs * (work.waiting * max(tpot, cost.fixed_s + crowd * decode_s) + coming * tpot)
+    return Outlook(first, most, ttft, tpot, weights.ttft_weight * area + streaming)
 
 
-def _backlog(
-    lane: LaneFigures, groups: int, work: Work, slots: float, most: float, decode_s: float
-) -> tuple[float, float]:
-    """Seconds that those who wait now spend before their first token, all together; and requests per group then."""
-    waiting = work.waiting
-    if waiting <= 0:
-        return 0.0, 1.0
-    active = min(float(groups), max(1.0, waiting))
-    tokens = work.waiting_tokens / waiting
-    crowd = min(slots, max(1.0, waiting / groups))
-    shared_step_s = (lane.cost.fixed_s + crowd / 2 * decode_s) * min(1.0, tokens / lane.budget_tokens)
-    first_s = lane.cost.fixed_s + lane.cost.prefill_token_s * tokens
-    each_s = lane.cost.prefill_token_s * tokens + shared_step_s
-    at_once = min(waiting, slots * groups)
-    late = waiting - at_once
-    clears_s = (first_s - each_s) + at_once / active * each_s
-    area = at_once * (first_s - each_s) + at_once * (at_once + active) / (2 * active) * each_s
-    area += late * clears_s + late * late / (2 * most)
-    return area / (1 - min(_MOST_USED, work.rate / most)), crowd
+def _queue_area(work: Work, through: float, horizon_s: float, at_once: float) -> float:
+    """Request-seconds of a queue that gets `work.rate` and loses `through` requests per second, within the horizon.
 
-
-def _growth(work: Work, most: float, weights: Weights) -> float:
-    """Requests that come faster than they can leave pile up."""
-    return weights.ttft_weight * max(0.0, work.rate - most) * weights.horizon_s**2 / 2
+    Args:
+        at_once: requests that are served at the same time, so that none of them waits for another.
+    """
+    spare = through - work.rate
+    queued = max(0.0, work.waiting - at_once)
+    if spare * horizon_s <= queued:
+        return queued * horizon_s - spare * horizon_s**2 / 2 + work.waiting / through * at_once
+    return queued**2 / (2 * spare) + work.waiting / through * at_once
 
 
 def judge(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work, weights: Weights) -> float:
@@ -148,9 +147,15 @@ def judge(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work, weights:
         ((size, count),) = counts.items()
         return outlook(lanes[size], count, work, weights).request_seconds
     alone = {size: outlook(lanes[size], count, work, weights) for size, count in counts.items()}
-    total = sum(figures.most_per_s for figures in alone.values())
+    total = sum(figures.first_per_s for figures in alone.values())
     shared = sum(
-        outlook(lanes[size], count, work.part(alone[size].most_per_s / total), weights).request_seconds
+        outlook(lanes[size], count, work.part(alone[size].first_per_s / total), weights).request_seconds
         for size, count in counts.items()
     )
     return min(shared, *(figures.request_seconds for figures in alone.values()))
+
+
+def capacity(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work, weights: Weights) -> float:
+    """First tokens per second of a layout while requests queue."""
+    counts = Counter(len(group) for group in layout.groups)
+    return sum(outlook(lanes[size], count, work, weights).first_per_s for size, count in counts.items())

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy import switching
-from flying_serving.policy.forecast import Weights, judge
+from flying_serving.policy.forecast import Weights, capacity, judge
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 
 MARGIN = 0.05
-"""A switch for load has to gain this share of what staying would cost; twice as much for each recent switch."""
-SETTLED_SWITCHES = 2
-"""More switches for load than this in the last minute make the next one harder."""
+"""A switch for load has to gain its cost and this share of what staying would cost."""
+HARDER = 3.0
+"""For each switch for load in the last minute that margin grows so many times, unless the new layout gets prompts done
+faster: at the crossover the server comes to rest where it has the most capacity, and a burst is never kept waiting."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
         return None
     gain, _, layout = best
     _, _, preempt, considered = _cheapest(snapshot, layout, weights, urgent=False)
-    harder = 2.0 ** max(0, snapshot.recent_switches - SETTLED_SWITCHES)
+    slower = capacity(layout, snapshot.lanes, snapshot.work, weights) <= capacity(
+        snapshot.layout, snapshot.lanes, snapshot.work, weights
+    )
+    harder = HARDER**snapshot.recent_switches if slower else 1.0
     if gain <= considered[preempt] + MARGIN * harder * stay:
         return None
     work = snapshot.work

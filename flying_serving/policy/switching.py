@@ -78,9 +78,9 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
 
 def _queue(work: Work, ahead: Outlook, busy_s: float, share: float, horizon_s: float) -> float:
     """Request-seconds in the queue that builds up while new work has only a share of the time, until it is gone."""
-    slow = max(0.0, work.waiting + (work.rate - share * ahead.most_per_s) * busy_s)
-    fast = max(0.0, work.waiting + (work.rate - ahead.most_per_s) * busy_s)
-    spare = ahead.most_per_s - work.rate
+    slow = max(0.0, work.waiting + (work.rate - share * ahead.first_per_s) * busy_s)
+    fast = max(0.0, work.waiting + (work.rate - ahead.first_per_s) * busy_s)
+    spare = ahead.first_per_s - work.rate
     clears_s = min(horizon_s, (slow - fast) / spare) if spare > 0 else horizon_s
     return (slow - fast) * (busy_s + clears_s) / 2
 

@@ -1,0 +1,157 @@
+"""Policy `auto` beside both fixed layouts on the same workload file, replayed in turn.
+
+python -m benchmarks.policies [--case load|priority|context] [--regime shm gloo link] [--rounds 3] [--trace FILE]
+
+`load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent. `context`: short requests and
+one long one a minute that no engine holds alone; beside it the same without the long ones.
+
+Every system is our server with the same flags but the policy, so that collectives and kernels are the same for all; the
+links of regime `link` are emulated (see docs/architecture.md). Each is stopped while another is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from benchmarks.systems import ROOT, System, Systems
+from flying_serving.bench.client import Target
+from flying_serving.bench.metrics import summarise
+from flying_serving.bench.run import Settings, measure, probe
+from flying_serving.demo.tiny import make_model
+from flying_serving.workload.files import save
+from flying_serving.workload.mixes import with_long_prompts, with_priority
+from flying_serving.workload.model import Workload
+from flying_serving.workload.read import read_workload
+from flying_serving.workload.synth import Paper, Poisson, synthesise
+
+FLAGS = [
+    "--data-parallel-size=2",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-model-len=2048",
+    "--block-size=32",
+    "--max-num-seqs=64",
+    "--max-num-batched-tokens=512",
+    "--kv-cache-memory-bytes=536870912",
+    "--no-enable-prefix-caching",
+    "--disable-uvicorn-access-log",
+]
+REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,1"]}
+CASES = {
+    "load": [],
+    "priority": [],
+    # 4,096 tokens for each engine: 12 layers, 12 KV heads, keys and values of 64 floats
+    "context": ["--max-model-len=8000", f"--kv-cache-memory-bytes={129 * 32 * 12 * 12 * 2 * 64 * 4}"],
+}
+POLICIES = ("static-dp", "static-tp", "auto")
+OUT = ROOT / ".bench"
+
+
+def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
+    """What to replay, by name: the paper's generator at this machine's scale, or a trace; saved first."""
+    lengths: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
+    if args.trace is not None:
+        found = {"trace": read_workload(Path(args.trace))}
+    elif args.case == "load":
+        rates: dict[str, Any] = {
+            "low_rate_rps": (0.5, 1.0),
+            "burst_rate_rps": (3.0, 6.0),
+            "low_s": 35.0,
+            "burst_s": 12.0,
+        }
+        found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **lengths), args.seed)}
+    else:
+        steady = synthesise(Poisson(requests=None, duration_s=args.seconds, rate_rps=args.rate, **lengths), args.seed)
+        if args.case == "priority":
+            found = {"priority": with_priority(steady, 0.2)}
+        else:
+            found = {"with long": with_long_prompts(steady, 6000, 64), "short alone": steady}
+    for name, workload in found.items():
+        save(workload, OUT / f"{name.replace(' ', '-')}.jsonl")
+    return found
+
+
+def replay(system: System, workload: Workload) -> dict[str, Any]:
+    """Summary of one replay, with the switches that it made."""
+    target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
+    summary = summarise(measure(workload, target, probe(target, settings), settings))
+    made = httpx.get(f"{system.url}/flying/switches", timeout=30).json()["switches"]
+    began_s = time.time() - summary["duration"] - 1
+    summary["switches"] = [switch for switch in made if switch["time"] > began_s]
+    return summary
+
+
+def figures(summary: dict[str, Any]) -> dict[str, float]:
+    """What the table shows: of each phase and each priority, where there are any, and of the whole."""
+    parts = {**summary.get("phases", {}), **{f"priority {p}": s for p, s in summary.get("priorities", {}).items()}}
+    found: dict[str, float] = {}
+    for name, part in {**parts, "all": summary}.items():
+        found[f"{name} mean TTFT"] = part["mean_ttft_ms"]
+        found[f"{name} P90 TTFT"] = part["p90_ttft_ms"]
+        found[f"{name} median TPOT"] = part["median_tpot_ms"]
+    found["worst TTFT"] = summary["max_ttft_ms"] if "max_ttft_ms" in summary else summary["p99_ttft_ms"]
+    found["mean E2E"] = summary["mean_e2el_ms"]
+    found["tokens/s"] = summary["output_throughput"]
+    found["switches"] = float(len(summary["switches"]))
+    found["not completed"] = float(summary["failed"] + summary["unfinished"])
+    return found
+
+
+def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argparse.Namespace) -> None:
+    """Start the servers of a regime, replay alternately, print medians."""
+    rows: dict[str, list[dict[str, float]]] = defaultdict(list)
+    with Systems() as systems:
+        for policy in POLICIES if args.policies is None else args.policies:
+            flags = [*FLAGS, *CASES[args.case], *REGIMES[regime], f"--policy={policy}"]
+            systems.start(System(f"{policy}, {regime}", model, flags, ours=True))
+        for number, system, (kind, workload) in itertools.product(
+            range(args.rounds), systems.all.values(), workloads.items()
+        ):
+            system.resume()
+            summary = replay(system, workload)
+            system.pause()
+            name = f"{system.name}, {kind}"
+            rows[name].append(figures(summary))
+            (OUT / f"{name.replace(', ', '-').replace(' ', '-')}-{number}.json").write_text(
+                json.dumps(summary, indent=1)
+            )
+            print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
+    print(f"\n{regime}: medians [smallest..largest] of {args.rounds}, times in ms")
+    for name, found in rows.items():
+        cells = []
+        for column in found[0]:
+            values = [row[column] for row in found]
+            cells.append(f"{column} {median(values):.1f} [{min(values):.1f}..{max(values):.1f}]")
+        print(f"{name:18s} " + "  ".join(cells), flush=True)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", choices=CASES, default="load")
+    parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
+    parser.add_argument("--policies", nargs="+", help="other policies than static-dp, static-tp and auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--rate", type=float, default=1.2, help="requests per second of a steady load")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", help="a saved workload in place of the generated one")
+    args = parser.parse_args()
+    OUT.mkdir(exist_ok=True)
+    workloads = workloads_of(args)
+    model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
+    for regime in args.regime:
+        compare(regime, model, workloads, args)
+
+
+if __name__ == "__main__":
+    main()
