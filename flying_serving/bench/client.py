@@ -1,0 +1,219 @@
+"""Open-loop replay: each request is sent at its time, whatever became of those before it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from flying_serving.bench.lag import LagMeter
+from flying_serving.bench.record import Record
+from flying_serving.bench.sse import Event, EventStream
+from flying_serving.workload.model import Workload
+
+CONNECT_S = 30.0
+KEEP_ALIVE_S = 60.0
+LARGE_BYTES = 2**20
+ERROR_CHARACTERS = 500
+INTERRUPTED = "cut off: the replay was stopped"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go."""
+
+    url: str
+    """Base of the server, without `/v1`."""
+    api_key: str = field(default="", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of each request."""
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"Content-Type": "application/json", **key}
+
+    def session(self) -> aiohttp.ClientSession:
+        """Connections to the server: as many as there are requests at a time, kept for the next ones."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            headers=self.headers,
+        )
+
+
+class BodySource(Protocol):
+    """Bodies by their place in the workload."""
+
+    def __getitem__(self, position: int, /) -> bytes: ...
+
+
+class Replay:
+    """One replay of a workload. `records` and the counts are up to date while it runs.
+
+    Args:
+        workload: when what is sent.
+        bodies: the body of each request, in the workload's order.
+        target: where to.
+        timeout_s: how long a request may take; what takes longer is unfinished.
+    """
+
+    def __init__(self, workload: Workload, bodies: BodySource, target: Target, timeout_s: float) -> None:
+        self.records = [Record(request) for request in workload.requests]
+        self.lag = LagMeter()
+        self.started_wall_s = 0.0
+        self.sent = self.done = self.tokens = 0
+        self._bodies = bodies
+        self._target = target
+        self._url = target.url + "/v1/completions"
+        self._timeout_s = timeout_s
+        self._start_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = asyncio.Event()
+        self._all_sent = False
+        self._broken: BaseException | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the replay began."""
+        return time.perf_counter() - self._start_s
+
+    def stop(self) -> None:
+        """Send nothing more and cut off what runs; `run` then returns."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Send everything and wait until every request has ended."""
+        async with self._target.session() as session:
+            with _few_collections():
+                self._start_s, self.started_wall_s = time.perf_counter(), time.time()
+                self.lag.start()
+                try:
+                    await self._send_all(session)
+                    self._all_sent = True
+                    if self._tasks:
+                        await self._stopped.wait()
+                finally:
+                    self.lag.stop()
+                    await self._cut_off()
+        if self._broken is not None:
+            raise self._broken
+
+    async def _send_all(self, session: aiohttp.ClientSession) -> None:
+        for position, record in enumerate(self.records):
+            wait_s = record.request.arrival_s - self.elapsed_s
+            if wait_s > 0:
+                await self._sleep(wait_s)
+            else:
+                await asyncio.sleep(0)  # in a flood of requests, what has come is still read
+            if self._stopped.is_set():
+                return
+            task = asyncio.create_task(self._request(session, position, record))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A request has come to its end; an error that is no answer to a request ends the replay."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = error
+            self.stop()
+        if self._all_sent and not self._tasks:
+            self._stopped.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until then, or until the replay is stopped."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            pass
+
+    async def _cut_off(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _request(self, session: aiohttp.ClientSession, position: int, record: Record) -> None:
+        record.error = INTERRUPTED
+        record.sent_s = self.elapsed_s
+        self.lag.sent(record.sent_s - record.request.arrival_s)
+        self.sent += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(session, self._bodies[position], record)
+        except TimeoutError:
+            record.error = f"took longer than {self._timeout_s:g} s"
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError) as error:
+            record.status, record.error = "failed", _text(f"{type(error).__name__}: {error}")
+        finally:
+            record.end_s = self.elapsed_s
+            self.done += 1
+
+    async def _exchange(self, session: aiohttp.ClientSession, body: bytes, record: Record) -> None:
+        """Send one request and read its answer to the end."""
+        data = io.BytesIO(body) if len(body) > LARGE_BYTES else body  # aiohttp wants large bodies as files
+        async with session.post(self._url, data=data) as answer:
+            record.first_byte_s = self.elapsed_s
+            record.http_status = answer.status
+            if answer.status != 200:
+                record.status = "failed"
+                record.error = _text(f"{answer.status}: {(await answer.read()).decode(errors='replace')}")
+                return
+            stream = EventStream()
+            async for part in answer.content.iter_any():
+                now_s = self.elapsed_s
+                for event in stream.feed(part):
+                    self._note(record, event, now_s)
+            if record.status != "failed":
+                _judge(record, stream.done)
+
+    def _note(self, record: Record, event: Event, now_s: float) -> None:
+        """Take what one event says."""
+        if event.error is not None:
+            record.status, record.error = "failed", _text(str(event.error))
+        if event.usage is not None:
+            record.usage_tokens = event.usage.completion_tokens
+        if event.metrics is not None and event.metrics.queue_time_ms is not None:
+            record.queue_s = event.metrics.queue_time_ms / 1e3
+        for choice in event.choices:
+            if tokens := choice.tokens:
+                record.token_s.append(now_s)
+                record.token_counts.append(tokens)
+                self.tokens += tokens
+            record.finish_reason = choice.finish_reason or record.finish_reason
+
+
+def _judge(record: Record, done: bool) -> None:
+    """Whether an answer that ended is all that was asked for."""
+    wanted, came = record.request.output_tokens, record.output_tokens
+    if not done:
+        record.error = f"the stream ended without [DONE] after {came} of {wanted} tokens"
+    elif came != wanted or not record.token_s:
+        record.error = f"{came} of {wanted} tokens came, finish_reason {record.finish_reason}"
+    else:
+        record.status, record.error = "ok", None
+
+
+def _text(message: str) -> str:
+    """A message on one line, not too long."""
+    return " ".join(message.split())[:ERROR_CHARACTERS]
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Leave what exists out of garbage collection: its pauses would be the client's lag."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

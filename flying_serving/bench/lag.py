@@ -1,0 +1,71 @@
+"""How late the client itself is: a client that cannot keep up measures itself, not the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+
+import msgspec
+import numpy as np
+
+TICK_S = 0.01
+MOST_LAG_MS = 5.0
+"""A client that is later than this at the 99th percentile has fallen behind."""
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Percentiles of lateness in ms: of sending, and of the event loop (how late it sees what has come)."""
+
+    p99_send_lag_ms: float
+    max_send_lag_ms: float
+    p99_loop_lag_ms: float
+    max_loop_lag_ms: float
+
+    @property
+    def p99_client_lag_ms(self) -> float:
+        """The worse of both."""
+        return max(self.p99_send_lag_ms, self.p99_loop_lag_ms)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the client did not keep up, so that its times cannot be trusted."""
+        return self.p99_client_lag_ms > MOST_LAG_MS
+
+
+class LagMeter:
+    """Collects how late requests were sent, and how late a regular timer of the event loop fires."""
+
+    def __init__(self) -> None:
+        self._send_s = array("d")
+        self._loop_s = array("d")
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    def sent(self, late_s: float) -> None:
+        """Note that a request was sent so much after its time."""
+        self._send_s.append(late_s)
+
+    def start(self) -> None:
+        """Begin to watch the running event loop."""
+        self._due_s = time.perf_counter() + TICK_S
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._loop_s.append(max(0.0, time.perf_counter() - self._due_s))
+        self.start()
+
+    def result(self) -> Lag:
+        """The percentiles so far; 0 where nothing was collected."""
+        send, loop = (np.asarray(values or [0.0]) * 1e3 for values in (self._send_s, self._loop_s))
+        return Lag(
+            p99_send_lag_ms=float(np.percentile(send, 99)),
+            max_send_lag_ms=float(send.max()),
+            p99_loop_lag_ms=float(np.percentile(loop, 99)),
+            max_loop_lag_ms=float(loop.max()),
+        )

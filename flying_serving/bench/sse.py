@@ -1,0 +1,73 @@
+"""The events of a streamed completion, taken from the bytes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+DONE = b"[DONE]"
+
+
+class Choice(msgspec.Struct):
+    """What of a choice is looked at. `token_ids` is there if the server knows `return_token_ids`."""
+
+    text: str = ""
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in this event; without ids, a text is counted as one."""
+        return bool(self.text) if self.token_ids is None else len(self.token_ids)
+
+
+class Usage(msgspec.Struct):
+    """The server's own count."""
+
+    completion_tokens: int | None = None
+
+
+class Metrics(msgspec.Struct):
+    """What vLLM says with `--enable-per-request-metrics`."""
+
+    queue_time_ms: float | None = None
+
+
+class Event(msgspec.Struct):
+    """One event. An error has whatever form the server gives it."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    metrics: Metrics | None = None
+    error: Any = None
+
+
+class EventStream:
+    """Cuts the bytes of an answer into events, however they come."""
+
+    def __init__(self) -> None:
+        self.done = False
+        """Whether `[DONE]` has come."""
+        self._rest = b""
+        self._decoder = _DECODER
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Yield the events that are complete with these bytes. Comments and other fields than `data` mean nothing here.
+
+        Raises:
+            msgspec.DecodeError: for an event that is not JSON, or not of this form.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            payload = line[5:].strip()
+            if payload == DONE:
+                self.done = True
+            elif payload:
+                yield self._decoder.decode(payload)
+
+
+_DECODER = msgspec.json.Decoder(Event)

@@ -1,0 +1,240 @@
+"""Replay against a mock server in its own process: every way that a request can end, open loop, lateness."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from flying_serving.bench.bodies import Bodies, body_of
+from flying_serving.bench.client import Replay, Target
+from flying_serving.bench.lag import LagMeter
+from flying_serving.bench.results import Results
+from flying_serving.bench.run import Served, Settings, measure, probe, too_long
+from flying_serving.errors import BenchError
+from flying_serving.workload.model import Request, Workload
+from flying_serving.workload.prompts import Prompts
+from tests.bench import mock
+
+ENDS = {
+    "ok": 7,
+    "refused": mock.REFUSE,
+    "broken": mock.BREAK,
+    "error": mock.ERROR,
+    "short": mock.SHORT,
+    "hang": mock.HANG,
+    "no done": mock.NO_DONE,
+}
+
+
+def workload(*arrivals: float, tokens: int = 5) -> Workload:
+    """Return requests at these times."""
+    return Workload("test", 1, tuple(Request(i, at, 8, tokens) for i, at in enumerate(arrivals)))
+
+
+def bodies(work: Workload, firsts: list[int]) -> list[bytes]:
+    """Return bodies whose first token says what the mock is to do."""
+    return [
+        msgspec.json.encode(body_of(request, mock.MODEL, [first, 1, 2]))
+        for request, first in zip(work.requests, firsts, strict=True)
+    ]
+
+
+async def replayed(url: str, work: Workload, firsts: list[int] | None = None, timeout_s: float = 60.0) -> Replay:
+    """Return a replay that has run."""
+    one = Replay(work, bodies(work, firsts or [7] * len(work.requests)), Target(url), timeout_s)
+    await one.run()
+    return one
+
+
+async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> None:
+    """One request for each way to end, all at once."""
+    replay = await replayed(mock_url, workload(*[0.0] * len(ENDS)), list(ENDS.values()), timeout_s=2.0)
+    found = dict(zip(ENDS, replay.records, strict=True))
+    statuses = {name: record.status for name, record in found.items()}
+    assert statuses == {
+        "ok": "ok",
+        "refused": "failed",
+        "broken": "failed",
+        "error": "failed",
+        "short": "unfinished",
+        "hang": "unfinished",
+        "no done": "unfinished",
+    }
+    assert found["ok"].error is None and found["ok"].queue_s == 0.0125
+    assert found["refused"].error == '400: {"error": {"message": "prompt is refused"}}'
+    assert found["refused"].http_status == 400
+    assert "ClientPayloadError" in (found["broken"].error or "")
+    assert "engine died" in (found["error"].error or "")
+    assert found["short"].error == "4 of 5 tokens came, finish_reason length"
+    assert found["hang"].error == "took longer than 2 s"
+    assert found["no done"].error == "the stream ended without [DONE] after 5 of 5 tokens"
+    assert [sum(record.token_counts) for record in found.values()] == [5, 0, 2, 2, 4, 4, 5]
+    assert replay.done == replay.sent == len(ENDS)
+    for record in replay.records:
+        assert record.sent_s is not None and record.end_s is not None
+        assert record.sent_s >= record.request.arrival_s
+        times = [record.sent_s, record.first_byte_s or record.sent_s, *record.token_s, record.end_s]
+        assert times == sorted(times)
+
+
+async def test_nothing_waits_for_answers(mock_url: str) -> None:
+    """All requests are sent though none of them ever ends."""
+    work = workload(*[index * 0.005 for index in range(20)])
+    replay = Replay(work, bodies(work, [mock.HANG] * 20), Target(mock_url), 60.0)
+    running = asyncio.create_task(replay.run())
+    while replay.tokens < 20 * 4:
+        await asyncio.sleep(0.001)
+    assert (replay.sent, replay.done) == (20, 0)
+    replay.stop()
+    await running
+
+
+async def test_each_token_has_its_time() -> None:
+    """Three gaps of 0.1 s lie between sending and the fourth token."""
+    with mock.running(token_gap_s=0.1) as url:
+        replay = await replayed(url, workload(0.0, tokens=4))
+    record = replay.records[0]
+    assert record.sent_s is not None and len(record.token_s) == 4
+    assert record.token_s[-1] - record.sent_s >= 0.29
+    assert record.token_s[0] < record.token_s[-1]
+
+
+async def test_a_server_that_is_not_there() -> None:
+    """Each request says so."""
+    with mock.running() as url:
+        pass
+    replay = await replayed(url, workload(0.0, 0.0))
+    assert [record.status for record in replay.records] == ["failed", "failed"]
+    assert all("Connect" in (record.error or "") for record in replay.records)
+
+
+async def test_stopping_keeps_what_came_and_counts_the_rest(mock_url: str) -> None:
+    """One request is done, one under way, one not sent yet."""
+    work = workload(0.0, 0.0, 1000.0)
+    replay = Replay(work, bodies(work, [7, mock.HANG, 7]), Target(mock_url), 60.0)
+    running = asyncio.create_task(replay.run())
+    while replay.tokens < 9:
+        await asyncio.sleep(0.001)
+    replay.stop()
+    await running
+    assert [record.status for record in replay.records] == ["ok", "unfinished", "unfinished"]
+    assert replay.records[1].error == "cut off: the replay was stopped"
+    assert (replay.records[2].error, replay.records[2].sent_s) == ("not sent", None)
+
+
+async def test_requests_carry_their_fields_and_the_key() -> None:
+    """Priority and degree only where they are set."""
+    plain = Request(0, 0.0, 8, 3)
+    work = Workload("fields", 1, (plain, Request(1, 0.0, 8, 3, priority=-2, tp_degree=4)))
+    with mock.running() as url:
+        target = Target(url, "secret")
+        with Bodies(work, mock.MODEL, Prompts(work, range(200, 300)), {"temperature": 0.5}) as made:
+            replay = Replay(work, made, target, 60.0)
+            await replay.run()
+        seen = sorted(httpx.get(url + "/seen").json(), key=lambda body: body.get("priority", 0), reverse=True)
+    assert {record.status for record in replay.records} == {"ok"}
+    common = {
+        "model": mock.MODEL,
+        "max_tokens": 3,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "temperature": 0.5,
+        "authorization": "bearer secret",
+    }
+    prompts = [body.pop("prompt") for body in seen]
+    assert seen == [common, {**common, "priority": -2, "vllm_xargs": {"tp_degree": 4}}]
+    assert all(len(prompt) == 8 and 200 <= min(prompt) <= max(prompt) < 300 for prompt in prompts)
+    assert "secret" not in repr(target)
+
+
+async def test_a_large_body_is_sent_whole(mock_url: str) -> None:
+    """Beyond the size from which aiohttp wants a file."""
+    work = workload(0.0)
+    body = msgspec.json.encode(body_of(work.requests[0], mock.MODEL, [7] * 600_000))
+    assert len(body) > 2**20
+    replay = Replay(work, [body], Target(mock_url), 60.0)
+    await replay.run()
+    assert replay.records[0].status == "ok", replay.records[0].error
+
+
+def test_bodies_are_in_the_order_of_the_workload() -> None:
+    """Each is the body of its request, and making them is reported."""
+    work = workload(0.0, 1.0, 2.0)
+    counts: list[int] = []
+    prompts = Prompts(work, range(200, 300))
+    with Bodies(work, "m", prompts, made=counts.append) as made:
+        assert len(made) == 3 and counts == [1, 2, 3]
+        for position, request in enumerate(work.requests):
+            body = msgspec.json.decode(made[position])
+            assert body == body_of(request, "m", prompts.token_ids(request).tolist())
+
+
+def test_measure_gives_results(mock_url: str) -> None:
+    """From a workload to a table, with the server's model and the client's lag."""
+    target = Target(mock_url)
+    served = probe(target, Settings())
+    assert served == Served(mock.MODEL, 4096)
+    work = workload(0.0, 0.01, 0.02)
+    found = measure(work, target, served, Settings())
+    assert isinstance(found, Results) and found.ok.all()
+    assert found.floats("output_tokens").tolist() == [5.0, 5.0, 5.0]
+    assert found.floats("prompt_tokens").tolist() == [8.0, 8.0, 8.0]
+    assert (found.run.model, found.run.url, found.run.seed) == (mock.MODEL, mock_url, 1)
+    assert found.run.duration_s >= 0.02 and found.run.max_send_lag_ms >= found.run.p99_send_lag_ms
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "message"),
+    [
+        (Settings(), "other", "serves mock-model, not other"),
+        (Settings(vocabulary=range(mock.REFUSE, 200)), None, "token ids 100 and 199.*--token-ids"),
+    ],
+)
+def test_a_server_that_cannot_serve_it(mock_url: str, settings: Settings, model: str | None, message: str) -> None:
+    """Is found out before anything is replayed."""
+    with pytest.raises(BenchError, match=message):
+        probe(Target(mock_url), settings, model)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://", "nonsense"])
+def test_urls_without_a_server(url: str) -> None:
+    """The URL is named."""
+    with pytest.raises(BenchError, match=url):
+        probe(Target(url), Settings())
+
+
+def test_requests_that_are_too_long_are_counted() -> None:
+    """Where the server says how much it takes."""
+    work = workload(0.0, 1.0)
+    long = work.having(replace(request, prompt_tokens=4092) for request in work.requests[:1])
+    assert too_long(work, Served("m", 4096)) == 0
+    assert too_long(long, Served("m", 4096)) == 1
+    assert too_long(long, Served("m", None)) == 0
+
+
+async def test_a_loop_that_is_held_up_is_noticed() -> None:
+    """The meter sees the event loop's pauses and what was sent late."""
+    meter = LagMeter()
+    meter.start()
+    for _ in range(5):
+        await asyncio.sleep(0.02)
+        time.sleep(0.05)
+    await asyncio.sleep(0.02)
+    meter.stop()
+    meter.sent(0.002)
+    lag = meter.result()
+    assert lag.max_loop_lag_ms > 20 and lag.behind
+    assert lag.max_send_lag_ms == pytest.approx(2.0)
+    assert lag.p99_client_lag_ms == lag.p99_loop_lag_ms
+
+
+def test_a_meter_without_values() -> None:
+    """Is not late."""
+    lag: Any = LagMeter().result()
+    assert (lag.p99_client_lag_ms, lag.behind) == (0.0, False)
