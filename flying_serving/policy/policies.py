@@ -78,7 +78,7 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
 def _cheapest(
     snapshot: Snapshot, layout: Layout, weights: Weights, urgent: bool
 ) -> tuple[float, Layout, str, dict[str, float]]:
-    considered = dict(switching.costs(snapshot, layout, weights, urgent=urgent))
+    considered = switching.costs(snapshot, layout, weights, urgent=urgent)
     preempt = min(considered, key=lambda way: considered[way])
     return judge(layout, snapshot.lanes, snapshot.work, weights) + considered[preempt], layout, preempt, considered
 

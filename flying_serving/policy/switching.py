@@ -5,10 +5,10 @@ Whoever runs in a group that the new layout lacks is *old*, whoever waits or com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import Outlook, Weights, Work, outlook
+from flying_serving.policy.forecast import Outlook, Weights, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 
 PAUSE_WEIGHT = 3.0
@@ -22,77 +22,121 @@ def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     return {g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups}
 
 
-def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool) -> Mapping[str, float]:
+@dataclass(frozen=True)
+class _Case:
+    """A switch that is considered: who is new."""
+
+    snapshot: Snapshot
+    weights: Weights
+    weight: float
+    """What a second before the first token of a new request counts for."""
+    groups: list[Group]
+    ahead: Outlook
+
+    @property
+    def members(self) -> set[int]:
+        """Engines of groups that are new."""
+        return {engine for group in self.groups for engine in group}
+
+    @property
+    def size(self) -> int:
+        """Engines in the widest new group."""
+        return max(map(len, self.groups))
+
+    def queue(self, busy_s: float, share: float) -> float:
+        """Request-seconds in the queue that builds up while new work has only a share of the time, until it is gone."""
+        work, horizon_s, most = self.snapshot.work, self.weights.horizon_s, self.ahead.first_per_s
+        slow = max(0.0, work.waiting + (work.rate - share * most) * busy_s)
+        fast = max(0.0, work.waiting + (work.rate - most) * busy_s)
+        spare = most - work.rate
+        clears_s = min(horizon_s, (slow - fast) / spare) if spare > 0 else horizon_s
+        return (slow - fast) * (busy_s + clears_s) / 2
+
+
+@dataclass(frozen=True)
+class _Old:
+    """A group that goes away, with its requests.
+
+    `alone_s`: until its last request has ended, if nothing else runs; `mean_s`: until one of them has, on average;
+    `crowded_s`: how long its steps would take if it stayed and got its part of new work.
+    """
+
+    load: GroupLoad
+    overlap: float
+    step_s: float
+    crowded_s: float
+    alone_s: float
+    mean_s: float
+
+    @classmethod
+    def of(cls, case: _Case, group: Group, load: GroupLoad) -> _Old:
+        snapshot = case.snapshot
+        lane = snapshot.lanes[len(group)]
+        step_s = lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
+        prefill_s = load.prefill_tokens * lane.cost.prefill_token_s
+        engines = sum(map(len, snapshot.layout.groups))
+        part = len(group) / engines if group in snapshot.layout.groups else 0.0
+        stay = outlook(lane, 1, snapshot.work.part(part), case.weights)
+        return cls(
+            load=load,
+            overlap=len(case.members.intersection(group)) / max(1, len(case.members)),
+            step_s=step_s,
+            crowded_s=max(step_s, stay.tpot_s),
+            alone_s=prefill_s + load.longest_left * step_s,
+            mean_s=prefill_s + load.tokens_left * step_s,
+        )
+
+    def weave(self, case: _Case) -> float:
+        """Both sides get half of the time until its last request has ended."""
+        work, woven_s = case.snapshot.work, 2 * self.alone_s
+        coming = work.rate * woven_s
+        # it would not have been alone in its steps if it had stayed, either
+        slower_s = max(0.0, 2 * self.mean_s - self.load.tokens_left * self.crowded_s)
+        old = self.load.requests * slower_s * min(1.0, work.waiting + coming)
+        first = case.queue(woven_s, 0.5) + coming * min(self.alone_s, case.ahead.tpot_s)
+        later = coming * min(woven_s, work.output_tokens * case.ahead.tpot_s) / 2
+        return self.overlap * (old + case.weight * first + later)
+
+    def hard(self, case: _Case) -> float:
+        """Its requests stand still as long as there is new work."""
+        work, ahead = case.snapshot.work, case.ahead
+        coming = work.rate * 2 * self.alone_s
+        busy_s = (work.waiting + coming) * ahead.ttft_s / len(case.groups) + work.output_tokens * ahead.tpot_s
+        paused_s = min(busy_s, case.weights.horizon_s) * min(1.0, work.waiting + coming)
+        return PAUSE_WEIGHT * self.overlap * self.load.requests * paused_s
+
+    def again_s(self, case: _Case) -> float:
+        """Seconds in which the new groups prefill what its requests have."""
+        cost = case.snapshot.lanes[case.size].cost
+        return self.load.requests * self.load.context_tokens * cost.prefill_token_s / len(case.groups)
+
+
+def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool) -> dict[str, float]:
     """Predicted request-seconds of a switch to `layout`, by way to make it.
 
     Args:
         urgent: the switch is for requests that must not wait: a second of theirs weighs `ttft_weight` times more.
     """
-    old = leaving(snapshot, layout)
-    if not old:
+    leave = leaving(snapshot, layout)
+    if not leave:
         return {"weave": MOVE_S}
-    new_groups = [g for g in layout.groups if g not in snapshot.layout.groups]
-    members = {engine for group in new_groups for engine in group}
-    size = max(map(len, new_groups))
-    ahead = outlook(snapshot.lanes[size], len(new_groups), snapshot.work, weights)
-    new_cost = snapshot.lanes[size].cost
-    new_step_s, new_ttft_s = ahead.tpot_s, ahead.ttft_s
+    groups = [group for group in layout.groups if group not in snapshot.layout.groups]
+    ahead = outlook(snapshot.lanes[max(map(len, groups))], len(groups), snapshot.work, weights)
+    case = _Case(snapshot, weights, weights.ttft_weight ** (2 if urgent else 1), groups, ahead)
+    old = [_Old.of(case, group, load) for group, load in leave.items()]
     work = snapshot.work
-    weight = weights.ttft_weight * (weights.ttft_weight if urgent else 1.0)
-    result = {"weave": MOVE_S, "hard": MOVE_S, "sequential": MOVE_S}
-    drain_s = again_s = 0.0
-    for group, load in old.items():
-        overlap = len(members.intersection(group)) / max(1, len(members))
-        step_s = _step_s(snapshot, group, load)
-        prefill_s = load.prefill_tokens * snapshot.lanes[len(group)].cost.prefill_token_s
-        alone_s = prefill_s + load.longest_left * step_s
-        woven_s = 2 * alone_s  # both sides get half of the time
-        coming = work.rate * woven_s
-        occupied = overlap * min(1.0, work.waiting + coming)
-        crowded_s = max(
-            step_s, outlook(snapshot.lanes[len(group)], 1, work.part(_part(snapshot, group)), weights).tpot_s
-        )
-        slower_s = max(
-            0.0, 2 * (prefill_s + load.tokens_left * step_s) - load.tokens_left * crowded_s
-        )  # it would not have been alone here either
-        result["weave"] += load.requests * slower_s * occupied
-        result["weave"] += (
-            overlap
-            * weight
-            * (_queue(work, ahead, woven_s, 0.5, weights.horizon_s) + coming * min(alone_s, new_step_s))
-        )
-        result["weave"] += overlap * coming * min(woven_s, work.output_tokens * new_step_s) / 2
-        busy_s = (work.waiting + coming) * new_ttft_s / len(new_groups) + work.output_tokens * new_step_s
-        result["hard"] += PAUSE_WEIGHT * load.requests * min(busy_s, weights.horizon_s) * occupied
-        drain_s = max(drain_s, alone_s)
-        again_s += load.requests * load.context_tokens * new_cost.prefill_token_s / len(new_groups)
-    stalled = sum(load.requests for load in old.values()) * again_s / 2
-    lost = _queue(work, ahead, again_s, 0.0, weights.horizon_s)
-    result["recompute"] = MOVE_S + PAUSE_WEIGHT * stalled + weight * lost
-    arrivals = work.rate * drain_s
-    result["sequential"] += weight * (work.waiting * drain_s + arrivals * drain_s / 2)
-    if size > 1 and _has_idle_member(snapshot, members):
-        result["soft"] = MOVE_S + _soft(snapshot, size, drain_s, weight)
+    drain_s = max(one.alone_s for one in old)
+    again_s = sum(one.again_s(case) for one in old)
+    stalled = sum(one.load.requests for one in old) * again_s / 2
+    result = {
+        "weave": MOVE_S + sum(one.weave(case) for one in old),
+        "hard": MOVE_S + sum(one.hard(case) for one in old),
+        "sequential": MOVE_S + case.weight * (work.waiting * drain_s + work.rate * drain_s**2 / 2),
+        "recompute": MOVE_S + PAUSE_WEIGHT * stalled + case.weight * case.queue(again_s, 0.0),
+    }
+    if case.size > 1 and _has_idle_member(snapshot, case.members):
+        result["soft"] = MOVE_S + _soft(snapshot, case.size, drain_s, case.weight)
     return result
-
-
-def _queue(work: Work, ahead: Outlook, busy_s: float, share: float, horizon_s: float) -> float:
-    """Request-seconds in the queue that builds up while new work has only a share of the time, until it is gone."""
-    slow = max(0.0, work.waiting + (work.rate - share * ahead.first_per_s) * busy_s)
-    fast = max(0.0, work.waiting + (work.rate - ahead.first_per_s) * busy_s)
-    spare = ahead.first_per_s - work.rate
-    clears_s = min(horizon_s, (slow - fast) / spare) if spare > 0 else horizon_s
-    return (slow - fast) * (busy_s + clears_s) / 2
-
-
-def _part(snapshot: Snapshot, group: Group) -> float:
-    """Share of new work that this group would get if nothing changed."""
-    return len(group) / sum(map(len, snapshot.layout.groups)) if group in snapshot.layout.groups else 0.0
-
-
-def _step_s(snapshot: Snapshot, group: Group, load: GroupLoad) -> float:
-    cost = snapshot.lanes[len(group)].cost
-    return cost.step_s(0, load.requests, load.requests * load.context_tokens)
 
 
 def _has_idle_member(snapshot: Snapshot, members: set[int]) -> bool:
