@@ -66,12 +66,15 @@ def main(argv: list[str]) -> None:
 
 def _explain(args: Any, error: BaseException) -> None:
     """Raise in place of `error` what tells a user in one line, if it is a user's mistake, or wish."""
-    from flying_serving.server.support import refused_by_vllm
+    from flying_serving.server.support import no_model
 
     if isinstance(error, ValidationError) and error.title.endswith("Config"):
-        raise refused_by_vllm(args.model, error.errors()[0]["msg"]) from None
+        text = " ".join(error.errors()[0]["msg"].removeprefix("Value error, ").split())
+        raise ConfigError(text) from None
     if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
         raise ConfigError(f"--host={args.host or ''} --port={args.port}: {os.strerror(error.errno).lower()}") from None
+    if isinstance(error, OSError) and error.errno is None and not Path(args.model).exists():  # transformers'
+        raise no_model(args.model, str(error).split("\n")[0]) from None
     if isinstance(error, KeyboardInterrupt):
         sys.stderr.write("flying-serving: ended while it was starting\n")
         raise SystemExit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None

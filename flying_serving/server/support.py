@@ -29,12 +29,9 @@ def refuse_missing_model(model: str) -> None:
         raise ConfigError(f"--model={model}: there is no such directory, and no name on Hugging Face is like that")
 
 
-def refused_by_vllm(model: str, problem: str) -> ConfigError:
-    """The one line for what vLLM says while it makes its configuration."""
-    text = " ".join(problem.removeprefix("Value error, ").split())
-    if text.startswith("Invalid repository ID or local directory"):
-        text = f"--model={model}: there is no such directory, and Hugging Face does not give out such a model"
-    return ConfigError(text)
+def no_model(model: str, reason: str) -> ConfigError:
+    """The one line for a name that no hub has, or gives out."""
+    return ConfigError(f"--model={model}: there is no such directory, and no model of that name can be had: {reason}")
 
 
 def refuse_unsupported(config: Any, client_count: int) -> None:

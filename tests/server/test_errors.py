@@ -6,11 +6,13 @@ have exactly the rows that stand here: `python -m tests.server.test_errors` prin
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -21,18 +23,23 @@ from typer.testing import CliRunner
 
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
-from flying_serving.cli.serve import _flying_settings
-from flying_serving.config import FlyingConfig, parse_flying
+from flying_serving.cli.serve import _explain, _flying_settings
+from flying_serving.config import KEY, PREEMPTS
 from flying_serving.demo.tiny import make_model
 from flying_serving.errors import FlyingError
-from flying_serving.server.support import choose_group_sizes, refuse_unsupported
+from flying_serving.server.support import (
+    choose_group_sizes,
+    no_model,
+    refuse_missing_model,
+    refuse_unsupported,
+)
 from flying_serving.vllm_hooks import table
 from tests.live import FLAGS, ROOT, Server, free_port
 
 DOCUMENT = ROOT / "docs" / "errors.md"
-KEY = "secret"
+API_KEY = "secret"
 BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4  # layers, KV heads, tokens, keys and values, head size, bytes of a float32
-SMALL = ("--max-model-len=3000", f"--kv-cache-memory-bytes={33 * BLOCK_BYTES}", f"--api-key={KEY}")
+SMALL = ("--max-model-len=3000", f"--kv-cache-memory-bytes={33 * BLOCK_BYTES}", f"--api-key={API_KEY}")
 """One engine holds 1024 tokens, two hold 2048, four hold 4096."""
 
 
@@ -44,7 +51,7 @@ class Case:
     says: str
     """What the answer contains, on one line."""
     code: int = 400
-    send: dict[str, Any] = field(default_factory=dict, hash=False)
+    send: Any = field(default_factory=dict, hash=False)
     """What makes it: flags, settings or a body, see each table."""
 
     in_stream: bool = False
@@ -57,12 +64,6 @@ class Case:
 
 
 # ---- at start
-
-
-def arguments(given: dict[str, Any]) -> SimpleNamespace:
-    """A parsed command line."""
-    fields: dict[str, Any] = dict.fromkeys(FlyingConfig.model_fields)
-    return SimpleNamespace(**{**fields, "additional_config": None, **given})
 
 
 def configuration(**changes: Any) -> Any:
@@ -101,14 +102,30 @@ def configuration(**changes: Any) -> Any:
     )
 
 
-def flags(**given: Any) -> None:
-    """Flags of ours."""
-    _flying_settings(arguments(given))
+def flags(**words: str) -> None:
+    """Flags of ours, as argparse hands them on."""
+    _flying_settings(SimpleNamespace(additional_config=None, **words))
 
 
 def additional(value: Any) -> None:
     """--additional-config '{"flying_serving": ...}'."""
-    parse_flying(value)
+    _flying_settings(SimpleNamespace(additional_config={KEY: value}))
+
+
+def model(path: str) -> None:
+    """The model, in a command that is given in this directory."""
+    with chdir(ROOT):
+        refuse_missing_model(path)
+
+
+def unknown_name(path: str) -> None:
+    """What looks like a name on Hugging Face, and is none, or cannot be asked for."""
+    raise no_model(path, "We couldn't connect to 'https://huggingface.co'")
+
+
+def explained(error: OSError) -> None:
+    """What comes of vLLM's server at its start."""
+    _explain(SimpleNamespace(model="m", host="127.0.0.1", port=8000), error)
 
 
 def engines(sizes: tuple[int, ...] | None = None, **changes: Any) -> None:
@@ -121,12 +138,27 @@ def features(clients: int = 1, **changes: Any) -> None:
     refuse_unsupported(configuration(**changes), clients)
 
 
-def _unsupported(flag: str, what: str, **send: Any) -> tuple[Callable[..., None], Case]:
+Start = tuple[Callable[..., None], Case]
+
+
+def _unsupported(flag: str, what: str, **send: Any) -> Start:
     says = f"{flag}: {what} cannot be served by Flying Serving yet"
     return features, Case(what, says, 2, send)
 
 
-Start = tuple[Callable[..., None], Case]
+def _flag(name: str, value: str, allowed: str) -> Start:
+    return flags, Case(f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value})
+
+
+def _additional(value: Any, problem: str) -> Start:
+    what = f"`--additional-config '{json.dumps({KEY: value})}'`"
+    return additional, Case(what, f"--additional-config {KEY}{problem}", 2, {"value": value})
+
+
+def _model(call: Callable[..., None], path: str, problem: str) -> Start:
+    return call, Case(f"`flying-serving serve {path}`", f"--model={path}: {problem}", 2, {"path": path})
+
+
 FLAG_CASES: tuple[Start, ...] = (
     (
         engines,
@@ -138,12 +170,9 @@ FLAG_CASES: tuple[Start, ...] = (
             "`--data-parallel-size 16`", "--data-parallel-size=16: must be 1, 2, 4 or 8", 2, {"data_parallel_size": 16}
         ),
     ),
-    (
-        flags,
-        Case("`--group-sizes 1,x`", "--group-sizes='1,x': a list like 1,2,4 is expected", 2, {"group_sizes": "1,x"}),
-    ),
-    (flags, Case("`--group-sizes 1,3`", "group size 3 is not one of 1, 2, 4, 8", 2, {"group_sizes": "1,3"})),
-    (flags, Case("`--group-sizes 2,4`", "1 must be among the group sizes", 2, {"group_sizes": "2,4"})),
+    _flag("group-sizes", "1,x", "'x' must be a whole number"),
+    _flag("group-sizes", "1,3", "group size 3 is not one of 1, 2, 4, 8"),
+    _flag("group-sizes", "2,4", "1 must be among the group sizes"),
     (
         engines,
         Case("`--group-sizes 1,8` with four engines", "--group-sizes=8: there are 4 engines", 2, {"sizes": (1, 8)}),
@@ -157,37 +186,29 @@ FLAG_CASES: tuple[Start, ...] = (
             {"sizes": (1, 4), "intermediate": 514},
         ),
     ),
+    _flag("weave-steps", "0", "must be a whole number from 1 up to 1000"),
+    _flag("weave-steps", "x", "must be a whole number from 1 up to 1000"),
+    _flag("max-pause-ms", "-1", "must be a number from 1 up to 3600000"),
+    _flag("collective-timeout-s", "0", "must be a number above 0 up to 86400"),
+    _flag("lend-blocks", "0", "must be a whole number from 1 up to 1000000"),
+    _flag("policy", "always", "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp' or 'manual'"),
+    _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
+    _flag("emulate-link", "200", "must be two numbers, microseconds and GB/s"),
+    _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
+    _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
+    _additional({"weave_steps": 0}, ".weave_steps=0: must be a whole number from 1 up to 1000"),
+    _additional("x", "='x': must be a JSON object"),
+    _model(model, "models/a/b", "there is no such directory, and no name on Hugging Face is like that"),
+    _model(unknown_name, "models/nope", "there is no such directory, and no model of that name can be had"),
+    _model(model, "docs", "there is no config.json in this directory"),
+    _model(model, "README.md", "this is a file; must be a model's directory, or its name on Hugging Face"),
     (
-        flags,
-        Case("`--weave-steps 0`", "weave_steps=0: Input should be greater than or equal to 1", 2, {"weave_steps": 0}),
-    ),
-    (
-        flags,
+        explained,
         Case(
-            "`--max-pause-ms 0`", "max_pause_ms=0: Input should be greater than or equal to 1", 2, {"max_pause_ms": 0}
-        ),
-    ),
-    (
-        flags,
-        Case("`--lend-blocks 0`", "lend_blocks=0: Input should be greater than or equal to 1", 2, {"lend_blocks": 0}),
-    ),
-    (flags, Case("`--policy auto`", "policy='auto': Input should be 'manual'", 2, {"policy": "auto"})),
-    (
-        flags,
-        Case(
-            "`--cpu-collectives mpi`",
-            "cpu_collectives='mpi': Input should be 'shm' or 'gloo'",
+            "`--port 8000`, which is in use",
+            "--host=127.0.0.1 --port=8000: address already in use",
             2,
-            {"cpu_collectives": "mpi"},
-        ),
-    ),
-    (
-        additional,
-        Case(
-            """`--additional-config '{"flying_serving": {"colour": 1}}'`""",
-            "colour=1: Extra inputs are not permitted",
-            2,
-            {"value": {"colour": 1}},
+            {"error": OSError(errno.EADDRINUSE, "Address already in use")},
         ),
     ),
 )
@@ -255,6 +276,11 @@ def _degree(value: Any, shown: str) -> Case:
     )
 
 
+def _xarg(name: str, value: Any, shown: str) -> Case:
+    says = f"vllm_xargs.{name}={value!r}: must be a number above 0 up to 86400"
+    return Case(f'`"{name}": {shown}`', says, 400, {"vllm_xargs": {name: value}})
+
+
 REQUEST_CASES = (
     _degree(3, "3"),
     _degree(0, "0"),
@@ -265,7 +291,10 @@ REQUEST_CASES = (
     _degree(2.0, "2.0"),
     _degree(True, "true"),
     _degree([2], "[2]"),
-    Case('`"tp_degree": null`', "Input should be a valid integer", 400, {"vllm_xargs": {"tp_degree": None}}),
+    _degree(None, "null"),
+    _xarg("queue_deadline_s", 0, "0"),
+    _xarg("queue_deadline_s", "x", '"x"'),
+    Case('`"flying_lane": 2`', "vllm_xargs.flying_lane is not for clients", 400, {"vllm_xargs": {"flying_lane": 2}}),
     Case('`"vllm_xargs": [2]`', "Input should be a valid dictionary", 400, {"vllm_xargs": [2]}),
     Case(
         "prompt longer than `--max-model-len`",
@@ -281,17 +310,15 @@ REQUEST_CASES = (
     ),
     Case(
         "prompt and `max_tokens` longer than the KV cache of `tp_degree`",
-        "tp_degree=1: its KV cache holds 1024 tokens, prompt plus max_tokens are 1504; degree 2 would do",
+        "vllm_xargs.tp_degree=1: its KV cache holds 1024 tokens, prompt plus max_tokens are 1504; degree 2 would do",
         400,
         {"prompt": [1] * 1500, "vllm_xargs": {"tp_degree": 1}},
-        in_stream=True,
     ),
     Case(
         "the same with a wider degree that does not do either",
-        "tp_degree=2: its KV cache holds 2048 tokens, prompt plus max_tokens are 2504; degree 4 would do",
+        "vllm_xargs.tp_degree=2: its KV cache holds 2048 tokens, prompt plus max_tokens are 2504; degree 4 would do",
         400,
         {"prompt": [1] * 2500, "vllm_xargs": {"tp_degree": 2}},
-        in_stream=True,
     ),
     Case(
         "`max_tokens` beyond `--max-model-len`",
@@ -304,6 +331,13 @@ REQUEST_CASES = (
 )
 
 ALONE = [[0], [1], [2], [3]]
+
+
+def _steps(value: Any, shown: str) -> Case:
+    says = f"weave_steps={value!r}: must be a whole number from 1 up to 1000"
+    return Case(f'`"weave_steps": {shown}`', says, 400, {"groups": ALONE, "weave_steps": value})
+
+
 LAYOUT_CASES = (
     Case(
         "an engine in two groups",
@@ -352,26 +386,48 @@ LAYOUT_CASES = (
         400,
         {"groups": [[], [0, 1, 2, 3]]},
     ),
-    Case("`groups` as text", "Input should be a valid list", 400, {"groups": "0,1 2,3"}),
-    Case("`groups` as a flat list", "Input should be a valid list", 400, {"groups": [0, 1, 2, 3]}),
-    Case("`groups` missing", "Field required", 400, {"preempt": "hard"}),
-    Case("half an engine", "Input should be a valid integer", 400, {"groups": [[0, 1], [2.5, 3]]}),
+    Case(
+        "`groups` as text",
+        "groups='0,1 2,3': must be a non-empty list of lists of engine numbers",
+        400,
+        {"groups": "0,1 2,3"},
+    ),
+    Case(
+        "`groups` as a flat list",
+        "groups[0]=0: must be a non-empty list of engine numbers",
+        400,
+        {"groups": [0, 1, 2, 3]},
+    ),
+    Case(
+        "`groups` missing",
+        "groups=None: must be a non-empty list of lists of engine numbers",
+        400,
+        {"preempt": "hard"},
+    ),
+    Case("half an engine", "groups[1]=[2.5, 3]: engine 2.5 is not one of 0..3", 400, {"groups": [[0, 1], [2.5, 3]]}),
     Case(
         "an unknown preempt",
-        "preempt='soft': must be one of ['weave', 'hard', 'sequential']",
+        f"preempt='gentle': must be one of {list(PREEMPTS)}",
         400,
-        {"groups": ALONE, "preempt": "soft"},
+        {"groups": ALONE, "preempt": "gentle"},
     ),
-    Case("`preempt` as a number", "Input should be a valid string", 400, {"groups": ALONE, "preempt": 3}),
-    Case('`"weave_steps": 0`', "Input should be greater than or equal to 1", 400, {"groups": ALONE, "weave_steps": 0}),
     Case(
-        '`"weave_steps": 1001`',
-        "Input should be less than or equal to 1000",
+        "`preempt` as a number",
+        f"preempt=3: must be one of {list(PREEMPTS)}",
         400,
-        {"groups": ALONE, "weave_steps": 1001},
+        {"groups": ALONE, "preempt": 3},
     ),
-    Case('`"weave_steps": "x"`', "Input should be a valid integer", 400, {"groups": ALONE, "weave_steps": "x"}),
-    Case("a field that does not exist", "Extra inputs are not permitted", 400, {"groups": ALONE, "force": True}),
+    _steps(0, "0"),
+    _steps(1001, "1001"),
+    _steps(1.5, "1.5"),
+    _steps("x", '"x"'),
+    Case(
+        "a field that does not exist",
+        "force=True: unknown; known are groups, preempt, weave_steps",
+        400,
+        {"groups": ALONE, "force": True},
+    ),
+    Case("a list as the body", "body=[[0, 1], [2, 3]]: must be a JSON object", 400, [[0, 1], [2, 3]]),
 )
 ROUTE_CASES = (
     Case("a wrong API key, on every route", "Unauthorized", 401),
@@ -379,8 +435,9 @@ ROUTE_CASES = (
     Case("a body that is not JSON", "JSON decode error"),
     Case("`GET /flying/layout`", "Method Not Allowed", 405),
     Case("`GET /flying/nothing`", "Not Found", 404),
+    Case("`POST /scale_elastic_ep`", "elastic expert parallelism cannot be served by Flying Serving yet"),
 )
-WRONG_KEY, NO_KEY, NO_JSON, WRONG_METHOD, NO_ROUTE = ROUTE_CASES
+WRONG_KEY, NO_KEY, NO_JSON, WRONG_METHOD, NO_ROUTE, ELASTIC = ROUTE_CASES
 ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flying/switches"), ("POST", "/flying/check"))
 
 
@@ -388,7 +445,7 @@ ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flyin
 def server() -> Iterator[Server]:
     """Four engines with little KV memory and an API key."""
     with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *SMALL, base=FLAGS) as live:
-        live.http.headers["Authorization"] = f"Bearer {KEY}"
+        live.http.headers["Authorization"] = f"Bearer {API_KEY}"
         yield live
 
 
@@ -418,11 +475,28 @@ def test_wrong_request(server: Server, case: Case, stream: bool) -> None:
     expect(answer, case)
 
 
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+OTHER_ROUTES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "chat": ("/v1/chat/completions", lambda degree: {**CHAT, "vllm_xargs": {"tp_degree": degree}}),
+    "responses": ("/v1/responses", lambda degree: {"input": "x", "vllm_xargs": {"tp_degree": degree}}),
+    "messages": ("/v1/messages", lambda degree: {**CHAT, "vllm_xargs": {"tp_degree": degree}}),
+    "invocations": ("/invocations", lambda degree: {"prompt": [1, 2], "vllm_xargs": {"tp_degree": degree}}),
+    "tokens": (
+        "/inference/v1/generate",
+        lambda degree: {"token_ids": [1, 2], "sampling_params": {"extra_args": {"tp_degree": degree}}},
+    ),
+}
+
+
 @pytest.mark.server
-def test_wrong_degree_in_a_chat(server: Server) -> None:
-    """The other routes under /v1 check the degree too."""
-    body = {"model": server.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-    expect(server.http.post("/v1/chat/completions", json=body | REQUEST_CASES[0].send), REQUEST_CASES[0])
+@pytest.mark.parametrize("name", OTHER_ROUTES)
+@pytest.mark.parametrize("value", [3, "x", None, 2.0], ids=str)
+def test_wrong_degree_on_another_route(server: Server, name: str, value: Any) -> None:
+    """Each says the same."""
+    path, body = OTHER_ROUTES[name]
+    answer = server.http.post(path, json={"model": server.model, **body(value)})
+    expect(answer, _degree(value, ""))
+    assert answer.json()["error"]["param"] == "vllm_xargs.tp_degree"
 
 
 @pytest.mark.server
@@ -430,13 +504,17 @@ def test_wrong_degree_in_a_chat(server: Server) -> None:
 def test_wrong_layout(server: Server, case: Case) -> None:
     """A wrong order changes nothing."""
     before = server.http.get("/flying/status").json()["layout"]
-    expect(server.http.post("/flying/layout", json=case.send), case)
+    answer = server.http.post("/flying/layout", json=case.send)
+    expect(answer, case)
+    error = answer.json()["error"]
+    assert error["message"].startswith(f"{error['field']}=")
+    assert error["message"].endswith(error["allowed"])
     assert server.http.get("/flying/status").json()["layout"] == before
 
 
 @pytest.mark.server
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-@pytest.mark.parametrize("header", ["Bearer wrong", f"Basic {KEY}", KEY, "Bearer secret2", None])
+@pytest.mark.parametrize("header", ["Bearer wrong", f"Basic {API_KEY}", API_KEY, "Bearer secret2", None])
 def test_wrong_key(server: Server, method: str, path: str, header: str | None) -> None:
     """Every admin route is guarded."""
     headers = {} if header is None else {"Authorization": header}
@@ -451,6 +529,7 @@ def test_wrong_route_and_body(server: Server) -> None:
     expect(server.http.post("/flying/layout", content=b"{", headers=headers), NO_JSON)
     expect(server.http.get("/flying/layout"), WRONG_METHOD)
     expect(server.http.get("/flying/nothing"), NO_ROUTE)
+    expect(server.http.post("/scale_elastic_ep", json={"new_data_parallel_size": 2}), ELASTIC)
 
 
 @pytest.mark.server
@@ -498,11 +577,15 @@ COMMAND_CASES = (
     Case("`status` without its API key", "the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2),
     Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
     Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
-    Case("`layout 0,1 2,3 --preempt soft`", "preempt='soft': must be one of ['weave', 'hard', 'sequential'] (400)", 2),
+    Case(
+        "`layout 0,1 2,3 --preempt gentle`",
+        f"preempt='gentle': must be one of {list(PREEMPTS)} (400)",
+        2,
+    ),
     Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
     Case("`doctor` finds something bad", "bad", 1),
 )
-NO_SERVER, NO_URL, NO_NUMBER, NOT_OURS, COMMAND_KEY, UNALIGNED, INCOMPLETE, SOFT, NO_STEPS, SICK = COMMAND_CASES
+NO_SERVER, NO_URL, NO_NUMBER, NOT_OURS, COMMAND_KEY, UNALIGNED, INCOMPLETE, GENTLE, NO_STEPS, SICK = COMMAND_CASES
 
 
 def run(case: Case, *words: str, lines: int | None = 1) -> None:
@@ -527,12 +610,12 @@ def test_commands_without_a_server() -> None:
 @pytest.mark.server
 def test_commands_with_a_server(server: Server) -> None:
     """What the server refuses is one line too."""
-    keyed = ("--url", server.url, "--api-key", KEY)
+    keyed = ("--url", server.url, "--api-key", API_KEY)
     run(COMMAND_KEY, "status", "--url", server.url)
-    run(NOT_OURS, "status", "--url", f"{server.url}/v1", "--api-key", KEY)
+    run(NOT_OURS, "status", "--url", f"{server.url}/v1", "--api-key", API_KEY)
     run(UNALIGNED, "layout", "1,2", "0", "3", *keyed)
     run(INCOMPLETE, "layout", "0", "1", *keyed)
-    run(SOFT, "layout", "0,1", "2,3", "--preempt", "soft", *keyed)
+    run(GENTLE, "layout", "0,1", "2,3", "--preempt", "gentle", *keyed)
     for words in (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",)):
         result = CliRunner().invoke(app, [*words, *keyed])
         assert result.exit_code == 0, result.output

@@ -1,0 +1,126 @@
+"""Flags of `serve`: one for each setting, over what --additional-config says; what is wrong names the flag."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flying_serving.cli.serve import _add_flags, _explain, _flying_settings
+from flying_serving.config import KEY, FlyingConfig
+from flying_serving.errors import ConfigError
+from flying_serving.wording import first_problem
+
+
+def settings(*words: str, additional: Any = None) -> dict[str, Any]:
+    """Return what a command line gives."""
+    parser = argparse.ArgumentParser()
+    _add_flags(parser)
+    args = parser.parse_args(words)
+    args.additional_config = additional
+    return _flying_settings(args)
+
+
+def test_each_setting_has_a_flag_that_says_what_it_is_for() -> None:
+    """With its default."""
+    parser = argparse.ArgumentParser()
+    _add_flags(parser)
+    text = " ".join(parser.format_help().split())
+    for name, field in FlyingConfig.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in text
+        assert field.description
+        assert " ".join(field.description.split()) in text
+    assert "(default: 1000.0)" in text
+
+
+def test_flags_are_read_as_what_the_setting_is() -> None:
+    """Whole numbers, numbers, names and lists."""
+    assert settings() == FlyingConfig().model_dump()
+    given = settings("--weave-steps=3", "--max-pause-ms", "2.5", "--group-sizes", "1,4", "--cpu-collectives=gloo")
+    assert given["weave_steps"] == 3
+    assert given["max_pause_ms"] == 2.5
+    assert given["group_sizes"] == (1, 4)
+    assert given["cpu_collectives"] == "gloo"
+
+
+def test_a_flag_counts_more_than_additional_config_and_its_default_does_not() -> None:
+    """`{"flying_serving": {...}}` beside other plugins' keys."""
+    additional = {KEY: {"weave_steps": 7, "lend_blocks": 9}, "other": 1}
+    given = settings("--lend-blocks", "3", additional=additional)
+    assert (given["weave_steps"], given["lend_blocks"]) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "additional", "says"),
+    [
+        (["--weave-steps=0"], None, "--weave-steps=0: must be a whole number from 1 up to 1000"),
+        (["--max-pause-ms=-1"], None, "--max-pause-ms=-1: must be a number from 1 up to 3600000"),
+        (["--group-sizes=1,,2"], None, "--group-sizes=1,,2: '' must be a whole number"),
+        (["--weave-steps=2"], {KEY: {"lend_blocks": 0}}, "--additional-config flying_serving.lend_blocks=0: must be a"),
+        ([], {KEY: [1]}, "--additional-config flying_serving=[1]: must be a JSON object"),
+        ([], [1], "--additional-config=[1]: must be a JSON object"),
+    ],
+)
+def test_what_is_wrong_is_named_as_it_was_given(words: list[str], additional: Any, says: str) -> None:
+    """The flag if there was one, and the value as it was typed."""
+    with pytest.raises(ConfigError) as refused:
+        settings(*words, additional=additional)
+    assert str(refused.value).startswith(says)
+
+
+class Example(BaseModel):
+    """Kinds of fields that FlyingConfig may get."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    below: float = Field(default=0, lt=3)
+    whole: int | None = Field(default=None, gt=2)
+    numbers: list[float] = []
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ({"below": 3}, ("below", 3, "must be a number below 3")),
+        ({"whole": 2}, ("whole", 2, "must be a whole number above 2")),
+        ({"whole": "x"}, ("whole", "x", "must be a whole number above 2")),
+        ({"numbers": [1, "x"]}, ("numbers[1]", "x", "must be a number")),
+        ({"name": 3}, ("name", 3, "Input should be a valid string")),
+        ({"nam": 3}, ("nam", 3, "unknown; known are below, whole, numbers, name")),
+        (5, ("", 5, "must be a JSON object")),
+    ],
+)
+def test_problems_in_plain_words(raw: Any, problem: tuple[str, object, str]) -> None:
+    """What has no words of ours keeps pydantic's."""
+    with pytest.raises(ValidationError) as wrong:
+        Example.model_validate(raw)
+    assert first_problem(Example, wrong.value) == problem
+
+
+class ModelConfig(BaseModel):
+    """As vLLM's, which finds most of a user's mistakes."""
+
+    max_model_len: int = Field(le=10)
+
+
+def test_what_vllm_refuses_is_one_line() -> None:
+    """No traceback of its configuration; a port in use too; and an interrupt is the user's wish."""
+    args = SimpleNamespace(model="m", host=None, port=80)
+    with pytest.raises(ValidationError) as wrong:
+        ModelConfig(max_model_len=11)
+    with pytest.raises(ConfigError, match=r"^Input should be less than or equal to 10$"):
+        _explain(args, wrong.value)
+    with pytest.raises(ConfigError, match=r"--port=80: address already in use"):
+        _explain(args, OSError(errno.EADDRINUSE, "x"))
+    with pytest.raises(ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"):
+        _explain(args, OSError("We couldn't\nCheck your internet connection"))
+    for interrupt, code in ((KeyboardInterrupt("terminated"), 143), (KeyboardInterrupt(), 130)):
+        with pytest.raises(SystemExit) as ended:
+            _explain(args, interrupt)
+        assert ended.value.code == code
+    _explain(args, OSError(errno.ENOSPC, "x"))  # not of a user's making: the traceback stays
