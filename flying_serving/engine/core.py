@@ -22,7 +22,7 @@ from flying_serving.config import deployment_of
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
 from flying_serving.engine.keys import LANE_KEY
 from flying_serving.engine.orders import Orders
-from flying_serving.engine.parent import end_with_parent, ended_by_sigterm, forget_signals
+from flying_serving.engine.parent import end_with_parent, forget_signals
 from flying_serving.engine.report import Report
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tickets import (
@@ -65,8 +65,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         self.leaders: dict[int, Leader] = {}
         self._lane_of: dict[str, int] = {}
         self._last_step_s = (0.0, 0.0)
-        with ended_by_sigterm():
-            super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
+        super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
         heads = vllm_config.model_config.get_total_num_kv_heads()

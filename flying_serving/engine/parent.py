@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 _INIT = 1
@@ -31,13 +29,3 @@ def forget_signals() -> None:
     signal.set_wakeup_fd(-1)  # it must not wake the server's event loop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """While the body runs SIGTERM ends this process at once, where vLLM would let it finish and be killed later."""
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)

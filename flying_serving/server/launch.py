@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from multiprocessing import resource_tracker
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -37,6 +38,7 @@ def prepare(config: Any, client_count: int) -> Any:
     policy = POLICIES[flying.policy]
     if policy.by_priority:
         config.scheduler_config.policy = "priority"
+    resource_tracker.ensure_running()  # for all: it removes the shared memory of workers that vLLM kills at the end
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
     deployment = Deployment(

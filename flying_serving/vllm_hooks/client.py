@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from flying_serving.config import KEY
+from flying_serving.config import KEY, deployment_of
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.engines import engine_classes
 
@@ -34,12 +34,13 @@ def make_client(
     table.install(table.SERVER_PATCHES)
     from flying_serving.engine.core import FlyingEngineCore
     from flying_serving.server.client import FlyingClient
+    from flying_serving.server.interrupt import ended_by_signals
     from flying_serving.server.launch import prepare
 
     executor_class = prepare(vllm_config, client_count)
     token = _starting.set(True)
     try:
-        with engine_classes(FlyingEngineCore):
+        with engine_classes(FlyingEngineCore), ended_by_signals(deployment_of(vllm_config.additional_config).run_dir):
             return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
     finally:
         _starting.reset(token)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 from flying_serving.demo.tiny import make_model
+from flying_serving.server.rundir import _remove_left
 from tests.live import ENVIRONMENT, ROOT, Server
 from tests.streams import Stream, stream, streamed_body
 
 pytestmark = pytest.mark.server
 
-TERM_S, DEATH_S = 15.0, 30.0
+START_S, TERM_S, DEATH_S = 120.0, 15.0, 30.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -111,33 +112,79 @@ def test_death_of_an_engine_ends_the_server(server: Server, engine: int) -> None
 
 
 def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
-    """Its directory stays: nobody is left to remove it."""
+    """Nobody is left to remove its directory, where vLLM's sockets are too: the next start does."""
     parts = Parts.of(server)
+    sockets = {path.name for path in parts.run_dir.iterdir() if path.is_socket()}
     server.process.kill()
     server.process.wait()
-    gone, alive = psutil.wait_procs(parts.engines, timeout=5)
-    shutil.rmtree(parts.run_dir)
+    gone, alive = psutil.wait_procs(parts.engines, timeout=DEATH_S)
     assert not alive
     assert len(gone) == 2
+    assert len(sockets - {"inbox-0", "inbox-1"}) >= 2
+    _remove_left(str(SHARED_MEMORY))
+    assert not parts.run_dir.exists()
 
 
-def test_flags_that_cannot_be_served_end_with_one_line() -> None:
+@pytest.mark.parametrize(
+    ("phase", "devices"), [("joining 2 engines", 1), ("loading the model", 1), ("warming up the group", 2)]
+)
+def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -> None:
+    """At once, in whatever phase the engines and their workers are."""
+    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, f"--tensor-parallel-size={devices}")
+    try:
+        wait_until_logged(server, phase)
+        root = psutil.Process(server.process.pid)
+        parts = Parts(root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*")))
+        queues = {Path(m.path) for process in parts.engines for m in process.memory_maps() if "/psm_" in m.path}
+        assert (len(parts.engines) >= 2 * devices, bool(queues)) == (True, devices > 1)
+        server.process.terminate()
+        wait_until_nothing_is_left(server, parts, TERM_S)
+        wait_until(lambda: not any(queue.exists() for queue in queues))
+        assert server.process.returncode == 128 + signal.SIGTERM
+        assert "flying-serving: ended while engines were starting" in server.log()
+        assert "Traceback" not in server.log()
+    finally:
+        server.__exit__()
+
+
+def wait_until_logged(server: Server, text: str) -> None:
+    """Return once the server's log has the text."""
+    wait_until(lambda: text in server.log() or server.process.poll() is not None)
+    assert server.process.poll() is None, server.log()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Return once `true()` is."""
+    deadline_s = time.monotonic() + START_S
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_what_cannot_be_served_ends_with_one_line() -> None:
+    """Whether we find it or vLLM does, and no traceback with it."""
     model = str(make_model(ROOT / ".models" / "llama", "llama"))
-    cases = {
-        ("--data-parallel-size=2", "--group-sizes=3"): "group size 3 is not one of 1, 2, 4, 8",
-        ("--data-parallel-size=3",): "--data-parallel-size=3: must be 1, 2, 4 or 8",
-        ("--data-parallel-size=2", "--enable-lora"): "--enable-lora: LoRA cannot be served",
-    }
-    running = []
-    for flags in cases:
-        command = [sys.executable, "-m", "flying_serving.cli.main", "serve", model, "--dtype=float32", *flags]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        running.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, **pipes))  # type: ignore[call-overload]
-    for process, (flags, message) in zip(running, cases.items(), strict=True):
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 2, (flags, process.returncode, err[-2000:])
-        assert message in err, (flags, err)
-        ours = [line for line in err.splitlines() if not line.startswith("Triton is ")]  # vLLM's import says so
-        assert len(ours) == 1, (flags, err)
-        assert ours[0].startswith("flying-serving: "), (flags, err)
-        assert "Traceback" not in out, (flags, out[-3000:])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cases = {
+            (model, "--data-parallel-size=2", "--group-sizes=3"): "--group-sizes=3: group size 3 is not one of 1, 2, 4",
+            (model, "--data-parallel-size=2", "--enable-lora"): "--enable-lora: LoRA cannot be served",
+            (model, "--host=127.0.0.1", f"--port={port}"): f"--port={port}: address already in use",
+            (model, "--max-model-len=99999999"): "max_model_len (99999999) is greater than",
+            ("models/nope",): "--model=models/nope: there is no such directory, and no model of that name can be had",
+        }
+        running = []
+        for words in cases:
+            command = [sys.executable, "-m", "flying_serving.cli.main", "serve", *words, "--dtype=float32"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            running.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, **pipes))  # type: ignore[call-overload]
+        for process, (words, message) in zip(running, cases.items(), strict=True):
+            out, err = process.communicate(timeout=START_S)
+            assert process.returncode == 2, (words, process.returncode, err[-2000:])
+            assert message in err, (words, err)
+            ours = [line for line in err.splitlines() if not line.startswith("Triton is ")]  # vLLM's import says so
+            assert len(ours) == 1, (words, err)
+            assert ours[0].startswith("flying-serving: "), (words, err)
+            assert "Traceback" not in out, (words, out[-3000:])

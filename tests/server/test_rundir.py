@@ -1,0 +1,97 @@
+"""The run directory goes with its server; one whose server was killed goes at the next start, and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from flying_serving.server.rundir import _remove_left
+
+ALONE = """
+import sys
+from flying_serving.server.rundir import make_run_dir
+print(make_run_dir(sys.argv[1]), flush=True)
+sys.stdin.read()
+"""
+WITH_AN_ENGINE = """
+import os, sys
+from flying_serving.server.rundir import make_run_dir
+path = make_run_dir(sys.argv[1])
+if os.fork():
+    print(path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Yield where to put what has to end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def server(stack: ExitStack, parent: Path, code: str = ALONE) -> tuple[subprocess.Popen[str], Path]:
+    """Start a process with a run directory; return both. It ends with its input."""
+    command = [sys.executable, "-c", code, str(parent)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    path = Path(process.stdout.readline().strip())
+    assert path.parent == parent
+    assert path.name.startswith(f"flying-{process.pid}-")
+    return process, path
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Let it end by itself."""
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def test_it_goes_with_its_server(tmp_path: Path, stack: ExitStack) -> None:
+    """And is for its owner alone, before."""
+    process, path = server(stack, tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o700
+    (path / "inbox-0").touch()
+    end(process)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_server_has_left_goes_at_the_next_start(tmp_path: Path, stack: ExitStack) -> None:
+    """And what others use does not, nor what is not ours."""
+    (tmp_path / "flying-carpet").mkdir()
+    alive, kept = server(stack, tmp_path)
+    killed, left = server(stack, tmp_path)
+    killed.kill()
+    killed.wait(60)
+    assert left.exists()
+    last, path = server(stack, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"flying-carpet", kept.name, path.name}
+    end(alive)
+    end(last)
+    assert [p.name for p in tmp_path.iterdir()] == ["flying-carpet"]
+
+
+def test_it_stays_while_an_engine_lives(tmp_path: Path, stack: ExitStack) -> None:
+    """Which holds the lock too; but only the server removes it."""
+    process, path = server(stack, tmp_path, WITH_AN_ENGINE)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(60)
+    _remove_left(str(tmp_path))
+    assert path.exists()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    assert process.stdout.read() == ""  # the engine has ended
+    assert path.exists()
+    _remove_left(str(tmp_path))
+    assert not path.exists()
