@@ -6,6 +6,7 @@ Each of four engines has 128 blocks of 32 tokens beside vLLM's null block, so 4,
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -182,6 +183,34 @@ def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
         left.result(WAIT_S)
     wait_for(server, "held", 0)
     server.check()
+
+
+def usage(server: Server) -> list[float]:
+    """The share of its blocks that each engine says requests hold."""
+    found = dict(
+        re.findall(r'^vllm:kv_cache_usage_perc\{engine="(\d)".*?\} (\S+)', server.http.get("/metrics").text, re.M)
+    )
+    return [float(found[str(engine)]) for engine in range(4)]
+
+
+def test_usage_is_what_requests_hold_on_every_member(server: Server) -> None:
+    """Blocks that are lent but cached, or not lent at all, are not in use."""
+    server.layout(TOGETHER)
+    most = [0.0] * 4
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask, server, prompt(7, 8000), 300, 4)
+        while not running.done():
+            most = [max(pair) for pair in zip(most, usage(server), strict=True)]
+            time.sleep(0.05)
+        running.result()
+    lent = [sum(engine["lent_blocks"].values()) for engine in status(server)["engines"]]
+    held = [-(-8000 // 128) / (BLOCKS - 1), -(-8300 // 128) / (BLOCKS - 1)]
+    assert all(held[0] <= share <= held[1] for share in most), (most, held)
+    deadline = time.monotonic() + 20
+    while any(usage(server)):
+        assert time.monotonic() < deadline, usage(server)
+        time.sleep(0.05)
+    assert min(lent) > 60
 
 
 def test_lanes_give_up_idle_blocks_to_each_other(server: Server) -> None:
