@@ -13,7 +13,7 @@ from tests.live import ROOT, Server
 
 pytestmark = pytest.mark.server
 
-SWITCHES = 40
+SWITCHES = 32
 
 
 def test_streams_survive_a_storm_of_switches() -> None:
