@@ -69,7 +69,7 @@ class Replay:
         self.records = [Record(request) for request in workload.requests]
         self.lag = LagMeter()
         self.started_wall_s = 0.0
-        self.sent = self.done = self.tokens = 0
+        self.sent = self.done = self.failed = self.tokens = 0
         self._bodies = bodies
         self._target = target
         self._url = target.url + "/v1/completions"
@@ -157,6 +157,7 @@ class Replay:
         finally:
             record.end_s = self.elapsed_s
             self.done += 1
+            self.failed += record.status == "failed"
 
     async def _exchange(self, session: aiohttp.ClientSession, body: bytes, record: Record) -> None:
         """Send one request and read its answer to the end."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from flying_serving.bench.lag import MOST_LAG_MS
 from flying_serving.bench.results import Floats, Mask, Results
 from flying_serving.bench.timeline import concurrency, stretches, tokens_per_s
 from flying_serving.errors import ConfigError
@@ -117,6 +118,7 @@ def summarise(results: Results, slo: Slo | None = None) -> Summary:
         "max_send_lag_ms": run.max_send_lag_ms,
         "p99_loop_lag_ms": run.p99_loop_lag_ms,
         "max_loop_lag_ms": run.max_loop_lag_ms,
+        "client_behind": max(run.p99_send_lag_ms, run.p99_loop_lag_ms) > MOST_LAG_MS,
     }
     phases = _phases(results, slo)
     if phases:

@@ -1,0 +1,138 @@
+"""What `flying-serving bench` shows: progress while it runs, tables at the end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flying_serving.bench.client import Replay
+from flying_serving.bench.lag import MOST_LAG_MS
+
+LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
+STATISTICS = ("mean", "median", "p90", "p99")
+ABSENT = "-"
+
+
+class Watch:
+    """One line that is drawn anew while requests are made and sent; nothing where there is no terminal.
+
+    It is drawn by the client's own event loop, so it is kept plain: drawing takes time from the streams.
+    """
+
+    def __init__(self, console: Console, requests: int) -> None:
+        self._requests = requests
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._last = (0.0, 0)
+
+    def made(self, bodies: int) -> None:
+        """So many request bodies are made."""
+        if bodies % 500 == 0:
+            self._draw(f"making prompts {bodies}/{self._requests}")
+
+    def replaying(self, replay: Replay) -> None:
+        """How the replay is getting on."""
+        at, tokens = replay.elapsed_s, replay.tokens
+        rate = (tokens - self._last[1]) / max(1e-3, at - self._last[0])
+        self._last = (at, tokens)
+        failed = f", {replay.failed} failed" if replay.failed else ""
+        self._draw(
+            f"{at:6.1f} s  {replay.sent}/{self._requests} sent, {replay.sent - replay.done} running, "
+            f"{replay.done} done{failed}, {rate:.0f} tokens/s  (Ctrl-C ends it and keeps what came)"
+        )
+
+    def _draw(self, line: str) -> None:
+        if self._live is not None:
+            self._live.update(Text(line), refresh=True)
+
+    def __enter__(self) -> Watch:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def report(summary: dict[str, Any]) -> RenderableType:
+    """The summary of a replay as tables, phases and priorities below."""
+    parts: list[RenderableType] = [_totals(summary), _latencies(summary)]
+    groups = [("phase", summary.get("phases")), ("priority", summary.get("priorities"))]
+    parts += [_groups(title, found) for title, found in groups if found]
+    return Group(*parts)
+
+
+def lag_warning(summary: dict[str, Any]) -> str | None:
+    """What to say of a client that did not keep up, None if it did."""
+    if not summary["client_behind"]:
+        return None
+    sending, reading = summary["p99_send_lag_ms"], summary["p99_loop_lag_ms"]
+    return (
+        f"the client fell behind: at the 99th percentile it was {sending:.1f} ms late in sending and {reading:.1f} ms "
+        f"late in reading, more than {MOST_LAG_MS:g} ms; the times measure the client too"
+    )
+
+
+def _totals(summary: dict[str, Any]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    rows = [
+        ("requests", f"{summary['num_prompts']}: {_outcome(summary)}"),
+        ("duration", f"{summary['duration']:.2f} s"),
+        ("requests/s", _number(summary["request_throughput"])),
+        ("output tokens/s", f"{_number(summary['output_throughput'])}, at most {summary['max_output_tokens_per_s']}"),
+        ("prompt + output tokens/s", _number(summary["total_token_throughput"])),
+        ("at the same time", f"at most {summary['max_concurrent_requests']} requests"),
+    ]
+    if summary["request_goodput"] is not None:
+        kept = f"{summary['slo_attainment']:.1%} of all requests"
+        rows.append(("goodput requests/s", f"{_number(summary['request_goodput'])}, {kept}"))
+    if "deadline_attainment" in summary:
+        rows.append(("deadlines kept", f"{summary['deadline_attainment']:.1%}"))
+    lag = f"p99 {summary['p99_send_lag_ms']:.2f} ms sending, {summary['p99_loop_lag_ms']:.2f} ms reading"
+    rows.append(("the client's lag", lag))
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _outcome(summary: dict[str, Any]) -> str:
+    return ", ".join(f"{summary[name]} {name}" for name in ("completed", "failed", "unfinished"))
+
+
+def _latencies(summary: dict[str, Any]) -> Table:
+    table = Table(title="times in ms, of completed requests", title_justify="left", title_style="")
+    table.add_column("")
+    for statistic in STATISTICS:
+        table.add_column(statistic, justify="right")
+    for name, label in LATENCIES:
+        values = [summary[f"{statistic}_{name}_ms"] for statistic in STATISTICS]
+        if any(value is not None for value in values):
+            table.add_row(label, *map(_number, values))
+    return table
+
+
+def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
+    """One row for each phase or priority."""
+    table = Table()
+    table.add_column(title)
+    headings = ("requests", "completed", "tokens/s", "mean TTFT", "p90 TTFT", "median TPOT", "p99 ITL")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, group in groups.items():
+        tokens = group.get("output_throughput_during", group["output_throughput"])
+        keys = ("mean_ttft_ms", "p90_ttft_ms", "median_tpot_ms", "p99_itl_ms")
+        times = (group[key] for key in keys)
+        counts = (str(group["num_prompts"]), str(group["completed"]))
+        table.add_row(name, *counts, _number(tokens), *map(_number, times))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}"
