@@ -1,0 +1,80 @@
+"""Small simulated nodes for tests: linear step times, small pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.placing import Limits
+from flying_serving.controller.settings import Settings
+from flying_serving.policy.forecast import Weights
+from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.steps import Step
+from flying_serving.sim.cluster import Clock, ClusterShape
+from flying_serving.sim.lanes import Plan
+from flying_serving.sim.node import SimNode
+from flying_serving.workload.model import Request
+
+BLOCK_TOKENS = 16
+SLOTS, BUDGET = 8, 128
+
+
+def step_time(size: int, plan: Plan) -> float:
+    """A step of two engines is somewhat faster than one of one."""
+    prefill, sequence = 0.0010 / size, 0.0008
+    return 0.010 + 0.012 / size + prefill * plan.prefill_tokens + sequence * plan.sequences
+
+
+def shape_of(engines: int, sizes: Sequence[int], blocks: int = 128, **other: object) -> ClusterShape:
+    """A small node."""
+    by_size = {size: BLOCK_TOKENS * size for size in sizes}
+    return ClusterShape(engines, tuple(sizes), blocks, by_size, SLOTS, BUDGET, **other)  # type: ignore[arg-type]
+
+
+def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: object) -> SimNode:
+    """A node with the sizes 1, 2, ... that the policy uses."""
+    chosen = POLICIES[policy]
+    every = [size for size in (1, 2, 4, 8) if size <= engines]
+    sizes = every if chosen.pinned_size is None else [chosen.pinned_size(every)]
+    capacity = Capacity.of(sizes, blocks, BLOCK_TOKENS, 1, 8)
+    limits = Limits(SLOTS, BUDGET, capped=chosen.pinned_size is None)
+    measured = [
+        Step(size, step_time(size, Plan([], [], tokens, count, 0)), tokens, count, 0)
+        for size in every
+        for tokens, count in ((0, 1), (0, 8), (64, 0), (120, 0))
+    ]
+    settings = Settings(engines, capacity, chosen, limits, Weights(10.0, 10.0))
+    return SimNode(settings, shape_of(engines, sizes, blocks, keep_times=True, **other), step_time, Clock(), measured)
+
+
+def run(node: SimNode, requests: Iterable[Request]) -> SimNode:
+    """Serve all requests."""
+    for request in requests:
+        node.clock.at(request.arrival_s, node.arrive, request)
+    finish(node)
+    return node
+
+
+def finish(node: SimNode) -> None:
+    """Go on until nothing is to happen any more."""
+    events = 0
+    while node.clock.step():
+        events += 1
+        assert events < 200_000, "the simulated node does not come to rest"
+
+
+def check_over(node: SimNode, requests: Sequence[Request]) -> None:
+    """Every request ended once with the tokens that it asked for, or was refused; no block is held."""
+    outcome = node.outcome
+    names = sorted([r.request_id for r in outcome.ended] + [r.request_id for r, _ in outcome.refused])
+    assert names == sorted(str(r.index) for r in requests)
+    wanted = {str(r.index): r for r in requests}
+    for request in outcome.ended:
+        times = list(request.token_s or ())
+        assert len(times) == request.tokens == wanted[request.request_id].output_tokens
+        assert times == sorted(times)
+        assert (times[0], times[-1]) == (request.first_token_s, request.end_s)
+        assert times[0] > wanted[request.request_id].arrival_s
+    assert node.open == {} and node.controller.running == 0 and len(node.controller.pool) == 0
+    assert all(pool.free == pool.blocks for pool in node.cluster.pools)
+    assert all(len(lane) == 0 for lane in node.cluster.lanes.values())

@@ -1,0 +1,97 @@
+"""A lane that does everything the slow and obvious way: lists of requests, each with its own numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Slow:
+    """One request: `computed` of its tokens are in the KV cache."""
+
+    name: str
+    prompt: int
+    output: int
+    tokens: int = 0
+    computed: int = 0
+    blocks: int = 0
+    first_s: float = -1.0
+    end_s: float = -1.0
+
+    @property
+    def context(self) -> int:
+        """Prompt and output so far."""
+        return self.prompt + self.tokens
+
+
+class SlowLane:
+    """vLLM's scheduling, written down step by step, with one pool."""
+
+    def __init__(self, blocks: int, block_tokens: int, slots: int, budget: int) -> None:
+        self.free = blocks
+        self.block_tokens, self.slots, self.budget = block_tokens, slots, budget
+        self.waiting: list[Slow] = []
+        self.running: list[Slow] = []
+        self.scheduled: dict[str, tuple[int, int]] = {}
+
+    def begin(self) -> dict[str, tuple[int, int]]:
+        """By request: (new tokens, tokens before)."""
+        self.scheduled, budget, preempted = {}, self.budget, False
+        for request in list(self.running):
+            if request not in self.running or budget == 0:
+                continue
+            count = min(budget, request.context - request.computed)
+            while not self._allocate(request, request.computed + count):
+                preempted = True
+                last = self.running.pop()
+                self._preempt(last)
+                if last is request:
+                    break
+            if request in self.running:
+                self.scheduled[request.name] = (count, request.computed)
+                budget -= count
+        while self.waiting and not preempted and budget > 0 and len(self.running) < self.slots:
+            request = self.waiting[0]
+            if self._missing(request, request.context) > self.free:
+                break
+            count = min(budget, request.context)
+            self._allocate(request, count)
+            self.running.append(self.waiting.pop(0))
+            self.scheduled[request.name] = (count, 0)
+            budget -= count
+        return self.scheduled
+
+    def finish(self, now_s: float) -> list[str]:
+        """Names of those that ended."""
+        ended = []
+        for request in list(self.running):
+            if request.name not in self.scheduled:
+                continue
+            request.computed += self.scheduled[request.name][0]
+            if request.computed < request.context:
+                continue
+            request.tokens += 1
+            request.first_s = now_s if request.first_s < 0 else request.first_s
+            if request.tokens == request.output:
+                request.end_s = now_s
+                self.free += request.blocks
+                request.blocks = 0
+                self.running.remove(request)
+                ended.append(request.name)
+        return ended
+
+    def _missing(self, request: Slow, tokens: int) -> int:
+        return -(-tokens // self.block_tokens) - request.blocks
+
+    def _allocate(self, request: Slow, tokens: int) -> bool:
+        missing = self._missing(request, tokens)
+        if missing > self.free:
+            return False
+        self.free -= missing
+        request.blocks += missing
+        return True
+
+    def _preempt(self, request: Slow) -> None:
+        self.free += request.blocks
+        request.blocks = request.computed = 0
+        self.waiting.insert(0, request)

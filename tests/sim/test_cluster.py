@@ -1,0 +1,145 @@
+"""Engines on a virtual clock: weave, hard preempt, groups of several sizes, lanes that lack blocks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.errors import ConfigError
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, Order
+from flying_serving.sim.lanes import Plan, SimLane, SimRequest
+from tests.sim.nodes import shape_of, step_time
+
+
+@dataclass
+class World:
+    """A cluster, and what has happened in it: (time, group, seconds) of steps."""
+
+    shape: ClusterShape
+    clock: Clock = field(default_factory=Clock)
+    steps: list[tuple[float, Group, float]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(self.shape, step_time, self.clock, self._on_tokens, self._on_step)
+
+    def _on_tokens(self, first: list[SimRequest], ended: list[SimRequest]) -> None:
+        self.ended += [request.request_id for request in ended]
+
+    def _on_step(self, lane: SimLane, seconds: float, plan: Plan) -> None:
+        self.steps.append((self.clock.now_s, lane.group, seconds))
+
+    def order(self, layout: Layout, preempt: str) -> None:
+        """Tell every engine."""
+        for engine in range(self.shape.engines):
+            size = len(layout.group_of(engine))
+            self.cluster.order(engine, Order(size, preempt, 1, self.answers.append))
+
+    def run(self, until_s: float = float("inf")) -> None:
+        """Let time pass."""
+        events = 0
+        self.clock.at(min(until_s, 1e9), lambda: None)
+        while self.clock.now_s < until_s and self.clock.step():
+            events += 1
+            assert events < 500_000
+
+
+def no_engine_in_two_steps(world: World) -> None:
+    """Steps that share an engine do not overlap."""
+    free_at = [0.0] * world.shape.engines
+    for began, group, seconds in sorted(world.steps):
+        assert all(free_at[engine] <= began + 1e-9 for engine in group), (began, group)
+        for engine in group:
+            free_at[engine] = began + seconds
+
+
+work = st.lists(
+    st.tuples(st.floats(0, 2), st.integers(0, 6), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=14
+)
+orders = st.lists(
+    st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(["weave", "hard", "soft", "sequential"])), max_size=5
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(work, orders, st.booleans())
+def test_whatever_comes_everything_ends(
+    requests: list[tuple[float, int, int, int]], changes: list[tuple[float, int, str]], recomputes: bool
+) -> None:
+    """Requests in groups of mixed sizes and orders at any time: nobody is stuck, no engine is in two steps at once."""
+    world = World(shape_of(4, (1, 2, 4), blocks=24, recomputes=recomputes))
+    groups, layouts = list(world.cluster.lanes), Layout.all(4, (1, 2, 4))
+    for number, (at_s, group, prompt, output) in enumerate(requests):
+        mine = SimRequest(str(number), prompt, output, at_s)
+        world.clock.at(at_s, world.cluster.add, groups[group], mine)
+    for at_s, layout, preempt in changes:
+        world.clock.at(at_s, world.order, layouts[layout], preempt)
+    world.run()
+    assert sorted(world.ended) == sorted(str(n) for n in range(len(requests)))
+    assert len(world.answers) == 4 * len(changes)
+    assert all(pool.free == pool.blocks == 23 for pool in world.cluster.pools)
+    no_engine_in_two_steps(world)
+
+
+def test_a_weave_gives_old_and_new_layout_half_of_the_time_each() -> None:
+    """Both go on after the order."""
+    world = World(shape_of(2, (1, 2)))
+    world.cluster.add((0,), SimRequest("old", 10, 100, 0.0))
+    world.run(0.2)
+    world.order(Layout.uniform(2, 2), "weave")
+    world.cluster.add((0, 1), SimRequest("new", 10, 100, 0.0))
+    world.run(1.5)
+    spent = {size: sum(s for at, group, s in world.steps if len(group) == size and at > 0.3) for size in (1, 2)}
+    assert spent[1] > 0.3 and spent[2] > 0.3
+    assert 0.5 < spent[1] / spent[2] < 2.0
+
+
+def test_a_hard_preempt_pauses_the_old_layout_but_not_for_longer_than_allowed() -> None:
+    """The paused request gets a step about every max_pause_s, and ends after the others."""
+    world = World(shape_of(2, (1, 2), max_pause_s=0.5))
+    world.cluster.add((0,), SimRequest("old", 10, 60, 0.0))
+    world.run(0.2)
+    world.order(Layout.uniform(2, 2), "hard")
+    world.cluster.add((0, 1), SimRequest("new", 10, 200, 0.0))
+    world.run(3.0)
+    old = [at for at, group, _ in world.steps if group == (0,) and at > 0.3]
+    assert 3 <= len(old) <= 7
+    assert all(0.4 < later - earlier < 0.7 for earlier, later in itertools.pairwise(old))
+    world.run()
+    assert world.ended == ["new", "old"]
+
+
+def test_without_keeping_kv_a_hard_preempt_computes_the_prompt_again() -> None:
+    """The authors' fork frees the blocks of whoever it preempts."""
+    prefilled = {}
+    for recomputes in (False, True):
+        world = World(shape_of(2, (1, 2), max_pause_s=0.5, recomputes=recomputes))
+        old = SimRequest("old", 100, 60, 0.0)
+        world.cluster.add((0,), old)
+        world.run(0.5)
+        world.order(Layout.uniform(2, 2), "hard")
+        world.run()
+        prefilled[recomputes] = old.preemptions
+    assert prefilled == {False: 0, True: 1}
+
+
+def test_a_group_waits_for_blocks_that_another_engine_holds() -> None:
+    """The leader of a group is woken when a member that it does not step with gives blocks back."""
+    world = World(shape_of(2, (1, 2), blocks=9))
+    world.cluster.add((1,), SimRequest("narrow", 100, 12, 0.0))
+    world.run(0.2)
+    world.cluster.add((0, 1), SimRequest("wide", 200, 2, 0.0))
+    world.run()
+    assert world.ended == ["narrow", "wide"]
+
+
+def test_a_budget_below_the_number_of_requests_is_refused() -> None:
+    """vLLM refuses it too."""
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=4: must be at least max_num_seqs=8"):
+        ClusterShape(1, (1,), 10, {1: 16}, slots=8, budget_tokens=4)
