@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -41,8 +42,8 @@ class Watch:
         self._last = (at, tokens)
         failed = f", {replay.failed} failed" if replay.failed else ""
         self._draw(
-            f"{at:6.1f} s  {replay.sent}/{self._requests} sent, {replay.sent - replay.done} running, "
-            f"{replay.done} done{failed}, {rate:.0f} tokens/s  (Ctrl-C ends it and keeps what came)"
+            f"{at:.1f} s: {replay.sent}/{self._requests} sent, {replay.sent - replay.done} running, "
+            f"{replay.done} done{failed}, {rate:.0f} tokens/s"
         )
 
     def _draw(self, line: str) -> None:
@@ -107,7 +108,7 @@ def _outcome(summary: dict[str, Any]) -> str:
 
 
 def _latencies(summary: dict[str, Any]) -> Table:
-    table = Table(title="times in ms, of completed requests", title_justify="left", title_style="")
+    table = Table(title="\ntimes in ms, of completed requests", title_justify="left", title_style="", box=SIMPLE)
     table.add_column("")
     for statistic in STATISTICS:
         table.add_column(statistic, justify="right")
@@ -120,17 +121,16 @@ def _latencies(summary: dict[str, Any]) -> Table:
 
 def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
     """One row for each phase or priority."""
-    table = Table()
+    table = Table(box=SIMPLE)
     table.add_column(title)
-    headings = ("requests", "completed", "tokens/s", "mean TTFT", "p90 TTFT", "median TPOT", "p99 ITL")
-    for heading in headings:
+    for heading in ("completed", "tokens/s", "TTFT mean", "p90", "TPOT median", "ITL p99"):
         table.add_column(heading, justify="right")
     for name, group in groups.items():
         tokens = group.get("output_throughput_during", group["output_throughput"])
         keys = ("mean_ttft_ms", "p90_ttft_ms", "median_tpot_ms", "p99_itl_ms")
         times = (group[key] for key in keys)
-        counts = (str(group["num_prompts"]), str(group["completed"]))
-        table.add_row(name, *counts, _number(tokens), *map(_number, times))
+        completed = f"{group['completed']}/{group['num_prompts']}"
+        table.add_row(name, completed, _number(tokens), *map(_number, times))
     return table
 
 

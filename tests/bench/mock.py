@@ -105,32 +105,32 @@ class Server(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        """Send one token, and the end behind the last one."""
+        """Send the next token, or all that are left if there is no gap between them."""
+        while self._token():
+            if self.token_gap_s:
+                self._timer = self._loop.call_later(self.token_gap_s, self._next)
+                return
+
+    def _token(self) -> bool:
+        """Send one token, and the end behind the last one. Returns whether there are more."""
         self._sent += 1
-        last = self._sent >= self._wanted
         if self._sent == 3 and self._kind == BREAK:
             self._out.abort()
-            return
+            return False
         if self._sent == 3 and self._kind == ERROR:
             self._out.write(event({"error": {"message": "engine died", "code": 500}}) + chunk(b"data: [DONE]\n\n"))
             self._out.write(b"0\r\n\r\n")
-            return
-        if not last:
+            return False
+        if self._sent < self._wanted:
             self._out.write(TOKEN)
-        elif self._kind == HANG:
-            return
-        elif self._kind == NO_DONE:
+            return True
+        if self._kind == NO_DONE:
             self._out.write(LAST + b"0\r\n\r\n")
-            return
-        else:
+        elif self._kind != HANG:
             usage = {"prompt_tokens": 1, "completion_tokens": self._wanted, "total_tokens": self._wanted + 1}
             end = event({"choices": [], "usage": usage, "metrics": {"queue_time_ms": 12.5}})
             self._out.write(LAST + end + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-            return
-        if self.token_gap_s:
-            self._timer = self._loop.call_later(self.token_gap_s, self._next)
-        else:
-            self._next()
+        return False
 
 
 async def main(token_gap_s: float) -> None:
