@@ -33,10 +33,13 @@ class StepBoard:
 
     def elsewhere_since(self, engines: Iterable[int], size: int, since: float) -> bool:
         """Whether one of `engines` was in a step of another lane than that of `size` at a time after `since`."""
+        return self.together_since(engines, size, since) > since
+
+    def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
+        """When the last of `engines` ended what it did in another lane than that of `size`; `since` at the earliest."""
         own = size.bit_length() - 1
-        return any(
-            self._ends[engine * _LANES + lane] > since for engine in engines for lane in range(_LANES) if lane != own
-        )
+        ends = (self._ends[engine * _LANES + lane] for engine in engines for lane in range(_LANES) if lane != own)
+        return max(since, *ends)
 
     def close(self) -> None:
         """Unmap the file."""

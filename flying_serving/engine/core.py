@@ -165,7 +165,8 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         ended = time.monotonic()
         self._last_step_s = (started, ended)
         self.board.ended(self.engine, size, ended)
-        self.turns.ran(size, ended, more=more, led_here=led_here, took_s=ended - started)
+        began = self.board.together_since(aligned_group(self.engine, size), size, started)
+        self.turns.ran(size, ended, more=more, led_here=led_here, took_s=max(0.0, ended - began))
 
     def _serve(self, ticket: Any) -> None:
         size = len(ticket.group)

@@ -53,9 +53,8 @@ class Turns:
         self.weave_steps = weave_steps
         self.max_pause_s = max_pause_s
         self._present_steps = 0
-        self._present_took_s = 0.0
         self._took_s: dict[int, float] = {}
-        self._turn: int | None = None
+        self._turned: set[int] = set()
         self._left_s = 0.0
         self._stepped_at: dict[int, float] = {}
         self._expect_until = 0.0
@@ -66,10 +65,15 @@ class Turns:
             self._expect_until = 0.0
             self._stepped_at.setdefault(self.present, now)
         self.present, self.hard, self.weave_steps = present, hard, weave_steps
-        self._present_steps, self._turn = 0, None
+        self._present_steps, self._turned, self._left_s = 0, set(), 0.0
 
     def ran(self, size: int, now: float, *, more: bool, led_here: bool, took_s: float = 0.0) -> None:
-        """A step of the lane `size` has run here, for `took_s`. `more`: its leader goes on at once."""
+        """A step of the lane `size` has run here.
+
+        Args:
+            more: its leader goes on at once.
+            took_s: for so long, without the wait for other members.
+        """
         self._stepped_at[size] = now
         self._took_s[size] = took_s
         if not led_here:
@@ -78,21 +82,17 @@ class Turns:
             self._expect_until = 0.0
         if size == self.present:
             self._present_steps += 1
-            self._present_took_s = took_s
-            self._turn = None
+            self._left_s = took_s
+            self._turned.clear()
         else:
-            self._left_s = self._left(size) - took_s
-            self._turn = size
+            self._left_s -= took_s
+            self._turned.add(size)
             self._present_steps = 0
 
     def goes_on(self, size: int) -> bool:
         """Whether the lane `size`, if it steps now, is to step again at once after that, as far as its turn goes."""
         took_s = self._took_s.get(size, 0.0)
-        return size == self.present or (not self.hard and self._left(size) - took_s > took_s / 2)
-
-    def _left(self, size: int) -> float:
-        """Seconds that an older lane may still use before the present one goes on."""
-        return self._left_s if self._turn == size else self._present_took_s
+        return size == self.present or (not self.hard and self._left_s - took_s > took_s / 2)
 
     def choose(self, now: float, ready: Mapping[int, bool], *, ticket: bool) -> Turn:
         """What to do at `now`.
@@ -105,8 +105,8 @@ class Turns:
         present_ready = ready.get(self.present, False)
         present_busy = ticket or present_ready or now < self._expect_until
         due = [size for size in older if not present_busy or self._is_due(size, now, present_ready)]
-        if due:
-            return Step(min(due, key=lambda size: self._stepped_at.get(size, 0.0)))
+        if due:  # a lane whose turn it is goes on: members keep still for it
+            return Step(min(due, key=lambda size: (not self._in_turn(size), self._stepped_at.get(size, 0.0))))
         if ticket:
             return Serve()
         if present_ready:
@@ -122,8 +122,8 @@ class Turns:
         return late or (not self.hard and its_turn)
 
     def _in_turn(self, size: int) -> bool:
-        """Whether an older lane has stepped and most of another step of its fits into its time."""
-        return self._turn == size and self._left_s > self._took_s[size] / 2
+        """Whether an older lane has stepped and most of another step of its fits into the time of the older ones."""
+        return not self.hard and size in self._turned and self._left_s > self._took_s[size] / 2
 
     def _patience(self, older: list[int], now: float) -> float | None:
         if not older:

@@ -32,6 +32,7 @@ def test_the_end_of_a_step_is_seen_by_all_and_of_all_other_lanes(
     for board in boards:
         for other in (1, 2, 4, 8):
             assert board.elsewhere_since(range(8), other, 4.9) == (other != size)
+            assert board.together_since(range(8), other, 4.9) == (5.0 if other != size else 4.9)
             assert board.elsewhere_since([engine], other, 4.9) == (other != size)
             assert not board.elsewhere_since([e for e in range(8) if e != engine], other, 4.9)
             assert not board.elsewhere_since(range(8), other, 5.0)
