@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.needs import needs_of
-from flying_serving.controller.placing import Placing
+from flying_serving.controller.placing import Placing, Round
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.controller.settings import Settings
@@ -209,11 +209,11 @@ class Controller:
         if not len(self.pool) or (self._changeover is not None and self._changeover.holds):
             return []
         commands: list[Command] = []
-        lanes = self.lanes()
+        places = Round(self.placing, self.layout, self.loads, self.lanes(), now_s)
 
         def place(tracked: Tracked) -> bool:
             expected = self._expected(tracked)
-            group = self.placing.place(tracked, self.layout, self.loads, lanes, expected)
+            group = places.place(tracked, expected)
             if group is None:
                 return False
             commands.append(self._start(tracked, group, expected))

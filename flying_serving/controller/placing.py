@@ -15,6 +15,9 @@ from flying_serving.policy.forecast import LaneFigures
 STEPS_AHEAD = 3
 """Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
 
+PATIENCE_S = 1.0
+"""Who has waited so long gets the next room: others, that would fit sooner, do not overtake any more."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -99,7 +102,8 @@ class Placing:
             return True
         if len(work.requests) >= self.limits.slots:
             return False
-        ahead = work.prefill_tokens + tracked.context_tokens
+        # a prompt longer than a step counts as one: it gets its turn like any other
+        ahead = work.prefill_tokens + min(tracked.context_tokens, self.limits.step_tokens)
         if work.prefill_tokens and not tracked.wanted.urgent and ahead > STEPS_AHEAD * self.limits.step_tokens:
             return False
         return all(
@@ -124,3 +128,31 @@ class Placing:
         first_s = lane.cost.step_s(work.prefill_tokens + tracked.context_tokens, count, 0)
         drained_s = lane.cost.fixed_s * others
         return (float(shy), first_s + drained_s, count, group)
+
+
+class Round:
+    """One pass over those that wait, in their order: groups are kept free for who finds no room in them for too long.
+
+    Without that, a long request would never see enough memory free at once as long as short ones come.
+    """
+
+    def __init__(
+        self, placing: Placing, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], now_s: float
+    ) -> None:
+        self._placing = placing
+        self._layout = layout
+        self._loads = loads
+        self._lanes = lanes
+        self._now_s = now_s
+        self._kept: set[Group] = set()
+
+    def place(self, tracked: Tracked, expected_tokens: float) -> Group | None:
+        """As `Placing.place`, but for groups that are kept for somebody else."""
+        groups = self._layout.groups
+        layout = Layout(tuple(group for group in groups if group not in self._kept)) if self._kept else self._layout
+        group = self._placing.place(tracked, layout, self._loads, self._lanes, expected_tokens)
+        if group is not None and group not in self._kept:
+            return group
+        if self._now_s - tracked.arrived_s > PATIENCE_S:
+            self._kept.update(group for group in groups if len(group) in tracked.sizes)
+        return None

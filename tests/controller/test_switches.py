@@ -1,14 +1,17 @@
-"""Switch: cutover, drain and the worst gap, in whatever order answers, ends and tokens come."""
+"""Switches: cutover, drain and the worst gap, in whatever order events come; when engines are told."""
 
 import json
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.controller.switches import Switch
+from flying_serving.config import PREEMPTS
+from flying_serving.controller.switches import KEPT, Changeover, Switch, Switches
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import Decision
 
 OLD, NEW = Layout.uniform(4, 1), Layout.uniform(4, 2)
 REPORTS = [
@@ -20,7 +23,7 @@ REPORTS = [
 
 def switch(*draining: str, at: float = 100.0) -> Switch:
     """Return a switch that was ordered at a time, with requests of the old layout."""
-    return Switch(1, OLD, NEW, "weave", at, len(draining), 1.7e9, draining=set(draining))
+    return Switch(1, OLD, NEW, "weave", at, len(draining), ordered_s=at, wall_time_s=1.7e9, draining=set(draining))
 
 
 def test_without_requests_the_drain_ends_with_the_cutover() -> None:
@@ -46,22 +49,22 @@ def test_the_last_request_of_the_old_layout_ends_the_drain() -> None:
     """Those of the new one do not, nor does the same one twice."""
     one = switch("a", "b")
     one.acknowledged(REPORTS, 100.1)
-    one.finished("new", 100.2)
-    one.finished("a", 100.3)
-    one.finished("a", 100.4)
+    one.ended("new", 100.2)
+    one.ended("a", 100.3)
+    one.ended("a", 100.4)
     assert one.open
     assert one.drain_ms is None
-    one.finished("b", 101.0)
+    one.ended("b", 101.0)
     assert not one.open
     assert one.drain_ms == pytest.approx(1000.0)
-    one.finished("b", 105.0)
+    one.ended("b", 105.0)
     assert one.drain_ms == pytest.approx(1000.0)
 
 
 def test_requests_that_end_before_the_answers_drain_with_them() -> None:
     """A switch is not over before all engines have answered."""
     one = switch("a")
-    one.finished("a", 100.05)
+    one.ended("a", 100.05)
     assert one.open
     one.acknowledged(REPORTS, 100.2)
     assert not one.open
@@ -86,7 +89,7 @@ def test_any_order_of_events(requests: set[str], data: st.DataObject, gaps: list
         if event == "answers":
             one.acknowledged(REPORTS, now)
         elif isinstance(event, str):
-            one.finished(event, now)
+            one.ended(event, now)
         else:
             one.token_gap(event)
     assert not one.open
@@ -106,6 +109,10 @@ def test_json() -> None:
         "from": [[0], [1], [2], [3]],
         "to": [[0, 1], [2, 3]],
         "preempt": "weave",
+        "reason": "ordered by an operator",
+        "predicted_gain_request_s": None,
+        "predicted_cost_request_s": None,
+        "considered_request_s": None,
         "requests_in_flight": 1,
         "waited_for_idle_ms": 0.0,
         "cutover_ms": None,
@@ -114,8 +121,94 @@ def test_json() -> None:
         "work_ms": 0.0,
         "drain_ms": None,
         "worst_token_gap_ms": 0.0,
+        "problem": None,
     }
     one.acknowledged(REPORTS, 100.2)
-    one.finished("a", 100.3)
+    one.ended("a", 100.3)
     one.token_gap(0.02)
-    assert None not in one.to_json().values()
+    shown = one.to_json()
+    assert None not in [shown[name] for name in shown if name.endswith("_ms")]
+
+
+def test_json_of_a_decision() -> None:
+    """Both numbers and what else was considered; a gain without limit has no number in JSON."""
+    one = switch()
+    one.decision = Decision(NEW, "weave", "load: 1.00 requests/s", 12.5, 0.5, {"weave": 0.5, "hard": 3.0})
+    shown = json.loads(json.dumps(one.to_json(), allow_nan=False))
+    assert shown["reason"] == "load: 1.00 requests/s"
+    assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (12.5, 0.5)
+    assert shown["considered_request_s"] == {"weave": 0.5, "hard": 3.0}
+    one.decision = Decision(NEW, "weave", "context: a request needs 2 engines", math.inf, 0.5)
+    assert json.loads(json.dumps(one.to_json(), allow_nan=False))["predicted_gain_request_s"] is None
+
+
+def test_a_failed_switch_is_over() -> None:
+    """With what was wrong, whoever still drains."""
+    one = switch("a")
+    one.failed("engine 1 did not answer", 101.0)
+    assert not one.open
+    one.ended("a", 105.0)
+    assert (one.problem, one.drain_ms) == ("engine 1 did not answer", 1000.0)
+
+
+@pytest.mark.parametrize("preempt", PREEMPTS)
+def test_when_engines_are_told(preempt: str) -> None:
+    """At once, or when old requests have ended; only a sequential switch holds back new ones until then."""
+    waits = preempt in ("sequential", "soft")
+    change = Changeover(Switch(1, OLD, NEW, preempt, 100.0, 1, draining={"a"}), 1)
+    assert change.ready == (not waits)
+    assert change.holds == (preempt == "sequential")
+    change.switch.ended("a", 101.0)
+    assert change.ready
+    change.ordered(102.0)
+    assert not change.ready
+    assert not change.holds
+    assert (change.switch.ordered_s, change.switch.waited_for_idle_ms) == (102.0, 2000.0)
+
+
+def begin(switches: Switches, at: float, *draining: str, decision: Decision | None = None) -> Switch:
+    """Return a switch that begins now."""
+    return switches.begin(OLD, NEW, "weave", len(draining), set(draining), at, decision)
+
+
+def test_gaps_count_while_a_switch_is_open() -> None:
+    """From its order on, of any stream; a first token has none before it, one that came back neither."""
+    switches = Switches()
+    switches.token("a", 90.0)
+    switches.token("b", 99.0)
+    one = begin(switches, 100.0, "b")
+    switches.token("a", 100.5)
+    assert one.worst_token_gap_ms == pytest.approx(500.0)
+    switches.token("new", 103.0)
+    switches.ended("a", 103.0)
+    switches.token("a", 105.0)
+    assert one.worst_token_gap_ms == pytest.approx(500.0)
+    two = begin(switches, 105.0)
+    switches.token("a", 106.0)
+    assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 1000.0)
+    one.acknowledged(REPORTS, 106.0)
+    switches.ended("b", 107.0)
+    switches.token("a", 110.0)
+    assert one.drain_ms == pytest.approx(7000.0)
+    assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 4000.0)
+
+
+def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
+    """The last ones are kept."""
+    switches = Switches()
+    for number in range(KEPT + 5):
+        assert begin(switches, float(number)).number == number + 1
+    assert switches.count == KEPT + 5
+    assert [one.number for one in switches.kept] == list(range(6, KEPT + 6))
+
+
+@given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), since=st.floats(0, 300))
+def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.DataObject, since: float) -> None:
+    """Not those of an operator, or for another use case."""
+    switches = Switches()
+    expected = 0
+    for at in times:
+        reason = reasons.draw(st.sampled_from([None, "load: 1.00 requests/s", "priority: 1 urgent requests"]))
+        begin(switches, at, decision=None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5))
+        expected += reason is not None and reason.startswith("load") and at >= since
+    assert switches.for_load_since(since) == expected

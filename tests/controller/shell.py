@@ -1,0 +1,228 @@
+"""A shell around the controller without engines: it holds each command against what the shell knows."""
+
+from dataclasses import dataclass
+
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.placing import Limits
+from flying_serving.controller.requests import Wanted
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.switches import Switch
+from flying_serving.layout.groups import Group, Layout, aligned_group
+from flying_serving.policy.forecast import Weights
+from flying_serving.policy.policies import POLICIES
+from tests.policy.costs import Costs, costs, measured
+
+REPORT = {"in_flight_ms": 1.0, "overhead_ms": 1.0, "work_ms": 0.1}
+TOKENS = {1: 100, 2: 200, 4: 400}
+
+
+def settings(
+    policy: str = "auto",
+    engines: int = 4,
+    *,
+    slots: int = 4,
+    step_tokens: int = 64,
+    capped: bool = True,
+    most_waiting: int = 1000,
+    dry_run: bool = False,
+) -> Settings:
+    """Return settings of a small server: an engine holds 100 tokens, a group as many for each of its engines."""
+    sizes = [size for size in TOKENS if size <= engines]
+    pinned = POLICIES[policy].pinned_size
+    if pinned is not None:
+        sizes, capped = [pinned(sizes)], False
+    return Settings(
+        engines,
+        Capacity({size: TOKENS[size] for size in sizes}, 1),
+        POLICIES[policy],
+        Limits(slots, step_tokens, capped),
+        Weights(10.0, 10.0),
+        most_waiting=most_waiting,
+        dry_run=dry_run,
+    )
+
+
+@dataclass
+class Stream:
+    """A request as the shell knows it: where it is, and what it has got, in all and from its present group."""
+
+    wanted: Wanted
+    arrived_s: float
+    group: Group | None = None
+    had_group: bool = False
+    tokens: int = 0
+    tokens_here: int = 0
+    limit: int = 0
+
+
+class Shell:
+    """Carries out commands and fails if one of them cannot be.
+
+    `moves` are those of the last event, `refused` and `switches` those of all. `holds`: a sequential switch waits for
+    requests to end, and nothing may be dispatched.
+    """
+
+    def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
+        self.controller = Controller(chosen)
+        self.controller.steps.calibrate(measured(lanes or costs(tuple(chosen.capacity.tokens))))
+        self.layout = self.controller.layout
+        self.now_s = 0.0
+        self.holds = False
+        self.open: dict[str, Stream] = {}
+        self.ordered: Switch | None = None
+        self.moves: list[tuple[str, Group]] = []
+        self.refused: list[str] = []
+        self.switches: list[Switch] = []
+
+    # ---- events
+
+    def arrive(self, request_id: str, wanted: Wanted) -> None:
+        """Raises as the controller; nothing has changed then."""
+        commands = self.controller.arrived(request_id, wanted, self.now_s)
+        self.open[request_id] = Stream(wanted, self.now_s)
+        self.carry_out(commands)
+
+    def token(self, request_id: str, count: int = 1) -> None:
+        """An engine gives tokens, as many as it may; it then ends the request, or the group is full."""
+        stream = self.open[request_id]
+        most = min(stream.limit, stream.wanted.max_output_tokens)
+        count = min(count, most - stream.tokens)
+        stream.tokens += count
+        stream.tokens_here += count
+        self.controller.tokens(request_id, count, self.now_s)
+        if stream.tokens == stream.wanted.max_output_tokens:
+            self.finish(request_id)
+        elif stream.tokens == stream.limit:
+            stream.group = None
+            commands = self.controller.outgrew(request_id, self.now_s)
+            if commands is None:
+                self.finish(request_id)
+            else:
+                assert stream.wanted.movable
+                self.carry_out(commands)
+
+    def finish(self, *request_ids: str, aborted: bool = False) -> None:
+        """Requests end, wherever they are."""
+        for request_id in request_ids:
+            self.open.pop(request_id, None)
+        self.carry_out(self.controller.finished(request_ids, self.now_s, aborted=aborted))
+
+    def acknowledge(self) -> None:
+        """All engines answer the order."""
+        assert self.ordered is not None
+        self.ordered = None
+        self.carry_out(self.controller.acknowledged([REPORT], self.now_s))
+
+    def fail(self) -> None:
+        """Some engine does not."""
+        assert self.ordered is not None
+        self.ordered = None
+        self.controller.failed("engine 1 did not answer", self.now_s)
+        self.check()
+
+    def order(self, layout: Layout, preempt: str = "weave") -> None:
+        """An operator wants a layout."""
+        _, commands = self.controller.order(layout, preempt, None, self.now_s)
+        self.carry_out(commands)
+
+    def tick(self, passed_s: float = 0.1) -> None:
+        """Time passes."""
+        self.now_s += passed_s
+        self.carry_out(self.controller.tick(self.now_s))
+
+    def settle(self, rounds: int, *, until_changed: bool = False) -> None:
+        """Everything that can happen does, again and again, until nothing is open, or until no switch is under way."""
+        for _ in range(rounds):
+            if not self.controller.changing and (until_changed or not self.open):
+                return
+            if self.ordered is not None:
+                self.acknowledge()
+            for request_id in self.running():
+                if request_id in self.open and self.open[request_id].group is not None:
+                    self.token(request_id, 10_000)
+            self.tick()
+        raise AssertionError(f"still open: {self.open}, layout {self.controller.layout}")
+
+    # ---- what is where
+
+    def running(self) -> list[str]:
+        """Those that some group has."""
+        return [request_id for request_id, stream in self.open.items() if stream.group is not None]
+
+    def waiting(self) -> list[str]:
+        """Those that none has."""
+        return [request_id for request_id, stream in self.open.items() if stream.group is None]
+
+    # ---- commands
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """Do as told, in order, and compare notes."""
+        self.moves = []
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self._dispatch(command)
+                case Withdraw():
+                    self._withdraw(command)
+                case Refuse():
+                    self._refuse(command)
+                case Order(switch, _):
+                    self._order(switch)
+        self.check()
+
+    def _dispatch(self, command: Dispatch) -> None:
+        stream, group = self.open[command.request_id], command.group
+        wanted, holds = stream.wanted, self.controller.settings.capacity.tokens[len(group)]
+        assert stream.group is None, "dispatched twice"
+        assert group == aligned_group(group[0], len(group))
+        assert group in self.layout.groups or wanted.degree == len(group)
+        assert wanted.degree in (None, len(group))
+        assert wanted.tokens <= holds
+        assert command.output_tokens == stream.tokens
+        assert command.limit_tokens == holds - wanted.prompt_tokens > stream.tokens, "no room for a further token"
+        assert not self.holds, "dispatched while a sequential switch waits"
+        stream.group, stream.had_group = group, True
+        stream.limit, stream.tokens_here = command.limit_tokens, 0
+        self.moves.append((command.request_id, group))
+
+    def _withdraw(self, command: Withdraw) -> None:
+        stream = self.open[command.request_id]
+        assert stream.group == command.group
+        assert stream.tokens == 0 or stream.wanted.movable
+        assert stream.tokens_here == 0 or self.controller.switches.kept[-1].preempt in ("soft", "recompute")
+        assert stream.wanted.degree is None
+        stream.group = None
+
+    def _refuse(self, command: Refuse) -> None:
+        stream = self.open.pop(command.request_id)
+        assert not stream.had_group, "its client reads a stream already"
+        assert stream.wanted.deadline_s is not None
+        assert command.waited_s == self.now_s - stream.arrived_s >= stream.wanted.deadline_s - 1e-9
+        self.refused.append(command.request_id)
+
+    def _order(self, switch: Switch) -> None:
+        assert self.ordered is None, "two switches at once"
+        assert switch.decision is None or not self.controller.settings.dry_run
+        if switch.preempt == "sequential":
+            assert all(stream.group in (None, *switch.new.groups) for stream in self.open.values())
+        if switch.preempt == "soft":
+            assert not switch.draining
+        self.ordered, self.layout, self.holds = switch, switch.new, False
+        self.switches.append(switch)
+
+    def check(self) -> None:
+        """The controller knows of the same requests, in the same places."""
+        controller = self.controller
+        assert sorted(self.waiting()) == sorted(tracked.request_id for tracked in controller.pool)
+        assert controller.running == len(self.running())
+        for request_id, stream in self.open.items():
+            assert controller.group_of(request_id) == stream.group
+            if stream.group is not None:
+                assert controller.loads[stream.group].requests[request_id].output_tokens == stream.tokens
+        in_groups = {stream.group for stream in self.open.values() if stream.group is not None}
+        assert set(controller.loads.groups) == in_groups
+        assert controller.layout == self.layout
+        waits = controller.changing and self.ordered is None
+        self.holds = waits and controller.switches.kept[-1].preempt == "sequential"

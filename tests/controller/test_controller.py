@@ -1,0 +1,279 @@
+"""Controller: what it does at each event. Whatever sequence of events there is: test_machine.py."""
+
+import pytest
+
+from flying_serving.controller.requests import Wanted
+from flying_serving.errors import PoolFull
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.steps import Step
+from tests.controller.shell import Shell, settings
+from tests.policy.costs import costs, measured
+
+NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
+SHORT = Wanted(10, 30, 20)
+OPEN_ENDED = Wanted(40, 41, 400)
+
+
+def manual(capped: bool = False) -> Shell:
+    """Return a server of two engines whose layout an operator chooses."""
+    return Shell(settings("manual", 2, capped=capped))
+
+
+def test_a_sequential_switch_holds_new_requests_until_the_old_ones_have_ended() -> None:
+    """Then engines are told, and only then the requests go, to the new group; the answers may come later."""
+    shell = manual()
+    for name in "ab":
+        shell.arrive(name, SHORT)
+    assert {shell.open[name].group for name in "ab"} == {(0,), (1,)}
+    shell.order(WIDE, "sequential")
+    shell.arrive("c", SHORT)
+    shell.now_s += 2.0
+    shell.finish("a")
+    assert shell.waiting() == ["c"]
+    assert shell.ordered is None
+    shell.finish("b")
+    assert shell.ordered is not None
+    assert shell.moves == [("c", (0, 1))]
+    assert shell.ordered.waited_for_idle_ms == pytest.approx(2000.0)
+
+
+def test_a_soft_switch_lets_an_idle_engine_begin_and_moves_that_to_the_group() -> None:
+    """With the tokens that it has by then. What may not move, or asked for a degree, stays."""
+    shell = manual()
+    shell.arrive("old", SHORT)
+    shell.order(WIDE, "soft")
+    wishes = {"moves": SHORT, "fixed": Wanted(10, 30, 20, movable=False), "degree": Wanted(10, 30, 20, degree=1)}
+    for name, wanted in wishes.items():
+        shell.arrive(name, wanted)
+        shell.token(name, 5)
+    assert shell.waiting() == []
+    assert shell.ordered is None
+    shell.finish("old")
+    assert shell.ordered is not None
+    assert shell.moves == []
+    shell.acknowledge()
+    assert shell.moves == [("moves", (0, 1))]
+    assert shell.open["moves"].tokens == 5
+    shell.settle(3)
+
+
+def test_prompts_that_are_not_begun_go_to_the_new_layout_at_once() -> None:
+    """All but those that the step under way may have, and those that asked for a degree."""
+    shell = manual()
+    for name in ("a", "b", "c", "d", "e", "f"):
+        shell.arrive(name, Wanted(40, 60, 20, degree=1 if name == "f" else None))
+    assert [shell.open[name].group for name in "abcdef"] == [(0,), (1,)] * 3
+    shell.order(WIDE, "weave")
+    assert shell.moves == [("e", (0, 1))]
+    assert shell.switches[0].draining == set("abcdf")
+
+
+def test_prompts_that_the_new_layout_does_not_hold_stay() -> None:
+    """They are done where they are."""
+    shell = manual()
+    shell.order(WIDE)
+    shell.acknowledge()
+    for name, tokens in (("a", 150), ("b", 150), ("c", 50)):
+        shell.arrive(name, Wanted(tokens - 10, tokens, 10))
+    shell.order(NARROW)
+    assert [name for name, _ in shell.moves] == ["c"]
+    assert shell.open["b"].group == (0, 1)
+
+
+def test_recompute_takes_streams_along_that_fit_and_may_move() -> None:
+    """What has grown beyond one engine stays in the old group, however small it began."""
+    shell = manual()
+    shell.order(WIDE)
+    shell.acknowledge()
+    for name, wanted in {"short": SHORT, "grown": OPEN_ENDED, "fixed": Wanted(10, 30, 20, movable=False)}.items():
+        shell.arrive(name, wanted)
+    shell.token("short", 3)
+    shell.token("grown", 100)
+    shell.token("fixed", 3)
+    shell.order(NARROW, "recompute")
+    assert [name for name, _ in shell.moves] == ["short"]
+    assert shell.open["grown"].group == shell.open["fixed"].group == (0, 1)
+    assert shell.open["short"].tokens == 3
+    assert shell.switches[-1].draining == {"grown", "fixed"}
+
+
+def test_after_a_failed_switch_the_server_goes_on() -> None:
+    """Requests go to the new layout, another switch may be made."""
+    shell = Shell(settings("manual", 2, slots=1))
+    for name in "ab":
+        shell.arrive(name, SHORT)
+    shell.order(WIDE)
+    shell.arrive("long", Wanted(100, 150, 50))
+    shell.fail()
+    assert shell.switches[0].problem == "engine 1 did not answer"
+    assert not shell.controller.changing
+    shell.order(NARROW)
+    shell.acknowledge()
+    shell.finish("long")
+    shell.settle(5)
+
+
+def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
+    """Not before, and not if it runs by then."""
+    shell = Shell(settings("static-dp", 2))
+    shell.controller.placing.limits = settings(slots=1).limits
+    for name in "ab":
+        shell.arrive(name, SHORT)
+    shell.arrive("late", Wanted(10, 30, 20, deadline_s=1.0))
+    shell.arrive("lucky", Wanted(10, 30, 20, priority=-1, deadline_s=1.0))
+    shell.tick(0.9)
+    assert shell.refused == []
+    shell.finish("a")
+    assert shell.waiting() == ["late"]
+    shell.tick(0.2)
+    assert shell.refused == ["late"]
+    shell.tick(10.0)
+    shell.finish("b")
+    assert shell.refused == ["late"]
+    assert shell.running() == ["lucky"]
+
+
+def test_too_many_requests_are_told_when_to_come_again() -> None:
+    """A whole number of seconds, at least one, more if those in front wait long."""
+    shell = Shell(settings("load", 2, slots=1, most_waiting=2))
+    for number in range(4):
+        assert shell.controller.retry_after_s(shell.now_s) == 1
+        shell.arrive(f"r{number}", SHORT)
+    with pytest.raises(PoolFull, match="2 requests wait already"):
+        shell.arrive("r4", SHORT)
+    assert shell.controller.retry_after_s(shell.now_s + 9.0) > shell.controller.retry_after_s(shell.now_s + 3.0) > 1
+    shell.check()
+
+
+def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_is_done() -> None:
+    """The next one goes to a group that already is wide."""
+    shell = Shell(settings("context", 4))
+    shell.arrive("short", SHORT)
+    shell.arrive("long", Wanted(230, 250, 20))
+    assert ("long", (0, 1, 2, 3)) in shell.moves
+    assert shell.ordered is not None
+    assert shell.ordered.decision is not None
+    assert shell.ordered.decision.reason.startswith("context")
+    shell.acknowledge()
+    shell.tick()
+    shell.arrive("next", Wanted(101, 110, 9))
+    shell.token("long")
+    shell.tick()
+    assert len(shell.switches) == 1
+    assert shell.open["next"].group == shell.open["long"].group
+    shell.token("next")
+    shell.tick()
+    assert shell.controller.layout == Layout.uniform(4, 1)
+    assert sorted(shell.running()) == ["long", "next", "short"]
+
+
+@pytest.mark.parametrize("policy", ["auto", "context"])
+def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(policy: str) -> None:
+    """With all of its tokens, and to its end there; what may not move ends where it is."""
+    shell = Shell(settings(policy, 2), costs(fixed=2.0, rest=1.5))
+    shell.arrive("grows", Wanted(40, 41, 120))
+    shell.arrive("fixed", Wanted(40, 41, 120, movable=False))
+    shell.token("grows", 60)
+    shell.token("fixed", 60)
+    assert shell.open["grows"].group == (0, 1)
+    assert shell.open["grows"].tokens == 60
+    assert "fixed" not in shell.open
+    shell.settle(5)
+
+
+def test_nobody_waits_for_a_group_that_is_not_formed() -> None:
+    """Without a policy that forms one a request ends where its group is full, as in vLLM, unless there is a group."""
+    for policy in ("manual", "load", "priority"):
+        shell = Shell(settings(policy, 4), costs((1, 2, 4), fixed=2.0, rest=1.5))
+        shell.arrive("grows", OPEN_ENDED)
+        shell.token("grows", 60)
+        assert "grows" not in shell.open
+    shell = Shell(settings("manual", 4))
+    shell.arrive("grows", OPEN_ENDED)
+    shell.order(Layout(((0,), (1,), (2, 3))))
+    shell.token("grows", 60)
+    assert shell.open["grows"].group == (2, 3)
+
+
+@pytest.mark.parametrize("policy", ["auto", "priority"])
+def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
+    """Others keep running, engines are left for them, and new ones go there."""
+    shell = Shell(settings(policy, 4), costs((1, 2, 4), fixed=0.9, rest=0.95))
+    for number in range(4):
+        shell.arrive(f"r{number}", SHORT)
+    while shell.ordered is not None:
+        shell.acknowledge()
+        shell.tick()
+    shell.arrive("urgent", Wanted(10, 30, 20, priority=-1))
+    shell.arrive("other", SHORT)
+    if shell.ordered is not None:
+        shell.acknowledge()
+    groups = shell.controller.layout.groups
+    assert max(map(len, groups)) == 2
+    assert len(groups) >= 2
+    assert len(shell.running()) == 6
+    shell.settle(12)
+
+
+def test_a_dry_run_only_says_what_it_would_do() -> None:
+    """Once, until it is something else."""
+    shell = Shell(settings("context", 2, dry_run=True))
+    shell.arrive("long", Wanted(140, 150, 10))
+    for _ in range(3):
+        shell.tick()
+    assert [decision.layout for decision in shell.controller.would_do] == [WIDE]
+    assert shell.controller.layout == NARROW
+    assert shell.switches == []
+
+
+def test_fixed_policies_are_in_their_layout_from_the_start() -> None:
+    """Whatever comes."""
+    for policy, layout in (("static-dp", Layout.uniform(4, 1)), ("static-tp", Layout.uniform(4, 4))):
+        shell = Shell(settings(policy))
+        for number in range(50):
+            shell.arrive(f"r{number}", Wanted(40, 60, 20, priority=-number))
+            shell.tick()
+        assert shell.controller.layout == layout
+        assert shell.waiting() == []
+        assert shell.switches == []
+
+
+def test_measured_steps_decide() -> None:
+    """Nothing is decided before every lane was measured; what traffic shows counts more than the start."""
+    shell = Shell(settings("load", 2))
+    assert shell.controller.layout == NARROW
+    unmeasured = Shell(settings("load", 2), {1: costs()[1]})
+    unmeasured.tick()
+    assert unmeasured.switches == []
+    shell.tick()
+    assert shell.controller.layout == WIDE
+    shell.acknowledge()
+    slow = measured({2: costs(fixed=3.0, rest=3.0)[2]})
+    shell.controller.stepped([step for _ in range(100) for step in slow])
+    shell.controller.stepped([Step(1, 0.03, 0, 1, 16)])
+    shell.tick()
+    assert shell.controller.layout == NARROW
+    decision = shell.switches[-1].decision
+    assert decision is not None
+    assert decision.gain > decision.cost == decision.considered[decision.preempt]
+
+
+@pytest.mark.parametrize("long", [Wanted(10, 180, 170), Wanted(150, 180, 30)])
+def test_a_long_request_is_not_starved_by_short_ones(long: Wanted) -> None:
+    """However many come after it: they leave it the memory that it waits for, and its turn to be prefilled."""
+    shell = Shell(settings("manual", 2, slots=20, step_tokens=32))
+    shell.controller.demand.finished(170)
+    shell.order(WIDE)
+    shell.acknowledge()
+    for number in range(100):
+        shell.now_s += 0.1
+        for part in "abc":
+            shell.arrive(f"{part}{number}", SHORT)
+        if number == 4:
+            shell.arrive("long", long)
+        for name in shell.running()[: 2 if number > 2 else 0]:
+            shell.token(name)
+            shell.finish(name, aborted=True)  # so that expected lengths stay as they are
+        if "long" in shell.running():
+            return
+    raise AssertionError("only short ones were served")

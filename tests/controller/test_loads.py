@@ -1,0 +1,128 @@
+"""Loads: whatever comes, gets tokens and goes, the sums are those of the requests that are there."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.snapshot import GroupLoad
+
+GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
+
+
+def tracked(number: int, prompt: int = 10, priority: int = 0) -> Tracked:
+    """Return a request that fits anywhere."""
+    return Tracked(f"r{number}", Wanted(prompt, prompt + 50, 50, priority=priority), (1, 2, 4), number, 0.0)
+
+
+def test_what_a_policy_sees() -> None:
+    """Means over the requests of a group; somebody who has had more than usual has one token left."""
+    loads = Loads()
+    first, second = tracked(1, prompt=100), tracked(2, prompt=300)
+    loads.add(first, (0, 1), 120.0)
+    loads.add(second, (0, 1), 320.0)
+    loads.token(first, 4)
+    assert loads.as_seen(20.0) == {(0, 1): GroupLoad(2, 18.0, 38.0, 202.0, 300)}
+    loads.token(second, 60)
+    assert loads.as_seen(20.0) == {(0, 1): GroupLoad(2, 1.0, 8.0, 232.0, 0)}
+
+
+def test_a_request_that_moves_is_prefilled_again() -> None:
+    """Its tokens count as its prompt in the new group."""
+    loads = Loads()
+    one = tracked(1, prompt=100)
+    loads.add(one, (0,), 150.0)
+    loads.token(one, 7)
+    assert loads.unfinished() == []
+    loads.remove(one)
+    loads.remove(one)
+    assert loads.groups == []
+    assert one.group is None
+    loads.add(one, (0, 1), 150.0)
+    assert one.prefill_tokens == loads[(0, 1)].prefill_tokens == 107
+    assert loads[(0,)].requests == {}
+    assert loads.unfinished() == [one]
+
+
+class Books(RuleBasedStateMachine):
+    """Requests on the move, against sums made afresh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads = Loads()
+        self.inside: list[Tracked] = []
+        self.outside: list[Tracked] = []
+        self.fresh: list[str] = []
+        self.expected: dict[str, float] = {}
+        self.count = 0
+
+    def pick(self, data: st.DataObject, requests: list[Tracked]) -> Tracked:
+        return data.draw(st.sampled_from(requests))
+
+    def enter(self, one: Tracked, group: Group, extra: float) -> None:
+        self.expected[one.request_id] = one.context_tokens + extra
+        self.loads.add(one, group, one.context_tokens + extra)
+        self.inside.append(one)
+        self.fresh.append(one.request_id)
+
+    @rule(
+        group=st.sampled_from(GROUPS), prompt=st.integers(1, 500), priority=st.integers(-1, 1), extra=st.floats(1, 99)
+    )
+    def come(self, group: Group, prompt: int, priority: int, extra: float) -> None:
+        self.count += 1
+        self.enter(tracked(self.count, prompt, priority), group, extra)
+
+    @precondition(lambda self: self.outside)
+    @rule(data=st.data(), group=st.sampled_from(GROUPS), extra=st.floats(1, 99))
+    def come_back(self, data: st.DataObject, group: Group, extra: float) -> None:
+        one = self.pick(data, self.outside)
+        self.outside.remove(one)
+        self.enter(one, group, extra)
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def get_tokens(self, data: st.DataObject, count: int) -> None:
+        one = self.pick(data, self.inside)
+        before = one.output_tokens
+        self.loads.token(one, count)
+        assert one.output_tokens == before + count
+        if one.request_id in self.fresh:
+            self.fresh.remove(one.request_id)
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
+        one = self.pick(data, self.inside)
+        self.loads.remove(one)
+        self.inside.remove(one)
+        self.outside.append(one)
+        if one.request_id in self.fresh:
+            self.fresh.remove(one.request_id)
+
+    @invariant()
+    def sums_are_those_of_the_requests(self) -> None:
+        loads = self.loads
+        assert sorted(loads.groups) == sorted({one.group for one in self.inside if one.group})
+        for group in GROUPS:
+            mine = [one for one in self.inside if one.group == group]
+            work = loads[group]
+            assert sorted(work.requests) == sorted(one.request_id for one in mine)
+            assert work.prompt_tokens == sum(one.wanted.prompt_tokens for one in mine)
+            assert work.output_tokens == sum(one.output_tokens for one in mine)
+            assert work.prefill_tokens == sum(one.context_tokens for one in mine if one.request_id in self.fresh)
+            assert work.committed_tokens == pytest.approx(sum(self.expected[one.request_id] for one in mine))
+            assert work.urgent == sum(one.wanted.urgent for one in mine)
+        for engine in range(4):
+            assert {group for group, _ in loads.of_engine(engine)} == {g for g in loads.groups if engine in g}
+        assert sum(load.requests for load in loads.as_seen(10.0).values()) == len(self.inside)
+
+    @invariant()
+    def unfinished_ones_come_in_the_order_of_their_start(self) -> None:
+        assert [one.request_id for one in self.loads.unfinished()] == self.fresh
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=40, stateful_step_count=30)

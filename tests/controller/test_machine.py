@@ -1,0 +1,160 @@
+"""Controller under any sequence of events, every policy: nothing is lost, run twice or left behind."""
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flying_serving.config import PREEMPTS
+from flying_serving.controller.requests import Wanted
+from flying_serving.errors import PoolFull, RequestError
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.steps import Step
+from tests.controller.shell import Shell, settings
+from tests.policy.costs import costs
+
+MOST_WAITING = 6
+WIDE_WINS, NARROW_WINS, MIXED = (0.5, 0.5), (1.5, 1.2), (0.6, 0.75)
+
+
+@st.composite
+def wishes(draw: st.DrawFn, most_tokens: int) -> Wanted:
+    """Return what a client asks for: open-ended, or some tokens, a few more than so many at times."""
+    prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
+    open_ended = draw(st.integers(0, 3)) == 0
+    outputs = draw(st.integers(1, most_tokens - prompt))
+    return Wanted(
+        prompt,
+        prompt + 1 if open_ended else prompt + outputs,
+        500 - prompt if open_ended else outputs,
+        draw(st.sampled_from([None, None, None, 1, 2, 4])),
+        draw(st.sampled_from([0, 0, 0, 1, -1])),
+        draw(st.sampled_from([None, None, 0.2, 2.0])),
+        draw(st.integers(0, 4)) > 0,
+    )
+
+
+class Episode(RuleBasedStateMachine):
+    """One server from its start to quiescence; the shell checks each command and each state."""
+
+    names = tuple(sorted(POLICIES))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    @initialize(
+        data=st.data(),
+        engines=st.sampled_from([2, 4]),
+        factors=st.sampled_from([WIDE_WINS, NARROW_WINS, MIXED]),
+        slots=st.integers(1, 4),
+        dry_run=st.integers(0, 9).map(lambda n: n == 0),
+    )
+    def start(self, data: st.DataObject, engines: int, factors: tuple[float, float], slots: int, dry_run: bool) -> None:
+        self.policy = POLICIES[data.draw(st.sampled_from(self.names))]
+        chosen = settings(
+            self.policy.name,
+            engines,
+            slots=slots,
+            most_waiting=MOST_WAITING,
+            dry_run=dry_run,
+            capped=self.policy.name != "manual",
+        )
+        tokens = chosen.capacity.tokens
+        self.shell = Shell(chosen, costs(tuple(tokens), *factors))
+        self.layouts = Layout.all(engines, sorted(tokens))
+        # where no group is formed for them, longer ones would wait for what may never come
+        forms = chosen.forms_groups or self.policy.name == "manual"
+        self.most_tokens = max(tokens.values()) + 3 if forms else min(tokens.values())
+
+    @rule(data=st.data(), passed_s=st.floats(0.0, 0.5))
+    def arrive(self, data: st.DataObject, passed_s: float) -> None:
+        self.shell.now_s += passed_s
+        self.count += 1
+        wanted = data.draw(wishes(self.most_tokens))
+        holds = self.shell.controller.settings.capacity.tokens
+        fits = [s for s, tokens in holds.items() if tokens >= wanted.tokens and wanted.degree in (None, s)]
+        waiting = len(self.shell.waiting())
+        if not fits:
+            with pytest.raises(RequestError):
+                self.shell.arrive(f"r{self.count}", wanted)
+        elif waiting >= MOST_WAITING:
+            with pytest.raises(PoolFull):
+                self.shell.arrive(f"r{self.count}", wanted)
+        else:
+            self.shell.arrive(f"r{self.count}", wanted)
+        self.shell.check()
+
+    @precondition(lambda self: self.shell.running())
+    @rule(data=st.data(), count=st.integers(1, 40), passed_s=st.floats(0.0, 0.2))
+    def token(self, data: st.DataObject, count: int, passed_s: float) -> None:
+        self.shell.now_s += passed_s
+        self.shell.token(data.draw(st.sampled_from(self.shell.running())), count)
+
+    @precondition(lambda self: self.shell.open)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.shell.finish(*data.draw(st.sets(st.sampled_from(sorted(self.shell.open)), max_size=3)), aborted=True)
+
+    @rule()
+    def finish_what_is_over(self) -> None:
+        self.shell.finish("r0", aborted=True)
+        assert self.shell.controller.group_of("r0") is None
+
+    @precondition(lambda self: self.shell.ordered is not None)
+    @rule(fails=st.integers(0, 9))
+    def answer(self, fails: int) -> None:
+        if fails == 0:
+            self.shell.fail()
+        else:
+            self.shell.acknowledge()
+
+    @rule(passed_s=st.floats(0.0, 1.0))
+    def tick(self, passed_s: float) -> None:
+        self.shell.tick(passed_s)
+
+    @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changing)
+    @rule(data=st.data(), preempt=st.sampled_from(PREEMPTS))
+    def order(self, data: st.DataObject, preempt: str) -> None:
+        self.shell.order(data.draw(st.sampled_from(self.layouts)), preempt)
+
+    @rule(data=st.data(), duration_s=st.floats(0.001, 1.0), prefill=st.integers(0, 64), sequences=st.integers(0, 4))
+    def measure(self, data: st.DataObject, duration_s: float, prefill: int, sequences: int) -> None:
+        size = data.draw(st.sampled_from(sorted(self.shell.controller.settings.capacity.tokens)))
+        self.shell.controller.stepped([Step(size, duration_s, prefill, sequences, 10 * sequences)] * 25)
+
+    @invariant()
+    def at_most_one_switch_is_under_way(self) -> None:
+        if hasattr(self, "shell") and self.shell.ordered is not None:
+            assert self.shell.controller.changing
+
+    def teardown(self) -> None:
+        """Everything ends if engines go on: nothing waits for what never comes."""
+        if not hasattr(self, "shell"):
+            return
+        rounds = 10 + 4 * len(self.shell.open)
+        if self.policy.name == "manual":
+            self.shell.settle(rounds, until_changed=True)
+            self.shell.order(self.layouts[-1])
+        self.shell.settle(rounds)
+
+
+class Automatic(Episode):
+    """Those that change the layout by themselves."""
+
+    names = ("auto", "context")
+
+
+class Manual(Episode):
+    """An operator changes it, in every way there is."""
+
+    names = ("manual",)
+
+
+TestEveryPolicy = Episode.TestCase
+TestAutomatic = Automatic.TestCase
+TestManual = Manual.TestCase
+TestEveryPolicy.settings = TestAutomatic.settings = TestManual.settings = hypothesis_settings(
+    max_examples=120, stateful_step_count=40
+)

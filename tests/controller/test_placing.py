@@ -1,0 +1,255 @@
+"""Placing: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.placing import PATIENCE_S, STEPS_AHEAD, Limits, Placing, Round
+from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.errors import RequestError
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.forecast import LaneFigures
+from tests.policy.costs import costs
+
+SIZES = (1, 2, 4)
+MIXED = Layout(((0, 1), (2,), (3,)))
+SINGLES = Layout.uniform(4, 1)
+LAYOUTS = [SINGLES, Layout.uniform(4, 2), Layout.uniform(4, 4), MIXED, Layout(((0,), (1,), (2, 3)))]
+GROUPS = [group for size in SIZES for group in Layout.uniform(4, size).groups]
+LIMITS = Limits(slots=4, step_tokens=64)
+LANES = {size: LaneFigures(cost, 4, 100 * size, 64) for size, cost in costs(SIZES).items()}
+
+
+def placing(limits: Limits = LIMITS, devices: int = 1, tokens: tuple[int, ...] = (100, 200, 400)) -> Placing:
+    """Return one for four engines whose groups of one, two and four engines hold so many tokens."""
+    return Placing(Capacity(dict(zip(SIZES, tokens, strict=True)), devices), limits, 4)
+
+
+class Filled(Loads):
+    """Loads to which a test adds requests."""
+
+    count = 0
+
+    def put(self, group: Group, *, tokens: float = 10, prompt: int = 10, done: bool = True, priority: int = 0) -> None:
+        """One that runs in a group, prefilled or not."""
+        self.count += 1
+        one = Tracked(str(self.count), Wanted(prompt, prompt, priority=priority), SIZES, self.count, 0.0)
+        self.add(one, group, tokens)
+        if done:
+            self.token(one, 1)
+
+
+def request(prompt: int = 10, sizes: tuple[int, ...] = SIZES, degree: int | None = None, priority: int = 0) -> Tracked:
+    """Return one that waits."""
+    return Tracked("new", Wanted(prompt, prompt, degree=degree, priority=priority), sizes, 0, 0.0)
+
+
+def place(one: Tracked, layout: Layout, loads: Loads, tokens: float = 20, by: Placing | None = None) -> Group | None:
+    """Return where it goes if it will have so many tokens."""
+    return (by or placing()).place(one, layout, loads, LANES, tokens)
+
+
+# ---- what can run at all
+
+
+@pytest.mark.parametrize(
+    ("tokens", "degree", "message"),
+    [
+        (10, 3, r"tp_degree=3: must be one of \[1, 2, 4\]"),
+        (10, 0, r"tp_degree=0: must be one of \[1, 2, 4\]"),
+        (101, 1, "tp_degree=1: its KV cache holds 100 tokens, .* are 101; degree 2 would do"),
+        (201, 1, "degree 4 would do"),
+        (401, 4, "holds 400 tokens, .* are 401; no degree of this server holds them"),
+        (401, None, r"prompt plus max_tokens are 401 tokens; the widest group \(degree 4\) holds 400"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_what_would_do(tokens: int, degree: int | None, message: str) -> None:
+    """The message names what was asked for and what there is."""
+    with pytest.raises(RequestError, match=message):
+        placing().check(tokens, degree)
+
+
+def test_degrees_count_devices() -> None:
+    """With two devices each, degree 2 is one engine."""
+    one = placing(devices=2)
+    assert one.check(10, 4) == (2,)
+    assert one.check(10, 2) == (1,)
+    assert one.check(150, None) == (2, 4)
+    with pytest.raises(RequestError, match=r"tp_degree=1: must be one of \[2, 4, 8\]"):
+        one.check(10, 1)
+
+
+@settings(max_examples=200)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    devices=st.sampled_from([1, 2]),
+    tokens=st.tuples(*[st.integers(1, 9)] * 3).map(lambda t: tuple(sorted(t))),
+    needed=st.integers(1, 10),
+    degree=st.none() | st.integers(0, 9),
+    load=st.lists(st.sampled_from(GROUPS), max_size=20),
+    limits=st.sampled_from([LIMITS, Limits(4, 64, capped=False)]),
+)
+def test_what_passes_the_check_is_placed_where_it_fits(
+    layout: Layout,
+    devices: int,
+    tokens: tuple[int, ...],
+    needed: int,
+    degree: int | None,
+    load: list[Group],
+    limits: Limits,
+) -> None:
+    """In this layout or another one as soon as it is idle; what does not pass fits nowhere."""
+    one = placing(limits, devices, tokens)
+    sizes = tuple(
+        s for s, holds in zip(SIZES, tokens, strict=True) if holds >= needed and degree in (None, s * devices)
+    )
+    if not sizes:
+        with pytest.raises(RequestError):
+            one.check(needed, degree)
+        return
+    assert one.check(needed, degree) == sizes
+    waits = request(needed, sizes, degree)
+    filled = Filled()
+    for group in load:
+        filled.put(group)
+    group = place(waits, layout, filled, needed, one)
+    assert group is None or (group in GROUPS and len(group) in sizes)
+    present = any(len(g) in sizes for g in layout.groups)
+    if group is not None and present:
+        assert group in layout.groups
+    if not limits.capped:
+        assert (group is None) == (degree is None and not present)
+    assert any(place(waits, other, Loads(), needed, one) for other in LAYOUTS)
+
+
+# ---- which group
+
+
+def test_an_idle_group_is_taken_before_a_busy_one() -> None:
+    """And the one that does it faster before other idle ones; prompts that are not done count."""
+    loads = Filled()
+    assert place(request(), MIXED, loads) == (0, 1)
+    loads.put((0, 1), prompt=150, done=False)
+    assert place(request(), MIXED, loads) == (2,)
+    loads.put((2,), done=False)
+    assert place(request(), MIXED, loads) == (3,)
+
+
+def test_lanes_that_were_never_measured_share_by_requests() -> None:
+    """Per engine."""
+    loads = Filled()
+    placed = []
+    for _ in range(8):
+        group = placing(Limits(9, 64)).place(request(), MIXED, loads, {}, 20)
+        assert group is not None
+        loads.put(group)
+        placed.append(group)
+    assert placed == [(0, 1), (2,), (3,), (0, 1), (2,), (3,), (0, 1), (0, 1)]
+
+
+def test_engines_that_still_drain_an_older_layout_come_last() -> None:
+    """They step those requests in between."""
+    loads = Filled()
+    loads.put((0, 1))
+    loads.put((0, 1))
+    assert place(request(), SINGLES, loads) == (2,)
+
+
+def test_a_group_with_urgent_requests_is_left_to_them() -> None:
+    """While there is room elsewhere; another urgent one may go there."""
+    loads = Filled()
+    loads.put((2,), priority=-1)
+    for engine in (0, 1, 3):
+        loads.put((engine,), prompt=90, done=False)
+    assert place(request(), SINGLES, loads) in [(0,), (1,), (3,)]
+    assert place(request(priority=-1), SINGLES, loads) == (2,)
+
+
+def test_a_degree_that_is_asked_for_is_met_exactly() -> None:
+    """By a group of the layout however busy it is, or by any group of that size if it has none."""
+    loads = Filled()
+    loads.put((0, 1), done=False)
+    assert place(request(degree=2, sizes=(2,)), MIXED, loads) == (0, 1)
+    assert place(request(degree=1, sizes=(1,)), MIXED, loads) == (2,)
+    assert place(request(degree=4, sizes=(4,)), MIXED, loads) == (0, 1, 2, 3)
+    assert place(request(degree=2, sizes=(2,)), Layout.uniform(4, 4), loads) == (2, 3)
+
+
+# ---- room
+
+
+def test_slots() -> None:
+    """A group takes so many, then none."""
+    loads = Filled()
+    for _ in range(LIMITS.slots):
+        assert place(request(), Layout.uniform(4, 4), loads, 1.0) == (0, 1, 2, 3)
+        loads.put((0, 1, 2, 3), tokens=1.0)
+    assert place(request(), Layout.uniform(4, 4), loads, 1.0) is None
+    assert place(request(), Layout.uniform(4, 4), loads, by=placing(Limits(4, 64, capped=False))) is not None
+
+
+@given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())
+def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> None:
+    """A few steps' worth, whatever comes last; an urgent one goes at once, an idle group takes anything."""
+    loads, layout, by = Filled(), Layout.uniform(4, 4), placing(Limits(100, 64))
+    for prompt in prompts:
+        ahead = loads[(0, 1, 2, 3)].prefill_tokens
+        group = place(request(prompt, priority=-urgent), layout, loads, 1.0, by)
+        if group is None:
+            assert ahead + min(prompt, 64) > STEPS_AHEAD * 64
+            assert not urgent
+        else:
+            assert urgent or ahead <= STEPS_AHEAD * 64
+            loads.put(group, tokens=1.0, prompt=prompt, done=False)
+    assert loads.groups
+
+
+@settings(max_examples=200)
+@given(
+    requests=st.lists(st.tuples(st.sampled_from(GROUPS), st.floats(1, 60)), max_size=8),
+    size=st.sampled_from(SIZES),
+    tokens=st.floats(1, 100),
+)
+def test_memory_is_shared_by_all_groups_of_an_engine(
+    requests: list[tuple[Group, float]], size: int, tokens: float
+) -> None:
+    """What is placed beside others fits on every engine of its group, together with all that is spoken for there."""
+    loads = Filled()
+    used = dict.fromkeys(range(4), 0.0)
+    for group, expected in requests:
+        loads.put(group, tokens=expected)
+        for engine in group:
+            used[engine] += expected / (100 * len(group))
+    by = placing(Limits(100, 1000))
+    group = place(request(sizes=(size,)), Layout.uniform(4, size), loads, tokens, by)
+    share = tokens / (100 * size)
+    fits = [
+        g
+        for g in Layout.uniform(4, size).groups
+        if g not in loads.groups or all(used[engine] + share <= 1.0 + 1e-9 for engine in g)
+    ]
+    assert (
+        group in fits
+        if group is not None
+        else not any(all(used[engine] + share <= 1.0 - 1e-9 for engine in g) for g in fits)
+    )
+
+
+# ---- in turn
+
+
+def test_who_has_waited_for_long_is_not_overtaken() -> None:
+    """Groups in which it finds no room are kept for it; those that do not suit it are free."""
+    loads = Filled()
+    loads.put((0, 1), tokens=100)
+    long, short = request(sizes=(2, 4)), request()
+    for waited_s, expected in ((PATIENCE_S - 0.1, (0, 1)), (PATIENCE_S + 0.1, (2,))):
+        turn = Round(placing(), MIXED, loads, LANES, waited_s)
+        assert turn.place(long, 150.0) is None
+        assert turn.place(short, 20.0) == expected
+    assert turn.place(request(sizes=(2,), degree=2), 20.0) != (0, 1)
+    loads.remove(loads[(0, 1)].requests["1"])
+    turn = Round(placing(), MIXED, loads, LANES, 100.0)
+    assert turn.place(long, 150.0) == (0, 1)

@@ -1,0 +1,203 @@
+"""TaskPool: the order of those that wait, sums over them, deadlines and the limit."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flying_serving.controller.pool import Kind, TaskPool
+from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.errors import PoolFull
+
+KINDS: list[Kind] = [(None, (1, 2)), (None, (2,)), (1, (1,)), (2, (2,))]
+
+
+def tracked(
+    number: int,
+    *,
+    kind: Kind = KINDS[0],
+    priority: int = 0,
+    prompt: int = 10,
+    at_s: float = 0.0,
+    deadline_s: float | None = None,
+) -> Tracked:
+    """Return a request that has arrived as number so much."""
+    wanted = Wanted(prompt, prompt + 5, 5, kind[0], priority, deadline_s)
+    return Tracked(f"r{number}", wanted, kind[1], number, at_s)
+
+
+def taken(pool: TaskPool, most: int = 1000) -> list[str]:
+    """Return the ids of up to so many requests in the order in which the pool gives them out."""
+    ids: list[str] = []
+
+    def place(one: Tracked) -> bool:
+        if len(ids) == most:
+            return False
+        ids.append(one.request_id)
+        return True
+
+    pool.take(place)
+    return ids
+
+
+def test_more_urgent_ones_come_first_then_earlier_ones() -> None:
+    """Across kinds as well."""
+    pool = TaskPool(10)
+    for number, priority in enumerate([0, 5, -1, 0, 5]):
+        pool.add(tracked(number, priority=priority, kind=KINDS[number % 2]))
+    assert taken(pool) == ["r2", "r0", "r3", "r1", "r4"]
+    assert len(pool) == 0
+
+
+def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
+    """And nothing overtakes within its kind, even if it would fit."""
+    pool = TaskPool(10)
+    for number in range(6):
+        pool.add(tracked(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
+    tried: list[str] = []
+
+    def place(one: Tracked) -> bool:
+        tried.append(one.request_id)
+        return one.wanted.prompt_tokens < 50
+
+    pool.take(place)
+    assert tried == ["r0", "r1", "r2", "r3", "r5"]
+    assert {one.request_id for one in pool} == {"r2", "r4"}
+
+
+def test_a_request_that_comes_back_has_its_old_place() -> None:
+    """It was taken, and is ahead of all that arrived after it."""
+    pool = TaskPool(10)
+    first = tracked(0)
+    for one in (first, tracked(1), tracked(2)):
+        pool.add(one)
+    assert taken(pool, 2) == ["r0", "r1"]
+    pool.add(first)
+    assert taken(pool) == ["r0", "r2"]
+
+
+def test_the_limit_is_named_when_it_is_reached() -> None:
+    """And not before; what leaves makes room."""
+    pool = TaskPool(2)
+    pool.add(tracked(0))
+    pool.check()
+    pool.add(tracked(1))
+    with pytest.raises(PoolFull, match=r"2 requests wait already \(--max-waiting-requests\)"):
+        pool.check()
+    pool.remove("r0")
+    pool.check()
+
+
+def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
+    """A request that was in a group is never refused later: its client reads a stream by then."""
+    pool = TaskPool(10)
+    late, moved = tracked(0, at_s=1.0, deadline_s=2.0), tracked(1, at_s=1.0, deadline_s=2.0)
+    pool.add(late)
+    pool.add(moved)
+    assert pool.remove("r1") is moved
+    moved.admitted = True
+    pool.add(moved)
+    assert pool.expired(2.99) == []
+    assert pool.expired(3.0) == ["r0"]
+    assert pool.expired(100.0) == []
+    assert "r1" in pool
+
+
+class Waiting(RuleBasedStateMachine):
+    """Requests that come, leave, are taken and come back, against a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = TaskPool(8)
+        self.model: dict[str, Tracked] = {}
+        self.away: list[Tracked] = []
+        self.told: set[str] = set()
+        self.count = 0
+        self.now_s = 0.0
+
+    def key(self, one: Tracked) -> tuple[int, int]:
+        return (one.wanted.priority, one.order)
+
+    @precondition(lambda self: len(self.model) < 8)
+    @rule(
+        kind=st.sampled_from(KINDS),
+        priority=st.integers(-2, 2),
+        prompt=st.integers(1, 100),
+        deadline_s=st.none() | st.floats(0.5, 5.0),
+    )
+    def arrive(self, kind: Kind, priority: int, prompt: int, deadline_s: float | None) -> None:
+        self.count += 1
+        one = tracked(self.count, kind=kind, priority=priority, prompt=prompt, at_s=self.now_s, deadline_s=deadline_s)
+        self.pool.add(one)
+        self.model[one.request_id] = one
+
+    @precondition(lambda self: self.away and len(self.model) < 8)
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.away))
+        self.away.remove(one)
+        self.pool.add(one)
+        self.model[one.request_id] = one
+
+    @precondition(lambda self: self.count)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request_id = f"r{data.draw(st.integers(1, self.count))}"
+        assert self.pool.remove(request_id) is self.model.pop(request_id, None)
+
+    @rule(room=st.fixed_dictionaries({kind: st.integers(0, 3) for kind in KINDS}))
+    def take(self, room: dict[Kind, int]) -> None:
+        """Each kind is offered in order until its room is used up; the best of all kinds is always next."""
+        expected = []
+        left = dict(room)
+        for one in sorted(self.model.values(), key=self.key):
+            kind = (one.wanted.degree, one.sizes)
+            if left[kind]:
+                left[kind] -= 1
+                expected.append(one)
+        given = []
+
+        def place(one: Tracked) -> bool:
+            kind = (one.wanted.degree, one.sizes)
+            if not room[kind]:
+                return False
+            room[kind] -= 1
+            given.append(one)
+            return True
+
+        self.pool.take(place)
+        assert given == expected
+        for one in given:
+            del self.model[one.request_id]
+            one.admitted = True
+            self.away.append(one)
+
+    @rule(passed_s=st.floats(0.0, 3.0))
+    def expire(self, passed_s: float) -> None:
+        self.now_s += passed_s
+        late = self.pool.expired(self.now_s)
+        assert len(late) == len(set(late))
+        expected = {
+            one.request_id
+            for one in self.model.values()
+            if not one.admitted
+            and one.wanted.deadline_s is not None
+            and one.arrived_s + one.wanted.deadline_s <= self.now_s
+        }
+        assert set(late) == expected - self.told
+        self.told |= expected
+
+    @invariant()
+    def adds_up(self) -> None:
+        pool, model = self.pool, self.model
+        assert len(pool) == len(model)
+        assert {one.request_id for one in pool} == set(model)
+        assert all(request_id in pool for request_id in model)
+        assert pool.prompt_tokens == sum(one.wanted.prompt_tokens for one in model.values())
+        assert pool.urgent == sum(one.wanted.urgent for one in model.values())
+        assert set(pool.kinds) == {(one.wanted.degree, one.sizes) for one in model.values()}
+        assert (pool.oldest_s is None) == (not model)
+
+
+TestWaiting = Waiting.TestCase
+TestWaiting.settings = settings(max_examples=60, stateful_step_count=30)
