@@ -5,6 +5,7 @@ Times of a request count from the moment it was sent, as in vLLM; how late that 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from flying_serving.bench.timeline import concurrency, stretches, tokens_per_s
 from flying_serving.errors import ConfigError
 
 PERCENTILES = (50, 90, 95, 99)
+MOST_ERRORS = 10
 Summary = dict[str, Any]
 
 
@@ -120,6 +122,8 @@ def summarise(results: Results, slo: Slo | None = None) -> Summary:
         "max_loop_lag_ms": run.max_loop_lag_ms,
         "client_behind": max(run.p99_send_lag_ms, run.p99_loop_lag_ms) > MOST_LAG_MS,
     }
+    errors = Counter(text for text in results.texts("error") if text is not None)
+    summary["error_counts"] = dict(errors.most_common(MOST_ERRORS))
     phases = _phases(results, slo)
     if phases:
         summary["phases"] = phases

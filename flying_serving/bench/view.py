@@ -67,6 +67,7 @@ def report(summary: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_totals(summary), _latencies(summary)]
     groups = [("phase", summary.get("phases")), ("priority", summary.get("priorities"))]
     parts += [_groups(title, found) for title, found in groups if found]
+    parts += [Text(f"{count} x {error}") for error, count in summary["error_counts"].items()]
     return Group(*parts)
 
 

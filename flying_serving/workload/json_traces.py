@@ -2,7 +2,7 @@
 
 They differ in units: Mooncake counts milliseconds and hashes blocks of 512 tokens (github.com/kvcache-ai/Mooncake); a
 timed trace, as `vllm bench serve --dataset-name timed_trace` reads it, counts seconds and blocks of 16 tokens unless
-told otherwise.
+told otherwise, and waits for the first timestamp as for any other.
 """
 
 from __future__ import annotations
@@ -44,19 +44,24 @@ class Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Units:
-    """How to read the rows: what a timestamp is multiplied by, tokens per hash id, how far times were rounded down."""
+    """How to read the rows."""
 
     seconds: float
+    """What a timestamp is multiplied by."""
     block_tokens: int
+    """Tokens that one hash id stands for."""
     bin_s: float = 0.0
+    """How far times were rounded down."""
+    from_first: bool = False
+    """Time 0 is the first timestamp, not timestamp 0."""
 
 
-MOONCAKE = Units(seconds=0.001, block_tokens=MOONCAKE_BLOCK_TOKENS, bin_s=MOONCAKE_BIN_S)
+MOONCAKE = Units(seconds=0.001, block_tokens=MOONCAKE_BLOCK_TOKENS, bin_s=MOONCAKE_BIN_S, from_first=True)
 _ROW = msgspec.json.Decoder(Row)
 
 
 def read(lines: Iterable[tuple[int, str]], file: str, units: Units, seed: int) -> list[Request]:
-    """Requests of a trace; the first timestamp is 0. Rounded times are spread inside their bins with the seed."""
+    """Requests of a trace. Rounded times are spread inside their bins with the seed."""
     rows: list[Row] = []
     for number, row in _rows(lines, file):
         if rows and row.timestamp < rows[-1].timestamp:
@@ -67,7 +72,8 @@ def read(lines: Iterable[tuple[int, str]], file: str, units: Units, seed: int) -
         except WorkloadError as error:
             raise WorkloadError(error.field, error.value, error.allowed, file=file, line=number) from None
         rows.append(row)
-    times = [(row.timestamp - rows[0].timestamp) * units.seconds for row in rows]
+    start = rows[0].timestamp if units.from_first else 0.0
+    times = [(row.timestamp - start) * units.seconds for row in rows]
     if units.bin_s:
         times = spread(times, units.bin_s, seed)
     return [_request(index, at, row) for index, (at, row) in enumerate(zip(times, rows, strict=True))]

@@ -1,11 +1,14 @@
 """`flying-serving bench` as a user runs it, and what it says to wrong options."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +17,8 @@ from flying_serving.bench.results import Results
 from flying_serving.cli import bench  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
 from flying_serving.errors import ConfigError, FlyingError, WorkloadError
+from flying_serving.workload import files
+from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.read import read_workload
 from flying_serving.workload.synth import KINDS
 from tests.bench import mock
@@ -77,7 +82,26 @@ def test_requests_that_fail_are_told(mock_url: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "3 of 3 requests need more than the 4096 tokens of mock-model" in done.stderr
     assert "0 completed, 0 failed, 3 unfinished" in done.stdout
+    assert "3 x 2 of 9 tokens came, finish_reason length" in done.stdout
     assert Results.load(tmp_path / "results.parquet").texts("error")[0] == "2 of 9 tokens came, finish_reason length"
+
+
+def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
+    """SIGINT ends the replay: the results are written, and what was not sent counts as unfinished."""
+    path, out = tmp_path / "workload.jsonl", tmp_path / "out"
+    requests = (Request(0, 0.0, 8, 2), Request(1, 0.1, 8, 2), Request(2, 1000.0, 8, 2))
+    files.save(Workload("slow", 0, requests), path)
+    line = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--trace", str(path), "--out", str(out)]
+    with mock.running() as url:
+        run = subprocess.Popen([*line, "--url", url], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while run.poll() is None and len(httpx.get(url + "/seen").json()) < 3:  # one is the probe
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        _, stderr = run.communicate(timeout=60)
+    assert b"Traceback" not in stderr
+    results = Results.load(out / "results.parquet")
+    assert results.texts("status")[2] == "unfinished" and results.texts("error")[2] == "not sent"
+    assert json.loads((out / "summary.json").read_text())["num_prompts"] == 3
 
 
 def test_no_server(tmp_path: Path) -> None:

@@ -140,6 +140,13 @@ def test_priorities_are_told_apart() -> None:
     assert summary["priorities"]["-1"]["mean_ttft_ms"] == pytest.approx(1000)
 
 
+def test_reasons_are_counted() -> None:
+    """The most frequent first; what is complete has none."""
+    errors = ["refused", "took long", "took long", None]
+    summary = summarise(results(*(record(index, 0.0, [1.0], error=error) for index, error in enumerate(errors))))
+    assert list(summary["error_counts"].items()) == [("took long", 2), ("refused", 1)]
+
+
 def test_deadlines_count_from_the_arrival() -> None:
     """A request that was sent late has less time left."""
     request = Request(0, 0.0, 10, 1, deadline_s=2.0)
