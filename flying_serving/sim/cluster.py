@@ -12,7 +12,8 @@ from flying_serving.engine.turns import Serve, Turns, Wait
 from flying_serving.engine.turns import Step as StepTurn
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.sim.lanes import BlockPool, Plan, SimLane, SimRequest
+from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.requests import BlockPool, Plan, SimRequest
 
 SHORTEST_S = 1e-6
 """Shortest wait: a shorter one may be lost in rounding, and time would stand still."""
@@ -63,8 +64,8 @@ class ClusterShape:
 class Clock:
     """Virtual time: what is to happen, in order."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 

@@ -86,16 +86,22 @@ class LaneCost:
             prefills: prompt chunks in the batch, (new tokens, tokens before).
         """
         tokens = decodes
-        attention_s = self._read_s(decodes, context_tokens)
-        for new, before in prefills:
+        for new, _ in prefills:
             tokens += new
-            attention_s += self.prefill_attention_s(new, before)
+        attention_s = self.attention_s(decodes, context_tokens, prefills)
         if tokens == 0:
             return 0.0
         gpu_s = self._tokens_time(tokens) + self._head_time(decodes + len(prefills)) + attention_s
         if self.execution == "eager" or tokens > GRAPH_TOKENS:
             gpu_s = max(gpu_s, self._launch_s)
         return gpu_s + self._step_overhead_s
+
+    def attention_s(self, decodes: float, context_tokens: float, prefills: Sequence[Prefill]) -> float:
+        """Attention of one step, all layers; arguments as in `step_s`."""
+        seconds = self._read_s(decodes, context_tokens)
+        for new, before in prefills:
+            seconds += self.prefill_attention_s(new, before)
+        return seconds
 
     def prefill_attention_s(self, new: int, before: int) -> float:
         """Attention of one prompt chunk, all layers: arithmetic or reading keys, whichever takes longer."""

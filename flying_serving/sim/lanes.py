@@ -14,66 +14,12 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flying_serving.layout.groups import Group
+from flying_serving.sim.requests import BlockPool, Plan, SimRequest
 
 TIMES_KEPT = 4096
 """Steps after which decoding requests take over the times of their tokens."""
-
-
-@dataclass(slots=True, eq=False)
-class SimRequest:
-    """One request in the simulator. Times in seconds; `tokens` are output tokens that it has.
-
-    `reported_tokens` are those that the controller knows of. `token_s` has the time of each token, if they are kept.
-    """
-
-    request_id: str
-    prompt_tokens: int
-    output_tokens: int
-    arrival_s: float
-    first_token_s: float = -1.0
-    end_s: float = -1.0
-    tokens: int = 0
-    reported_tokens: int = 0
-    preemptions: int = 0
-    computed_tokens: int = 0
-    target_tokens: int = 0
-    blocks: int = 0
-    ends_at: int = 0
-    joined_at: int = 0
-    lane: SimLane | None = None
-    token_s: array[float] | None = None
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and output so far."""
-        return self.prompt_tokens + self.tokens
-
-
-class BlockPool:
-    """An engine's KV blocks; lanes of all sizes take theirs from it."""
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-        self.free = blocks
-
-
-@dataclass(slots=True)
-class Plan:
-    """What a step does: `prefill` has (request, new tokens), `chunks` (new tokens, tokens before) of the same."""
-
-    prefill: list[tuple[SimRequest, int]]
-    chunks: list[tuple[int, int]]
-    prefill_tokens: int
-    sequences: int
-    decode_context_tokens: int
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens that its requests had computed before, decoding ones and prompts."""
-        return self.decode_context_tokens + sum(before for _, before in self.chunks)
 
 
 class SimLane:

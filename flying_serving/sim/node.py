@@ -18,11 +18,14 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
 from flying_serving.sim.cluster import Order as EngineOrder
-from flying_serving.sim.lanes import Plan, SimLane, SimRequest
+from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.requests import Plan, SimRequest
 from flying_serving.workload.model import Request
 
 TICK_S = 0.1
 """As the live server's clock."""
+REST_S = 20.0
+"""A live clock never stops; this one does when it has been idle for so long that nothing changes any more."""
 STUCK_S = 60.0
 """If so long nothing runs and nothing changes, those that still wait will never run under this policy."""
 
@@ -80,7 +83,7 @@ class SimNode:
         self._measured: list[Step] = []
         self._seen_steps = 0
         self._ticking = False
-        self._idle_ticks = 0
+        self._rested_ticks = 0
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the server's front end is done with it."""
@@ -98,9 +101,12 @@ class SimNode:
         self.open[mine.request_id] = mine
         self.clock.after(max(0.0, self.shape.frontend_s - self.shape.message_s), self._admit, mine, wanted)
 
-    def idle(self) -> None:
-        """Time passes without requests: what the live server does by its clock."""
-        self._carry_out(self.controller.tick(self.clock.now_s))
+    def start(self) -> None:
+        """The server is up: its clock begins to tick."""
+        self._rested_ticks = 0
+        if not self._ticking:
+            self._ticking = True
+            self.clock.after(TICK_S, self._tick)
 
     def _admit(self, request: SimRequest, wanted: Wanted) -> None:
         try:
@@ -109,12 +115,10 @@ class SimNode:
             self._refuse(request.request_id, str(error))
             return
         self._carry_out(commands)
-        if not self._ticking:
-            self._ticking = True
-            self.clock.after(TICK_S, self._tick)
+        self.start()
 
     def _tick(self) -> None:
-        """As the live server's clock: measurements, then the controller. Stops when nothing is open."""
+        """As the live server's clock: measurements, then the controller."""
         if self._learns:
             self.controller.stepped(self._measured)
             self._measured.clear()
@@ -123,10 +127,11 @@ class SimNode:
                     request.lane.sync(request)
                     self._report(request)
         self._carry_out(self.controller.tick(self.clock.now_s))
-        self._idle_ticks = 0 if self.controller.running or self.controller.changing else self._idle_ticks + 1
-        if self._idle_ticks * TICK_S > STUCK_S:
+        busy = self.controller.running > 0 or self.controller.changing
+        self._rested_ticks = 0 if busy else self._rested_ticks + 1
+        if self.open and self._rested_ticks * TICK_S > STUCK_S:
             self._give_up()
-        self._ticking = bool(self.open)
+        self._ticking = bool(self.open) or self._rested_ticks * TICK_S < REST_S
         if self._ticking:
             self.clock.after(TICK_S, self._tick)
 

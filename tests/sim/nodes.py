@@ -11,8 +11,8 @@ from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.steps import Step
 from flying_serving.sim.cluster import Clock, ClusterShape
-from flying_serving.sim.lanes import Plan
 from flying_serving.sim.node import SimNode
+from flying_serving.sim.requests import Plan
 from flying_serving.workload.model import Request
 
 BLOCK_TOKENS = 16

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, Order
-from flying_serving.sim.lanes import Plan, SimLane, SimRequest
+from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.requests import Plan, SimRequest
 from tests.sim.nodes import shape_of, step_time
 
 

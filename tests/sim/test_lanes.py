@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.sim import lanes
-from flying_serving.sim.lanes import BlockPool, SimLane, SimRequest
+from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.requests import BlockPool, SimRequest
 from tests.sim.reference import Slow, SlowLane
 
 BLOCKS, BLOCK_TOKENS = 12, 4

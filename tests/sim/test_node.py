@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
 from tests.sim.nodes import check_over, finish, node_of, run
-
-PREEMPTS = ("weave", "hard", "soft", "sequential")
 
 
 def bursts(requests: int, seed: int = 0) -> list[Request]:

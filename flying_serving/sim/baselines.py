@@ -1,0 +1,141 @@
+"""Every system that can be simulated, by name: our policies, and what they are compared with.
+
+- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, whose engines hold the weights once each; so a
+  wide one has more room for KV than a group of ours, whose members each hold all of an engine's weights.
+- `round-robin`, `least-load`: `static-dp` with a router that counts requests only.
+- `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel for small batches
+  and sequence parallel for large ones, chosen by each step's tokens; both have the same KV layout.
+- `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before it switches for load,
+  and computes requests again that a hard preempt has paused. When to switch is decided as in `auto`, which they leave
+  to an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.placing import Placing
+from flying_serving.controller.requests import Tracked
+from flying_serving.controller.settings import Settings
+from flying_serving.errors import ConfigError
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.forecast import LaneFigures, Weights
+from flying_serving.policy.policies import POLICIES, Policy
+from flying_serving.policy.snapshot import Decision, Snapshot
+from flying_serving.sim.cost import LaneCost
+from flying_serving.sim.machine import DegreeTime, Machine, Modelled
+from flying_serving.sim.models import ACTIVATION_BYTES
+from flying_serving.sim.requests import Plan
+from flying_serving.sim.system import Options, System, flying, static
+
+FLYING = ("auto", "load", "priority", "context")
+
+
+def names(machine: Machine) -> list[str]:
+    """Every system that this machine can run."""
+    degrees = [f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1]
+    modelled = ["shift-parallel", "fork"] if isinstance(machine, Modelled) else []
+    return [*FLYING, "static-dp", "static-tp", *degrees, "round-robin", "least-load", *modelled]
+
+
+def build(name: str, machine: Machine, devices: int, options: Options) -> System:
+    """The system of a name.
+
+    Args:
+        name: one of `names`.
+        machine: where it runs.
+        devices: devices per engine of those whose degree the name does not say.
+        options: of all systems that are compared.
+
+    Raises:
+        ConfigError: an unknown name, with those that there are; or what the machine cannot do.
+    """
+    if name not in names(machine):
+        raise ConfigError(f"--policy={name!r}: not one of {', '.join(names(machine))}")
+    apart, widest = POLICIES["static-dp"], machine.degrees(devices)[-1]
+    if name in FLYING:
+        system = flying(machine, devices, POLICIES[name], options)
+    elif name == "fork":
+        policy = Draining("fork", by_load=True, by_priority=True, by_context=True)
+        system = flying(machine, devices, policy, options, "eager", recomputes=True)
+    elif name == "shift-parallel":
+        assert isinstance(machine, Modelled)
+        time = shifting(machine, devices, widest)
+        system = static(machine, widest, apart, options, resident=devices, time=time)
+    elif name.startswith("static-tp"):
+        system = static(machine, int(name.removeprefix("static-tp") or widest), apart, options)
+    else:
+        system = static(machine, devices, apart, options)
+        routers = {"round-robin": RoundRobin, "least-load": LeastLoad}
+        system = replace(system, placing=_router(routers[name]) if name in routers else None)
+    return replace(system, name=name)
+
+
+def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
+    """Steps of Shift Parallelism: the faster of tensor parallel over all, and sequence parallel over `degree / base`.
+
+    A sequence parallel step divides the tokens, each part with the weights of `base` devices; attention is divided by
+    heads, as in the tensor parallel one, with an exchange of activations before and after it.
+    """
+    tensor = LaneCost(machine.model, machine.kind.hardware, degree)
+    part = LaneCost(machine.model, machine.kind.hardware, base)
+    parts = degree // base
+    row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)  # an all-to-all of a part moves so much less
+
+    def seconds(plan: Plan) -> float:
+        whole_s = tensor.step_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
+        tokens = plan.sequences + plan.prefill_tokens
+        if parts == 1 or tokens < parts:
+            return whole_s
+        exchange_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
+        attention_s = tensor.attention_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
+        share = [(-(-tokens // parts), 0)]
+        rest_s = part.step_s(0, 0, share) - part.attention_s(0, 0, share)
+        return min(whole_s, rest_s + attention_s + exchange_s)
+
+    return seconds
+
+
+@dataclass(frozen=True)
+class Draining(Policy):
+    """Decides when to switch as `auto` does, but can neither weave nor keep KV."""
+
+    def decide(self, snapshot: Snapshot, weights: Weights) -> Decision | None:
+        """As its base; for urgent requests by a hard preempt, else by waiting for the old ones."""
+        decision = super().decide(snapshot, weights)
+        if decision is None:
+            return None
+        urgent = any(need.urgent for need in snapshot.needs)
+        return replace(decision, preempt="hard" if urgent else "sequential")
+
+
+class RoundRobin(Placing):
+    """One group after the other."""
+
+    _next = 0
+
+    def place(
+        self, tracked: Tracked, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], expected_tokens: float
+    ) -> Group | None:
+        """The next one."""
+        self._next += 1
+        return layout.groups[(self._next - 1) % len(layout.groups)]
+
+
+class LeastLoad(Placing):
+    """The group with the fewest requests."""
+
+    def place(
+        self, tracked: Tracked, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], expected_tokens: float
+    ) -> Group | None:
+        """The first of those with the fewest."""
+        return min(layout.groups, key=lambda group: len(loads[group].requests))
+
+
+def _router(kind: type[Placing]) -> Callable[[Settings], Placing]:
+    def make(settings: Settings) -> Placing:
+        return kind(settings.capacity, settings.limits, settings.engines)
+
+    return make

@@ -1,0 +1,98 @@
+"""Serve a workload with a simulated system, and what comes out in the form of a benchmark's results."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+
+from flying_serving.bench.record import Record
+from flying_serving.bench.results import Results, Run
+from flying_serving.sim.cluster import Clock
+from flying_serving.sim.node import Outcome
+from flying_serving.sim.requests import SimRequest
+from flying_serving.sim.system import System
+from flying_serving.workload.model import Request, Workload
+
+LEAD_S = 10.0
+"""The server has been up for so long when the workload begins, so it is in the layout that suits an idle one."""
+_PROGRESS_EVENTS = 5000
+
+
+class Arrivals:
+    """Requests from a stream, one ahead of time, so that a long stream takes no more memory than a short one."""
+
+    def __init__(self, requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
+        self._requests: Iterator[Request] = iter(requests)
+        self._clock = clock
+        self._arrive = arrive
+        self.seen = 0
+        self._expect()
+
+    def _expect(self) -> None:
+        request = next(self._requests, None)
+        if request is not None:
+            self._clock.at(request.arrival_s, self._come, request)
+
+    def _come(self, request: Request) -> None:
+        self.seen += 1
+        self._expect()
+        self._arrive(request)
+
+
+def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
+    """Serve requests until all have ended or were refused.
+
+    Args:
+        system: the server.
+        requests: in the order of their arrival.
+        progress: called now and then with how many requests are over.
+    """
+    clock = Clock(-LEAD_S)
+    node = system.node(clock)
+    node.start()
+    Arrivals(requests, clock, node.arrive)
+    events = 0
+    while clock.step():
+        events += 1
+        if progress is not None and events % _PROGRESS_EVENTS == 0:
+            progress(len(node.outcome.ended) + len(node.outcome.refused))
+    return node.outcome
+
+
+def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:
+    """The table that `flying-serving bench` keeps of a live server, of a simulated one.
+
+    Without kept times, a request has its first token and, at its end, all others.
+
+    Args:
+        system: which server.
+        workload: what it served.
+        outcome: what became of it.
+        where: model and hardware.
+    """
+    over = {request.request_id: request for request in outcome.ended}
+    reasons = {request.request_id: reason for request, reason in outcome.refused}
+    records = []
+    for request in workload.requests:
+        name = str(request.index)
+        if name in over:
+            records.append(_served(request, over[name]))
+        else:
+            records.append(Record(request, "failed", reasons[name], request.arrival_s))
+    end_s = max((request.end_s for request in outcome.ended), default=workload.duration_s)
+    run = Run(workload.name, workload.origin, workload.seed, f"simulated {system.name}", where, 0.0, end_s)
+    return Results.of(run, records)
+
+
+def _served(request: Request, simulated: SimRequest) -> Record:
+    record = Record(request, "ok", None, request.arrival_s, simulated.first_token_s, simulated.end_s)
+    record.finish_reason = "length"
+    record.usage_tokens = simulated.tokens
+    if simulated.token_s is not None:
+        record.token_s = simulated.token_s
+        record.token_counts = array("i", [1]) * len(simulated.token_s)
+    else:
+        rest = simulated.tokens - 1
+        record.token_s = array("d", [simulated.first_token_s, simulated.end_s][: 1 + (rest > 0)])
+        record.token_counts = array("i", [1, rest][: 1 + (rest > 0)])
+    return record

@@ -1,0 +1,100 @@
+"""`flying-serving simulate` as a command: files, tables, JSON, and errors before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flying_serving.bench.results import Results
+from flying_serving.cli import simulate  # noqa: F401 - adds its command
+from flying_serving.cli.admin import app
+from flying_serving.errors import FlyingError
+
+SMALL = ["--model", "llama-3-8b", "--hardware", "h200x2", "--synth", "paper", "--set", "requests=30"]
+
+
+def run(*arguments: str) -> str:
+    """What the command prints."""
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_tables_and_files(tmp_path: Path) -> None:
+    """One row for each system; requests, summaries, layouts and figures in the directory."""
+    text = run(*SMALL, "--policy", "auto,static-tp2", "--out", str(tmp_path / "out"))
+    assert "auto" in text and "static-tp2" in text and "30/30" in text
+    kept = Results.load(tmp_path / "out" / "auto.parquet")
+    assert len(kept) == 30 and kept.ok.all()
+    described = json.loads((tmp_path / "out" / "auto.json").read_text())
+    assert described["summary"]["completed"] == 30 and described["layouts"]
+    for name in ("over_time.png", "distributions.png", "workload.jsonl", "static-tp2.parquet"):
+        assert (tmp_path / "out" / name).stat().st_size > 1000
+
+
+def test_json_is_the_same_each_time() -> None:
+    """For a seed."""
+    first, second = (run(*SMALL, "--json", "--seed", "5") for _ in range(2))
+    assert first == second
+    assert set(json.loads(first)) == {"auto", "static-dp", "static-tp"}
+    assert run(*SMALL, "--json", "--seed", "6") != first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--model", "gpt-5"], "model='gpt-5': neither a file nor one of gpt-oss-120b"),
+        (["--hardware", "b200x8"], "no such device 'b200'; there are a100x8"),
+        (["--policy", "auto,best"], "--policy='best': not one of auto"),
+        (["--policy", "auto,auto"], "each once"),
+        (["--devices-per-engine", "4"], "--devices-per-engine=4: must be one of 1, 2"),
+        (["--set", "requests=none"], "requests"),
+        (["--max-num-batched-tokens", "8"], "max_num_batched_tokens=8: must be at least max_num_seqs=1024"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    change: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming the value and what exists."""
+    from flying_serving.sim import command
+
+    monkeypatch.setattr(command, "simulate", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(FlyingError) as error:
+        run(*SMALL, *change)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("2023-11-16 18:17:04.0,-5,10", "trace.csv:3: ContextTokens='-5'"),
+        ("yesterday,5,10", "trace.csv:3: TIMESTAMP='yesterday'"),
+        ("2023-11-16 18:17:04.0,5", "trace.csv:3: row="),
+    ],
+)
+def test_a_row_that_cannot_be_read(tmp_path: Path, row: str, message: str) -> None:
+    """File, line and column."""
+    path = tmp_path / "trace.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.0,100,10\n{row}\n")
+    with pytest.raises(FlyingError) as error:
+        run("--model", "llama-3-8b", "--hardware", "h200x2", "--trace", str(path))
+    assert message in str(error.value)
+
+
+def test_a_measured_machine_needs_no_model(tmp_path: Path) -> None:
+    """`--hardware FILE` says what runs; a model beside it is refused."""
+    cost = {"fixed_s": 0.02, "prefill_token_s": 1e-4, "sequence_s": 1e-3, "context_token_s": 0.0}
+    path = tmp_path / "machine.json"
+    machine = {"source": "a test", "engines": 2, "devices_per_engine": 1, "blocks": 400}
+    path.write_text(json.dumps(machine | {"block_tokens": {"1": 32, "2": 64}, "step_cost": {"1": cost, "2": cost}}))
+    synthesis = ["--synth", "poisson", "--set", "requests=20", "--set", "rate_rps=2"]
+    assert "20/20" in run("--hardware", str(path), *synthesis)
+    with pytest.raises(FlyingError, match="leave --model out"):
+        run("--hardware", str(path), "--model", "llama-3-8b", *synthesis)
+    with pytest.raises(FlyingError, match="--model is needed"):
+        run("--hardware", "h200x2", *synthesis)

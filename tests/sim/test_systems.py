@@ -1,0 +1,147 @@
+"""Systems by name: what they run on, what baselines do differently, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flying_serving.bench.metrics import summarise
+from flying_serving.errors import ConfigError
+from flying_serving.sim import hardware, models
+from flying_serving.sim.baselines import build, names, shifting
+from flying_serving.sim.machine import Measured, MeasuredCost, Modelled, load_measured
+from flying_serving.sim.requests import Plan
+from flying_serving.sim.run import results, simulate
+from flying_serving.sim.system import Options
+from flying_serving.workload.model import Request, Workload
+from flying_serving.workload.synth import Alternating, Poisson, synthesise
+
+
+def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
+    """A machine of the cost model."""
+    return Modelled(models.load(model), hardware.parse_devices(devices))
+
+
+def machine_file(path: Path) -> Path:
+    """What `flying-serving fit` writes."""
+    cost = {size: MeasuredCost(fixed_s=0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0)
+            for size in (1, 2)}  # fmt: skip
+    measured = Measured(
+        source="a test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost
+    )
+    path.write_text(measured.model_dump_json(), encoding="utf-8")
+    return path
+
+
+WORKLOAD = synthesise(
+    Alternating(requests=120, low_rate_rps=4, burst_rate_rps=40, low_s=6, burst_s=2, prompt_tokens=(100, 3000)), 3
+)
+
+
+@pytest.mark.parametrize("name", names(h200()))
+def test_every_system_serves_everything(name: str) -> None:
+    """All requests end, with the lengths that they asked for, in a table like that of a live server."""
+    system = build(name, h200(), 1, Options())
+    outcome = simulate(system, WORKLOAD.requests)
+    summary = summarise(results(system, WORKLOAD, outcome, "llama-3-8b on h200x4"))
+    assert summary["completed"] == summary["num_prompts"] == 120
+    assert summary["total_output_tokens"] == WORKLOAD.output_tokens
+    assert 0 < summary["mean_ttft_ms"] < summary["mean_e2el_ms"]
+    assert set(summary["phases"]) == {"low", "burst"}
+
+
+@pytest.mark.parametrize("name", ["auto", "static-dp", "fork"])
+def test_the_same_workload_gives_the_same_table(name: str) -> None:
+    """Simulations are repeatable, and kept times of tokens change nothing but the gaps between tokens."""
+    tables = []
+    for keep_times in (True, True, False):
+        system = build(name, h200(), 1, Options(keep_times=keep_times))
+        tables.append(results(system, WORKLOAD, simulate(system, WORKLOAD.requests), "").table)
+    assert tables[0].equals(tables[1])
+    for column in ("first_byte_s", "end_s", "output_tokens", "status"):
+        assert tables[0].column(column).equals(tables[2].column(column))
+
+
+def test_a_static_degree_holds_its_weights_once() -> None:
+    """So it has more KV than a group of engines that each hold all of an engine's weights."""
+    machine = h200("llama-3-70b", "h200x8")
+    wide, group = build("static-tp", machine, 2, Options()), build("auto", machine, 2, Options())
+    assert (wide.shape.engines, group.shape.engines) == (1, 4)
+    assert wide.settings.capacity.tokens[1] > 1.5 * group.settings.capacity.tokens[4]
+    assert build("static-tp4", machine, 2, Options()).shape.engines == 2
+
+
+def test_wide_is_faster_alone_and_narrow_is_faster_together() -> None:
+    """The trade that the whole project is about."""
+    quiet = Workload("quiet", 0, (Request(0, 0.0, 2000, 100),))
+    busy = synthesise(Poisson(requests=300, rate_rps=200.0, output_tokens=(20, 40)), 0)
+    e2e = {}
+    for name in ("static-dp", "static-tp"):
+        for workload in (quiet, busy):
+            system = build(name, h200(), 1, Options())
+            summary = summarise(results(system, workload, simulate(system, workload.requests), ""))
+            e2e[name, workload.name] = summary["mean_e2el_ms"]
+    assert e2e["static-tp", "quiet"] < 0.7 * e2e["static-dp", "quiet"]
+    assert e2e["static-dp", "poisson"] < 0.9 * e2e["static-tp", "poisson"]
+
+
+def test_shift_parallelism_shifts() -> None:
+    """Tensor parallel for a few decodes, faster than it for a long prompt."""
+    machine = h200("llama-3-70b", "h200x8")
+    time, tensor = shifting(machine, 2, 8), machine.step_time(8)
+    decode, prompt = Plan([], [], 0, 4, 4000), Plan([], [(8000, 0)], 8000, 0, 0)
+    assert time(decode) == tensor(decode)
+    assert time(prompt) < 0.9 * tensor(prompt)
+
+
+def test_the_fork_waits_and_ours_weaves() -> None:
+    """Same decisions, other ways to carry them out."""
+    ways = {}
+    for name in ("auto", "fork"):
+        system = build(name, h200(), 1, Options())
+        ways[name] = {switch.preempt for switch in simulate(system, WORKLOAD.requests).switches}
+    assert ways["fork"] == {"sequential"} != ways["auto"]
+
+
+def test_a_measured_machine(tmp_path: Path) -> None:
+    """It runs what was measured, and nothing else."""
+    machine = load_measured(machine_file(tmp_path / "machine.json"))
+    assert names(machine) == [
+        "auto", "load", "priority", "context", "static-dp", "static-tp", "static-tp2", "round-robin", "least-load",
+    ]  # fmt: skip
+    (wide,) = simulate(build("static-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
+    assert wide.first_token_s == pytest.approx(0.0005 + 0.01 + 0.01)
+    with pytest.raises(ConfigError, match="fork"):
+        build("fork", machine, 1, Options())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "file: Invalid JSON"),
+        ('{"engines": 0}', "engines: Input should be greater than or equal to 1"),
+        ('{"format": "other"}', "format: Input should be 'flying-serving-machine'"),
+    ],
+)
+def test_a_wrong_machine_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """With the file and the field."""
+    path = tmp_path / "machine.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_measured(path)
+    assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_wrong_names_say_what_exists() -> None:
+    """Of systems, devices per engine and counts of devices."""
+    with pytest.raises(ConfigError, match=r"--policy='best': not one of auto, .*static-tp4, .*fork"):
+        build("best", h200(), 1, Options())
+    with pytest.raises(ConfigError, match="--devices-per-engine=3: must be one of 1, 2, 4"):
+        build("auto", h200(), 3, Options())
+    with pytest.raises(ConfigError, match="--devices-per-engine=1: must be one of 2, 4, 8"):
+        build("auto", h200("llama-3-70b", "h200x8"), 1, Options())
+    with pytest.raises(ConfigError, match="power of two"):
+        h200(devices="h200x3")
+    with pytest.raises(ConfigError, match="weights and activations need"):
+        _ = h200("llama-3-70b", "h200x1").smallest_engine
