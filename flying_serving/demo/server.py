@@ -33,7 +33,6 @@ FLAGS = (
     "--block-size=32",
     "--max-num-batched-tokens=512",
     "--max-num-seqs=32",
-    "--kv-cache-memory-bytes=67108864",
 )
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -63,9 +62,16 @@ class ServerFailed(Exception):
 
 
 class DemoServer:
-    """A `flying-serving serve` process in a process group of its own, so that Ctrl-C does not reach it unasked."""
+    """A `flying-serving serve` process in a process group of its own, so that Ctrl-C does not reach it unasked.
 
-    def __init__(self, model: Path, engines: int) -> None:
+    Args:
+        model: path of the model.
+        engines: how many.
+        policy: who decides the layout.
+        kv_bytes: KV memory of each engine.
+    """
+
+    def __init__(self, model: Path, engines: int, policy: str, kv_bytes: int) -> None:
         self.model = str(model)
         self.engines = engines
         self.port = _free_port()
@@ -74,7 +80,8 @@ class DemoServer:
         self._log = self._scratch / "server.log"
         self._ready = False
         command = [sys.executable, "-m", "flying_serving.cli.main", "serve", self.model]
-        command += [f"--host={HOST}", f"--port={self.port}", f"--data-parallel-size={engines}", *FLAGS]
+        command += [f"--host={HOST}", f"--port={self.port}", f"--data-parallel-size={engines}", f"--policy={policy}"]
+        command += [f"--kv-cache-memory-bytes={kv_bytes}", *FLAGS]
         environment = {key: value for key, value in os.environ.items() if key != "VLLM_API_KEY"} | ENVIRONMENT
         environment["TMPDIR"] = str(self._scratch)  # vLLM leaves its sockets behind
         with self._log.open("w") as log:
@@ -90,7 +97,7 @@ class DemoServer:
         """
         started = time.monotonic()
         display = _Display(self.engines)
-        with Live(display.table(0.0), console=console, refresh_per_second=8) as live:
+        with Live(display.table(0.0), console=console, refresh_per_second=8, transient=True) as live:
             while not self._answers():
                 waited = time.monotonic() - started
                 if self.process.poll() is not None:
@@ -100,9 +107,7 @@ class DemoServer:
                 display.read(self.log())
                 live.update(display.table(waited))
                 time.sleep(0.2)
-            self._ready = True
-            display.finish()
-            live.update(display.table(time.monotonic() - started))
+        self._ready = True
         return time.monotonic() - started
 
     def _answers(self) -> bool:
@@ -165,10 +170,6 @@ class _Display:
     def _note(self, name: str, phase: str) -> None:
         if name in self._phases:
             self._phases[name] = phase
-
-    def finish(self) -> None:
-        """The server answers."""
-        self._phases = dict.fromkeys(self._phases, "ready")
 
     def table(self, waited_s: float) -> Table:
         """The display, one line for each process."""
