@@ -130,7 +130,9 @@ class _Sums:
 def _solve(sums: list[_Sums]) -> StepCost:
     gram = sum(s.gram for s in sums)
     right = sum(s.right for s in sums)
-    gram = gram + _RIDGE * np.trace(gram) / 4 * np.eye(4)
+    # to each feature's own scale: prompts make long steps, so their rows are small beside those of decodes
+    own = np.diag(gram)
+    gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
     root = np.linalg.cholesky(gram)
     values, _ = nnls(root.T, np.linalg.solve(root, right))
     return StepCost(*(float(v) for v in values / _SCALE))

@@ -1,0 +1,83 @@
+"""Demand: how often requests come and how long they are, lately."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_serving.policy.demand import Demand
+
+
+def after(times_s: list[float]) -> Demand:
+    """Return the demand after arrivals at these times."""
+    demand = Demand()
+    for time_s in times_s:
+        demand.arrived(100, time_s)
+    return demand
+
+
+def at_random(rate: float, seconds: float, seed: int) -> list[float]:
+    """Return times of arrivals."""
+    draw = random.Random(seed)
+    times_s = [draw.expovariate(rate)]
+    while times_s[-1] < seconds:
+        times_s.append(times_s[-1] + draw.expovariate(rate))
+    return times_s
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.0, 10.0, 100.0])
+def test_a_steady_rate_is_found(rate: float) -> None:
+    """On average over a while, of arrivals at random."""
+    demand, seen = Demand(), []
+    for time_s in at_random(rate, 400.0, 1):
+        if time_s > 50.0:
+            seen.append(demand.rate(time_s))
+        demand.arrived(100, time_s)
+    assert sum(seen) / len(seen) == pytest.approx(rate, rel=0.25)
+
+
+def test_a_burst_is_noticed_at_once_and_its_end_soon() -> None:
+    """Within a few requests; chance alone is not taken for one."""
+    quiet_s = [2.0 * number for number in range(20)]
+    burst_s = [40.0 + 0.05 * number for number in range(21)]
+    assert after(quiet_s).rate(40.0) < 1.5
+    assert after(quiet_s + burst_s).rate(41.0) > 6.0
+    assert after(quiet_s + burst_s).rate(60.0) < 2.0
+
+
+@given(
+    times_s=st.lists(st.floats(0, 100), max_size=30).map(sorted),
+    first_s=st.floats(0, 50),
+    then_s=st.floats(0, 50),
+)
+def test_without_arrivals_the_rate_only_falls(times_s: list[float], first_s: float, then_s: float) -> None:
+    """To nothing; and it is never negative."""
+    demand = after(times_s)
+    now_s = times_s[-1] if times_s else 0.0
+    assert demand.rate(now_s + first_s) >= demand.rate(now_s + first_s + then_s) >= 0.0
+    assert demand.rate(now_s + 1000.0) < 0.01
+    assert (demand.rate(now_s) > 0) == bool(times_s)
+
+
+@given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
+def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
+    """Of all at first, of the last ones later; a typical length until there is one."""
+    demand = Demand(prompt_tokens=77.0, output_tokens=33.0)
+    assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 33.0)
+    for number, length in enumerate(lengths):
+        demand.arrived(length, float(number))
+        demand.finished(length)
+        if number < 50:
+            assert demand.prompt_tokens == pytest.approx(sum(lengths[: number + 1]) / (number + 1))
+        assert min(lengths) <= demand.prompt_tokens * (1 + 1e-9)
+        assert demand.prompt_tokens <= max(lengths) * (1 + 1e-9)
+    assert demand.output_tokens == demand.prompt_tokens
+
+
+def test_lengths_follow_a_change() -> None:
+    """After some hundred requests nothing is left of the ones before."""
+    demand = Demand()
+    for length in [1000] * 300 + [50] * 300:
+        demand.finished(length)
+    assert demand.output_tokens < 60

@@ -1,0 +1,160 @@
+"""Forecast: what follows from the costs of steps, whatever its constants are."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.forecast import LaneFigures, Outlook, Weights, Work, capacity, judge, outlook
+from flying_serving.policy.steps import StepCost
+from tests.policy.costs import Costs, costs
+
+WEIGHTS = Weights(20.0, 10.0)
+QUIET = Work(0.05, 300.0, 60.0, 0.0, 0.0)
+SIZES = (1, 2, 4)
+MORE = 1.5
+"""Times as much per second is not outweighed by a faster start."""
+NARROW, WIDE = Layout.uniform(4, 1), Layout.uniform(4, 4)
+
+
+def figures(lanes: Costs, slots: int = 64, budget: int = 512, kv_tokens: int = 20_000) -> dict[int, LaneFigures]:
+    """Return lanes with these costs."""
+    return {size: LaneFigures(cost, slots, kv_tokens * size, budget) for size, cost in lanes.items()}
+
+
+LANES = st.builds(
+    LaneFigures,
+    cost=st.builds(
+        StepCost,
+        fixed_s=st.floats(0.001, 0.1),
+        prefill_token_s=st.floats(1e-6, 2e-3),
+        sequence_s=st.floats(0, 5e-3),
+        context_token_s=st.floats(0, 1e-6),
+    ),
+    slots=st.integers(1, 256),
+    kv_tokens=st.integers(500, 10**6),
+    budget_tokens=st.integers(64, 8192),
+)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Work:
+    """Return any work: those that wait have prompts of some length."""
+    waiting = draw(st.integers(0, 500))
+    prompt = draw(st.floats(1, 2000))
+    return Work(
+        rate=draw(st.floats(0.01, 50)),
+        prompt_tokens=prompt,
+        output_tokens=draw(st.floats(1, 500)),
+        waiting=waiting,
+        waiting_tokens=waiting * prompt,
+        running=draw(st.integers(0, 200)),
+    )
+
+
+WEIGHINGS = st.builds(Weights, horizon_s=st.floats(1, 60), ttft_weight=st.floats(1, 50))
+
+
+@settings(max_examples=300)
+@given(lane=LANES, groups=st.sampled_from([1, 2, 4]), work=loads(), weights=WEIGHINGS)
+def test_figures_are_positive_and_finite(lane: LaneFigures, groups: int, work: Work, weights: Weights) -> None:
+    """However much comes: overload piles up within the horizon only."""
+    found = outlook(lane, groups, work, weights)
+    for field in fields(Outlook):
+        value = getattr(found, field.name)
+        assert 0 < value < math.inf, field.name
+
+
+@settings(max_examples=300)
+@given(
+    lane=LANES,
+    groups=st.sampled_from([1, 2, 4]),
+    work=loads(),
+    weights=WEIGHINGS,
+    faster=st.floats(0, 10),
+    more=st.integers(0, 100),
+)
+def test_more_load_never_costs_less(
+    lane: LaneFigures, groups: int, work: Work, weights: Weights, faster: float, more: int
+) -> None:
+    """More requests per second, or more that wait: no fewer request-seconds."""
+    base = outlook(lane, groups, work, weights).request_seconds
+    quicker = replace(work, rate=work.rate + faster)
+    assert outlook(lane, groups, quicker, weights).request_seconds >= base * (1 - 1e-9)
+    queued = replace(work, waiting=work.waiting + more, waiting_tokens=(work.waiting + more) * work.prompt_tokens)
+    assert outlook(lane, groups, queued, weights).request_seconds >= base * (1 - 1e-9)
+
+
+@settings(max_examples=200)
+@given(work=loads(), weights=WEIGHINGS, lane=LANES, factor=st.floats(1, 5))
+def test_slower_steps_never_cost_less(work: Work, weights: Weights, lane: LaneFigures, factor: float) -> None:
+    """In all they have."""
+    cost = lane.cost
+    slow = StepCost(
+        cost.fixed_s * factor, cost.prefill_token_s * factor, cost.sequence_s * factor, cost.context_token_s * factor
+    )
+    worse = outlook(replace(lane, cost=slow), 2, work, weights).request_seconds
+    assert worse >= outlook(lane, 2, work, weights).request_seconds * (1 - 1e-9)
+
+
+@settings(max_examples=200)
+@given(fixed=st.floats(0.3, 0.95), rest=st.floats(0.26, 0.95), outputs=st.floats(1, 500), prompt=st.floats(1, 2000))
+def test_wide_wins_when_quiet_if_it_is_faster_for_one_request(
+    fixed: float, rest: float, outputs: float, prompt: float
+) -> None:
+    """However much less it does per second than its engines apart."""
+    lanes = figures(costs(SIZES, fixed, rest))
+    work = replace(QUIET, rate=0.01, output_tokens=outputs, prompt_tokens=prompt)
+    assert judge(WIDE, lanes, work, WEIGHTS) < judge(NARROW, lanes, work, WEIGHTS)
+
+
+@settings(max_examples=200)
+@given(fixed=st.floats(1.05, 3.0), rest=st.floats(1.0, 2.0))
+def test_narrow_wins_when_quiet_if_groups_are_slower(fixed: float, rest: float) -> None:
+    """Nothing speaks for a group then."""
+    lanes = figures(costs(SIZES, fixed, rest))
+    assert judge(NARROW, lanes, QUIET, WEIGHTS) < judge(WIDE, lanes, QUIET, WEIGHTS)
+
+
+@settings(max_examples=200)
+@given(fixed=st.floats(0.5, 2.0), rest=st.floats(0.4, 1.0), waiting=st.integers(20, 300), over=st.floats(1.0, 2.0))
+def test_the_one_that_does_more_per_second_wins_under_overload(
+    fixed: float, rest: float, waiting: int, over: float
+) -> None:
+    """When requests queue up and more come than any layout can serve; more both of prompts and of whole requests."""
+    lanes = figures(costs(SIZES, fixed, rest))
+    work = Work(1.0, 300.0, 60.0, waiting, 300.0 * waiting)
+    most = max(outlook(lanes[size], 4 // size, work, WEIGHTS).first_per_s for size in SIZES)
+    work = replace(work, rate=over * most)
+    found = {size: outlook(lanes[size], 4 // size, work, WEIGHTS) for size in SIZES}
+    best = max(SIZES, key=lambda size: found[size].first_per_s)
+    best_s = judge(Layout.uniform(4, best), lanes, work, WEIGHTS)
+    for size in SIZES:
+        more = min(found[best].first_per_s / found[size].first_per_s, found[best].most_per_s / found[size].most_per_s)
+        assert more < MORE or best_s < judge(Layout.uniform(4, size), lanes, work, WEIGHTS)
+
+
+@given(work=loads(), fixed=st.floats(0.5, 2.0), rest=st.floats(0.3, 1.5))
+def test_layouts_of_one_shape_are_equal_and_a_mixed_one_can_leave_groups_idle(
+    work: Work, fixed: float, rest: float
+) -> None:
+    """Which engines are in the group does not matter; new work may all go to one size of group."""
+    lanes = figures(costs(SIZES, fixed, rest))
+    left, right = Layout(((0, 1), (2,), (3,))), Layout(((0,), (1,), (2, 3)))
+    assert judge(left, lanes, work, WEIGHTS) == judge(right, lanes, work, WEIGHTS)
+    alone = min(
+        outlook(lanes[2], 1, work, WEIGHTS).request_seconds, outlook(lanes[1], 2, work, WEIGHTS).request_seconds
+    )
+    assert judge(left, lanes, work, WEIGHTS) <= alone
+
+
+def test_capacity_is_that_of_all_groups() -> None:
+    """Twice the engines do twice as much."""
+    lanes = figures(costs(SIZES))
+    work = Work(5.0, 300.0, 60.0, 10.0, 3000.0)
+    one, two = capacity(Layout.uniform(2, 1), lanes, work, WEIGHTS), capacity(NARROW, lanes, work, WEIGHTS)
+    assert two == pytest.approx(2 * one, rel=0.2)
+    assert two > one
