@@ -23,7 +23,7 @@ TIMES_KEPT = 4096
 
 
 class SimLane:
-    """The requests of one group.
+    """The requests of one group; `requests` is how many there are.
 
     Args:
         group: the engines.
@@ -49,6 +49,7 @@ class SimLane:
         self._block_tokens = block_tokens
         self._slots = slots
         self._budget_tokens = budget_tokens
+        self.requests = 0
         self.waiting: deque[SimRequest] = deque()
         self._prefilling: dict[str, SimRequest] = {}
         self._decoding: dict[str, SimRequest] = {}
@@ -61,20 +62,18 @@ class SimLane:
         self._times_from = 0
         self.plan: Plan | None = None
 
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self._prefilling) + len(self._decoding)
-
     def add(self, request: SimRequest) -> None:
         """A request comes, perhaps with tokens that it got elsewhere: all of them are prefilled."""
         request.lane = self
         request.computed_tokens = 0
         request.target_tokens = request.context_tokens
         self.waiting.append(request)
+        self.requests += 1
 
     def remove(self, request: SimRequest) -> None:
         """A request leaves before its end."""
         self._stop(request)
-        request.lane = None
+        self._let_go(request)
 
     def preempt_all(self) -> None:
         """Requests that run lose their KV and are computed again, in the same order."""
@@ -150,7 +149,7 @@ class SimLane:
             return
         request.end_s = now_s
         self._give_back(request)
-        request.lane = None
+        self._let_go(request)
 
     def _keep_time(self, now_s: float) -> None:
         assert self._times is not None
@@ -169,7 +168,7 @@ class SimLane:
                 continue
             self._stop(request)
             request.end_s = now_s
-            request.lane = None
+            self._let_go(request)
             ended.append(request)
         return ended
 
@@ -226,6 +225,10 @@ class SimLane:
         elif self._prefilling.pop(request.request_id, None) is None:
             self.waiting.remove(request)
         self._give_back(request)
+
+    def _let_go(self, request: SimRequest) -> None:
+        request.lane = None
+        self.requests -= 1
 
     def _preempt(self, request: SimRequest) -> None:
         self._stop(request)

@@ -77,4 +77,4 @@ def check_over(node: SimNode, requests: Sequence[Request]) -> None:
         assert times[0] > wanted[request.request_id].arrival_s
     assert node.open == {} and node.controller.running == 0 and len(node.controller.pool) == 0
     assert all(pool.free == pool.blocks for pool in node.cluster.pools)
-    assert all(len(lane) == 0 for lane in node.cluster.lanes.values())
+    assert all(lane.requests == 0 for lane in node.cluster.lanes.values())

@@ -33,7 +33,7 @@ def request(name: str, prompt: int, output: int) -> SimRequest:
 def run(lane: SimLane, start: int = 0) -> list[SimRequest]:
     """Step until nothing is left; a step takes a second."""
     ended, now = [], start
-    while len(lane):
+    while lane.requests:
         assert lane.begin() is not None
         now += 1
         ended += lane.finish(float(now))[1]
@@ -98,7 +98,7 @@ def test_removing_requests_leaves_no_block_behind(
                 if data.draw(st.booleans()):
                     lane.add(one)
 
-    while len(lane) and now < 40:
+    while lane.requests and now < 40:
         move()
         if lane.begin() is None:
             continue
