@@ -142,7 +142,7 @@ def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -
         wait_until_nothing_is_left(server, parts, TERM_S)
         wait_until(lambda: not any(queue.exists() for queue in queues))
         assert server.process.returncode == 128 + signal.SIGTERM
-        assert "flying-serving: ended while engines were starting" in server.log()
+        assert "flying-serving: ended while" in server.log()
         assert "Traceback" not in server.log()
     finally:
         server.__exit__()
