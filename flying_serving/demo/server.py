@@ -189,15 +189,19 @@ def _free_port() -> int:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """While the body runs, SIGTERM and SIGHUP end it as Ctrl-C does, so that its `finally` clauses run."""
+    """While the body runs, SIGTERM and SIGHUP end it as Ctrl-C does, so that its `finally` clauses run.
 
-    def interrupt(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
+    They become SIGINT: an event loop gives that to whoever waits for it, where an exception would end in some callback.
+    SIGINT itself is obeyed too where a shell has it ignored, as it does for what it runs in the background.
+    """
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
