@@ -38,6 +38,7 @@ class ClusterShape:
         max_pause_s, weave_steps: as in the server's settings.
         keep_times: whether the time of each token is kept.
         recomputes: a hard preempt throws KV away, so that paused requests are computed again.
+        switch_s: an engine that changes its group does nothing else for so long.
     """
 
     engines: int
@@ -52,6 +53,7 @@ class ClusterShape:
     weave_steps: int = 1
     keep_times: bool = False
     recomputes: bool = False
+    switch_s: float = 0.0
 
     def __post_init__(self) -> None:
         """As in vLLM, every running request gets a token from each step."""
@@ -171,8 +173,13 @@ class Cluster:
         self.engines[engine].orders.append(order)
         self._kick(self.engines[engine])
 
-    def _take(self, engine: SimEngine, order: Order) -> None:
-        now = self.clock.now_s
+    def _changed(self, engine: SimEngine) -> None:
+        engine.busy = False
+        self._kick(engine)
+
+    def _take(self, engine: SimEngine, order: Order) -> bool:
+        """Carry out an order; whether this engine's group changes."""
+        now, before = self.clock.now_s, engine.turns.present
         hard = order.preempt == "hard"
         if hard and self.shape.recomputes:
             for size, lane in engine.led.items():
@@ -180,6 +187,7 @@ class Cluster:
                     lane.preempt_all()
         engine.turns.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
         order.done(now)
+        return order.size != before
 
     def _kick(self, engine: SimEngine) -> None:
         """Let an engine that is free choose what to do."""
@@ -187,8 +195,11 @@ class Cluster:
             return
         if engine.orders:
             orders, engine.orders = engine.orders, []
-            for order in orders:
-                self._take(engine, order)
+            changes = [self._take(engine, order) for order in orders]
+            if self.shape.switch_s and any(changes):
+                engine.busy = True
+                self.clock.after(self.shape.switch_s, self._changed, engine)
+                return
         size = self._obvious(engine)
         if size is not None:
             if size == 0:

@@ -108,6 +108,10 @@ class SimNode:
             self._ticking = True
             self.clock.after(TICK_S, self._tick)
 
+    def order(self, layout: Layout, preempt: str) -> None:
+        """An operator orders a switch; only one may be under way."""
+        self._carry_out(self.controller.order(layout, preempt, None, self.clock.now_s)[1])
+
     def _admit(self, request: SimRequest, wanted: Wanted) -> None:
         try:
             commands = self.controller.arrived(request.request_id, wanted, self.clock.now_s)

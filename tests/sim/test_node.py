@@ -98,7 +98,7 @@ def test_requests_and_switches_at_any_time(
 def _order(node, layout: Layout, preempt: str) -> None:  # type: ignore[no-untyped-def]
     """As an operator; refused while another switch is under way."""
     if not node.controller.changing:
-        node._carry_out(node.controller.order(layout, preempt, None, node.clock.now_s)[1])
+        node.order(layout, preempt)
 
 
 def test_the_same_run_gives_the_same_times() -> None:

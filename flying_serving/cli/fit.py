@@ -1,0 +1,50 @@
+"""`flying-serving fit`: a live server's measured steps as hardware for `flying-serving simulate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flying_serving.cli.admin import Key, _ask, app
+from flying_serving.errors import ConfigError
+
+Source = Annotated[
+    str, typer.Argument(metavar="URL|FILE", help="A running server, or what `flying-serving status --json` printed.")
+]
+Frontend = Annotated[
+    float, typer.Option(min=0.0, help="What the server adds to a first token outside of steps; the status has it not.")
+]
+Out = Annotated[Path, typer.Option(help="Where the machine is written.")]
+
+
+@app.command()
+def fit(
+    source: Source,
+    out: Out = Path("machine.json"),
+    frontend_ms: Frontend = 0.0,
+    api_key: Key = "",
+) -> None:
+    """Describe a server to the simulator: its step times by group size, as it has measured them, and its memory."""
+    from flying_serving.sim.live import from_status
+
+    if source.startswith(("http://", "https://")):
+        status = _ask("GET", "/flying/status", source, api_key)
+    else:
+        try:
+            status = json.loads(Path(source).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{source}: neither a URL nor a file with a server's status ({error})") from None
+    machine = from_status(status, source, frontend_ms / 1e3)
+    try:
+        out.write_text(machine.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out={str(out)!r}: cannot be written ({error})") from None
+    for size, cost in sorted(machine.step_cost.items()):
+        typer.echo(
+            f"group size {size}: {cost.fixed_s * 1e3:.2f} ms, {cost.prefill_token_s * 1e6:.1f} us per prompt token, "
+            f"{cost.sequence_s * 1e6:.0f} us per request, {cost.context_token_s * 1e9:.1f} ns per token of context"
+        )
+    typer.echo(f"{out}: use it as `flying-serving simulate --hardware {out} ...`")

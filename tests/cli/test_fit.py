@@ -1,0 +1,86 @@
+"""`flying-serving fit`: from a server's status to a machine that `simulate` takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from flying_serving.cli import fit, simulate  # noqa: F401 - add their commands
+from flying_serving.cli.admin import app
+from flying_serving.errors import FlyingError
+from flying_serving.sim.live import from_status
+from flying_serving.sim.machine import load_measured
+
+COST = {"fixed_s": 0.02, "prefill_token_s": 1e-4, "sequence_s": 1e-3, "context_token_s": 1e-8}
+STATUS: dict[str, Any] = {
+    "policy": "auto",
+    "layout": [[0], [1]],
+    "group_sizes": [1, 2],
+    "devices_per_engine": 1,
+    "capacity_tokens": {"1": 12800, "2": 25600},
+    "step_cost": {"1": COST, "2": COST | {"fixed_s": 0.012}},
+    "engines": [{"engine": 0, "blocks": 402}, {"engine": 1, "blocks": 401}],
+}
+
+
+def run(*arguments: str) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
+    """Blocks of the smallest engine, tokens per block by group size, costs as they are; and it can be simulated."""
+    (tmp_path / "status.json").write_text(json.dumps(STATUS))
+    out = tmp_path / "machine.json"
+    text = run("fit", str(tmp_path / "status.json"), "--out", str(out), "--frontend-ms", "5")
+    assert "group size 2: 12.00 ms" in text
+    machine = load_measured(out)
+    assert (machine.engines, machine.blocks, dict(machine.block_tokens)) == (2, 401, {1: 32, 2: 64})
+    assert machine.step_cost[2].fixed_s == 0.012 and machine.frontend_s == 0.005
+    workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
+    assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
+
+
+def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the key."""
+    asked = []
+
+    def answer(method: str, url: str, **options: Any) -> httpx.Response:
+        asked.append((method, url, options["headers"]))
+        return httpx.Response(200, json=STATUS)
+
+    monkeypatch.setattr(httpx, "request", answer)
+    run("fit", "http://host:8000/", "--out", str(tmp_path / "m.json"), "--api-key", "secret")
+    assert asked == [("GET", "http://host:8000/flying/status", {"Authorization": "Bearer secret"})]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_cost": {"1": COST}}, "no step of group size 2 was measured"),
+        ({"engines": []}, "no status of a Flying Serving server"),
+        ({"engines": [{"engine": 0}]}, "'blocks'"),
+        ({"capacity_tokens": {"1": 5}}, "capacity_tokens={1: 5}"),
+        ({"step_cost": {"1": COST | {"fixed_s": -1}, "2": COST}}, "step_cost.1.fixed_s"),
+    ],
+)
+def test_what_is_no_status_is_refused(change: dict[str, Any], message: str) -> None:
+    """Naming the source and the field."""
+    with pytest.raises(FlyingError) as error:
+        from_status(STATUS | change, "status.json", 0.0)
+    assert message in str(error.value) and "status.json" in str(error.value)
+
+
+def test_neither_url_nor_file() -> None:
+    """Is said at once."""
+    with pytest.raises(FlyingError, match="neither a URL nor a file"):
+        run("fit", "/nowhere.json")
