@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +16,8 @@ from tests.policy.costs import Costs, costs
 WEIGHTS = Weights(20.0, 10.0)
 QUIET = Work(0.05, 300.0, 60.0, 0.0, 0.0)
 SIZES = (1, 2, 4)
-MORE = 1.5
-"""Times as much per second is not outweighed by a faster start."""
+MORE = 1.3
+"""So many times as much per second is not outweighed by faster starts."""
 NARROW, WIDE = Layout.uniform(4, 1), Layout.uniform(4, 4)
 
 
@@ -120,21 +121,19 @@ def test_narrow_wins_when_quiet_if_groups_are_slower(fixed: float, rest: float) 
 
 
 @settings(max_examples=200)
-@given(fixed=st.floats(0.5, 2.0), rest=st.floats(0.4, 1.0), waiting=st.integers(20, 300), over=st.floats(1.0, 2.0))
+@given(fixed=st.floats(0.5, 2.0), rest=st.floats(0.4, 1.0), waiting=st.integers(20, 100), over=st.floats(1.0, 1.3))
 def test_the_one_that_does_more_per_second_wins_under_overload(
     fixed: float, rest: float, waiting: int, over: float
 ) -> None:
     """When requests queue up and more come than any layout can serve; more both of prompts and of whole requests."""
-    lanes = figures(costs(SIZES, fixed, rest))
+    lanes = figures(costs((1, 2), fixed, rest))
     work = Work(1.0, 300.0, 60.0, waiting, 300.0 * waiting)
-    most = max(outlook(lanes[size], 4 // size, work, WEIGHTS).first_per_s for size in SIZES)
+    most = max(outlook(lane, 2 // size, work, WEIGHTS).first_per_s for size, lane in lanes.items())
     work = replace(work, rate=over * most)
-    found = {size: outlook(lanes[size], 4 // size, work, WEIGHTS) for size in SIZES}
-    best = max(SIZES, key=lambda size: found[size].first_per_s)
-    best_s = judge(Layout.uniform(4, best), lanes, work, WEIGHTS)
-    for size in SIZES:
-        more = min(found[best].first_per_s / found[size].first_per_s, found[best].most_per_s / found[size].most_per_s)
-        assert more < MORE or best_s < judge(Layout.uniform(4, size), lanes, work, WEIGHTS)
+    one, two = outlook(lanes[1], 2, work, WEIGHTS), outlook(lanes[2], 1, work, WEIGHTS)
+    for better, worse in ((one, two), (two, one)):
+        if min(better.first_per_s / worse.first_per_s, better.most_per_s / worse.most_per_s) > MORE:
+            assert better.request_seconds < worse.request_seconds
 
 
 @given(work=loads(), fixed=st.floats(0.5, 2.0), rest=st.floats(0.3, 1.5))
@@ -158,3 +157,14 @@ def test_capacity_is_that_of_all_groups() -> None:
     one, two = capacity(Layout.uniform(2, 1), lanes, work, WEIGHTS), capacity(NARROW, lanes, work, WEIGHTS)
     assert two == pytest.approx(2 * one, rel=0.2)
     assert two > one
+
+
+def test_steps_get_longer_with_load() -> None:
+    """For who streams as for who waits for a first token; up to a full batch."""
+    lane = figures(costs())[1]
+    rates = (0.1, 0.5, 1.0, 2.0, 4.0)
+    busier = [outlook(lane, 2, replace(QUIET, rate=rate), WEIGHTS) for rate in rates]
+    assert all(calm.tpot_s < busy.tpot_s and calm.ttft_s < busy.ttft_s for calm, busy in pairwise(busier))
+    assert busier[0].tpot_s == pytest.approx(lane.cost.step_s(0, 1, 330), rel=0.1)
+    full = outlook(lane, 2, replace(QUIET, rate=1000.0), WEIGHTS)
+    assert full.tpot_s <= 2 * lane.cost.step_s(512, lane.slots, 330 * lane.slots)

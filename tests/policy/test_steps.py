@@ -17,7 +17,7 @@ TRUTHS = st.builds(
     sequence_s=st.floats(1e-5, 5e-3),
     context_token_s=st.floats(0, 1e-6),
 )
-BATCHES = [(0, 1, 500), (0, 16, 8000), (0, 64, 60_000), (256, 0, 0), (512, 8, 6000)]
+BATCHES = [(0, 1, 500), (0, 16, 8000), (0, 64, 60_000), (256, 4, 1000), (512, 8, 6000)]
 
 
 def traffic(truth: StepCost, count: int, seed: int, *, prompts: bool = True, size: int = 1) -> list[Step]:
@@ -52,7 +52,7 @@ def assert_close(found: StepCost, truth: StepCost, share: float, least_sequences
 @given(truth=TRUTHS, seed=st.integers(0, 1000))
 def test_known_costs_come_out_of_noisy_steps(truth: StepCost, seed: int) -> None:
     """From traffic alone; what counts is how well steps are predicted."""
-    assert_close(model(traffic(truth, 600, seed)).cost(1), truth, 0.1)
+    assert_close(model(traffic(truth, 600, seed)).cost(1), truth, 0.15)
 
 
 @settings(max_examples=30)

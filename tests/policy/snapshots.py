@@ -1,0 +1,38 @@
+"""Snapshots of a server for policies to look at."""
+
+from collections.abc import Mapping, Sequence
+
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.forecast import LaneFigures, Weights, Work
+from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
+from tests.policy.costs import Costs, costs
+
+WEIGHTS = Weights(20.0, 10.0)
+SIZES = (1, 2, 4)
+QUIET = Work(0.05, 300.0, 60.0, 0.0, 0.0)
+BUSY = Work(12.0, 300.0, 60.0, 40.0, 12_000.0)
+
+
+def lanes_of(lanes: Costs) -> dict[int, LaneFigures]:
+    """Return lanes with these costs."""
+    return {size: LaneFigures(cost, 64, 20_000 * size, 512) for size, cost in lanes.items()}
+
+
+def load(requests: int, left: float = 40.0, context: float = 400.0, prefill: int = 0) -> GroupLoad:
+    """Return what runs in a group."""
+    return GroupLoad(requests, left, 2 * left, context, prefill)
+
+
+def snapshot(
+    layout: Layout,
+    work: Work = QUIET,
+    loads: Mapping[Group, GroupLoad] | None = None,
+    needs: Sequence[Need] = (),
+    recent: int = 0,
+    lanes: Costs | None = None,
+) -> Snapshot:
+    """Return a server in that layout."""
+    engines = sum(map(len, layout.groups))
+    sizes = [size for size in SIZES if size <= engines]
+    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65))
+    return Snapshot(0.0, layout, Layout.all(engines, sizes), figures, loads or {}, work, needs, recent)

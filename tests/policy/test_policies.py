@@ -1,0 +1,187 @@
+"""Policies: what each of them changes and when, and that a load at the boundary makes none of them restless."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.forecast import judge
+from flying_serving.policy.policies import POLICIES, meets
+from flying_serving.policy.snapshot import Need, Snapshot
+from flying_serving.workload.model import Request
+from tests.policy.costs import costs
+from tests.policy.node import arrivals, serve
+from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
+from tests.policy.test_switching import situations
+
+NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
+LAYOUTS = Layout.all(4, SIZES)
+LONG, LONGER = (Need(size, urgent=False, reason=f"context: a request needs {size} engines") for size in (2, 4))
+URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests")
+NEEDS = st.lists(st.sampled_from([LONG, LONGER, URGENT]), max_size=2, unique=True)
+
+
+def chosen(policy: str, shot: Snapshot) -> Layout:
+    """Return the layout that a policy wants."""
+    decision = POLICIES[policy].decide(shot, WEIGHTS)
+    return shot.layout if decision is None else decision.layout
+
+
+# ---- what is decided
+
+
+@pytest.mark.parametrize("policy", ["auto", "load"])
+def test_wide_when_quiet_narrow_under_load(policy: str) -> None:
+    """From wherever it is; and it stays there."""
+    for layout in LAYOUTS:
+        assert chosen(policy, snapshot(layout, QUIET)) == WIDE
+        assert chosen(policy, snapshot(layout, BUSY)) == NARROW
+
+
+def test_a_layout_that_is_better_at_everything_is_kept_under_every_load() -> None:
+    """Use case 1 with groups that win both, or neither."""
+    apart, together = Layout.uniform(2, 1), Layout.uniform(2, 2)
+    for fixed, rest, best in ((0.6, 0.4, together), (1.5, 1.3, apart)):
+        for work in (QUIET, replace(QUIET, rate=2.0), replace(BUSY, rate=6.0)):
+            for layout in (apart, together):
+                assert chosen("auto", snapshot(layout, work, lanes=costs((1, 2), fixed, rest))) == best
+
+
+@pytest.mark.parametrize("policy", ["static-dp", "static-tp", "manual"])
+@given(situation=situations(), needs=NEEDS)
+def test_fixed_policies_never_change_anything(
+    policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
+) -> None:
+    """Whatever is needed."""
+    assert POLICIES[policy].decide(replace(situation[0], needs=needs), WEIGHTS) is None
+
+
+def test_the_fixed_policies_have_a_size() -> None:
+    """The least and the largest; all others may change."""
+    pinned = {name: policy.pinned_size([1, 2, 4]) for name, policy in POLICIES.items() if policy.pinned_size}
+    assert pinned == {"static-dp": 1, "static-tp": 4}
+
+
+def test_needs_are_met_by_those_that_know_them() -> None:
+    """`context` ignores what is urgent, `priority` what is long, `load` both."""
+    for policy, long, urgent in (
+        ("auto", True, True),
+        ("context", True, False),
+        ("priority", False, True),
+        ("load", False, False),
+    ):
+        assert meets(chosen(policy, snapshot(NARROW, BUSY, needs=[LONG])), [LONG]) == long
+        assert meets(chosen(policy, snapshot(NARROW, BUSY, needs=[URGENT])), [URGENT]) == urgent
+
+
+def test_no_more_engines_than_needed_are_bound_under_load() -> None:
+    """One group of two for a long request, the others go on alone; which two depends on who is in the way."""
+    loads = {(0,): load(20), (1,): load(20)}
+    layout = chosen("auto", snapshot(NARROW, BUSY, loads, [LONG]))
+    assert sorted(map(len, layout.groups)) == [1, 1, 2]
+    assert chosen("auto", snapshot(NARROW, BUSY, needs=[LONGER])) == WIDE
+
+
+@pytest.mark.parametrize(
+    ("policy", "need"), [("context", LONG), ("priority", URGENT), ("auto", LONG), ("auto", URGENT)]
+)
+def test_a_group_stays_as_long_as_somebody_needs_it(policy: str, need: Need) -> None:
+    """And is released then: under load, or where nothing but the need speaks for it."""
+    layout = chosen(policy, snapshot(NARROW, BUSY, needs=[need]))
+    assert meets(layout, [need])
+    assert chosen(policy, snapshot(layout, BUSY, needs=[need])) == layout
+    assert chosen(policy, snapshot(layout, BUSY)) == NARROW
+
+
+@settings(max_examples=300)
+@given(situation=situations(), needs=NEEDS, name=st.sampled_from(sorted(POLICIES)), recent=st.integers(0, 5))
+def test_decisions_are_to_another_layout_and_say_why(
+    situation: tuple[Snapshot, Layout], needs: list[Need], name: str, recent: int
+) -> None:
+    """The cheapest way is taken; a switch for load gains more than it costs, one for a need meets it."""
+    policy = POLICIES[name]
+    shot = replace(situation[0], needs=needs, recent_switches=recent)
+    decision = policy.decide(shot, WEIGHTS)
+    known = [need for need in needs if (policy.by_priority if need.urgent else policy.by_context)]
+    if decision is None:
+        assert meets(shot.layout, known)
+        return
+    assert decision.layout in shot.layouts
+    assert decision.layout != shot.layout
+    assert decision.cost == decision.considered[decision.preempt] == min(decision.considered.values())
+    assert meets(decision.layout, known)
+    if not meets(shot.layout, known):
+        assert decision.gain == math.inf
+        assert all(any(need.reason in decision.reason for need in known) for _ in known)
+    elif policy.by_load:
+        assert decision.reason.startswith("load")
+        assert decision.gain > decision.cost
+        change = judge(shot.layout, shot.lanes, shot.work, WEIGHTS) - judge(
+            decision.layout, shot.lanes, shot.work, WEIGHTS
+        )
+        assert decision.gain == pytest.approx(change)
+
+
+# ---- how often
+
+
+@settings(max_examples=200)
+@given(situation=situations(), needs=NEEDS, name=st.sampled_from(["auto", "load", "priority", "context"]))
+def test_a_switch_is_not_taken_back_at_once(situation: tuple[Snapshot, Layout], needs: list[Need], name: str) -> None:
+    """Seen from the new layout with the same work, it is right, and stays so until something else comes."""
+    shot = replace(situation[0], needs=needs)
+    for _ in range(4):
+        decision = POLICIES[name].decide(shot, WEIGHTS)
+        if decision is None:
+            return
+        assert decision.layout != situation[0].layout
+        shot = replace(shot, layout=decision.layout, recent_switches=shot.recent_switches + 1)
+    raise AssertionError("it does not come to rest")
+
+
+@given(situation=situations(), recent=st.integers(0, 5))
+def test_recent_switches_never_make_another_one_easier(situation: tuple[Snapshot, Layout], recent: int) -> None:
+    """What is decided after some switches would be decided without them, too."""
+    shot = situation[0]
+    after = POLICIES["load"].decide(replace(shot, recent_switches=recent), WEIGHTS)
+    if after is not None:
+        before = POLICIES["load"].decide(shot, WEIGHTS)
+        assert before is not None
+        assert before.layout == after.layout
+
+
+@pytest.mark.parametrize("rate", [1.6, 2.0, 2.4, 2.8])
+def test_a_load_around_the_crossover_makes_few_switches(rate: float) -> None:
+    """Five minutes of arrivals at random: at most two switches a minute."""
+    node = serve("auto", costs(fixed=0.5, rest=0.65), arrivals(rate, 300.0, begin_s=5.0))
+    during = [switch for switch in node.controller.switches.kept if 5.0 < switch.decided_s < 305.0]
+    assert len(during) <= 10
+
+
+def test_the_loads_above_are_around_the_crossover() -> None:
+    """Less is served wide, more is served narrow."""
+    for rate, layout in ((0.5, Layout.uniform(2, 2)), (6.0, Layout.uniform(2, 1))):
+        node = serve("auto", costs(fixed=0.5, rest=0.65), arrivals(rate, 60.0, begin_s=5.0))
+        times = [*node.outcome.layouts, (65.0, layout)]
+        spent_s = sum(
+            max(0.0, min(65.0, end_s) - max(5.0, begin_s))
+            for (begin_s, present), (end_s, _) in pairwise(times)
+            if present == layout
+        )
+        assert spent_s > 50.0
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_a_burst_is_answered_within_two_steps(count: int) -> None:
+    """From idle, and the server was wide: the engines work apart after the step under way and at most one more."""
+    lanes = costs(fixed=0.5, rest=0.65)
+    node = serve("auto", lanes, [Request(number, 10.0 + 0.001 * number, 300, 60) for number in range(count)])
+    first = next(switch for switch in node.controller.switches.kept if switch.decided_s >= 10.0)
+    assert first.new == Layout.uniform(2, 1)
+    assert first.cutover_ms is not None
+    longest_s = lanes[2].step_s(512, 0, 0)
+    assert first.decided_s + first.cutover_ms / 1e3 - 10.0 < 2 * longest_s

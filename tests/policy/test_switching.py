@@ -1,0 +1,121 @@
+"""What a switch costs: which ways there are, and what makes each of them dearer."""
+
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.config import PREEMPTS
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.forecast import Work
+from flying_serving.policy.snapshot import GroupLoad, Snapshot
+from flying_serving.policy.switching import costs, leaving
+from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
+
+NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
+LAYOUTS = Layout.all(4, SIZES)
+GROUPS = [group for size in SIZES for group in Layout.uniform(4, size).groups]
+LOADS = st.builds(
+    load, requests=st.integers(1, 64), left=st.floats(1, 500), context=st.floats(1, 2000), prefill=st.integers(0, 5000)
+)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
+    """Return any server and another layout for it."""
+    old, new = draw(st.sampled_from([(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]))
+    loads = draw(st.dictionaries(st.sampled_from(GROUPS), LOADS, max_size=4))
+    waiting = draw(st.integers(0, 200))
+    work = Work(draw(st.floats(0.01, 30)), draw(st.floats(1, 2000)), draw(st.floats(1, 500)), waiting, 300.0 * waiting)
+    return snapshot(old, work, loads), new
+
+
+def price(
+    way: str, old: Layout, new: Layout, work: Work, loads: dict[Group, GroupLoad], *, urgent: bool = False
+) -> float:
+    """Return the cost of one way."""
+    return costs(snapshot(old, work, loads), new, WEIGHTS, urgent=urgent)[way]
+
+
+@settings(max_examples=300)
+@given(situation=situations(), urgent=st.booleans())
+def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) -> None:
+    """Above nothing and finite; only ways that a server knows."""
+    shot, new = situation
+    found = costs(shot, new, WEIGHTS, urgent=urgent)
+    assert all(0 < cost < math.inf for cost in found.values())
+    assert set(found) <= set(PREEMPTS)
+    old = leaving(shot, new)
+    assert set(old) == {group for group in shot.loads if group not in new.groups}
+    assert (set(found) == {"weave"}) == (not old)
+
+
+@settings(max_examples=300)
+@given(situation=situations(), more=st.integers(1, 100))
+def test_an_urgent_switch_never_looks_cheaper(situation: tuple[Snapshot, Layout], more: int) -> None:
+    """Nor does a sequential one if more requests wait for it."""
+    shot, new = situation
+    calm, urgent = (costs(shot, new, WEIGHTS, urgent=hurry) for hurry in (False, True))
+    assert all(urgent[way] >= calm[way] for way in calm)
+    work = shot.work
+    queued = replace(work, waiting=work.waiting + more, waiting_tokens=work.waiting_tokens + 300.0 * more)
+    crowded = costs(replace(shot, work=queued), new, WEIGHTS, urgent=False)
+    if "sequential" in calm:
+        assert crowded["sequential"] > calm["sequential"]
+
+
+def test_nobody_is_in_the_way_of_an_idle_server() -> None:
+    """Nor of groups that stay; then it costs next to nothing."""
+    assert set(costs(snapshot(NARROW), WIDE, WEIGHTS, urgent=False)) == {"weave"}
+    mixed = Layout(((0, 1), (2,), (3,)))
+    shot = snapshot(mixed, BUSY, {(2,): load(10)})
+    assert leaving(shot, Layout.uniform(4, 1)) == {}
+    assert set(leaving(shot, Layout.uniform(4, 2))) == {(2,)}
+
+
+def test_an_idle_member_makes_a_soft_switch_possible() -> None:
+    """To a group only, and only if one of its engines has nothing to do."""
+    one, both = {(0,): load(4)}, {(0,): load(4), (1,): load(4)}
+    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, WEIGHTS, urgent=False)
+    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, WEIGHTS, urgent=False)
+    assert "soft" not in costs(snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, WEIGHTS, urgent=False)
+    pairs = snapshot(Layout.uniform(4, 2), QUIET, {(0, 1): load(4)})
+    assert "soft" not in costs(pairs, Layout.uniform(4, 1), WEIGHTS, urgent=False)
+    elsewhere = snapshot(Layout.uniform(4, 1), QUIET, {(0,): load(4), (1,): load(4)})
+    assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), WEIGHTS, urgent=False)
+
+
+def test_waiting_for_old_requests_costs_who_waits_and_comes() -> None:
+    """The longer they still take the more."""
+    short, long = {(0,): load(4, left=5)}, {(0,): load(4, left=200)}
+    assert price("sequential", NARROW, WIDE, BUSY, short) < price("sequential", NARROW, WIDE, BUSY, long)
+    assert price("sequential", NARROW, WIDE, QUIET, long) < price("sequential", NARROW, WIDE, BUSY, long)
+    urgent = price("sequential", NARROW, WIDE, BUSY, short, urgent=True)
+    assert urgent > price("sequential", NARROW, WIDE, BUSY, short)
+
+
+def test_a_pause_costs_the_paused() -> None:
+    """As long as there is new work, the more of them the more."""
+    few, many = {(0,): load(2)}, {(0,): load(20)}
+    assert price("hard", NARROW, WIDE, BUSY, few) < price("hard", NARROW, WIDE, BUSY, many)
+    assert price("hard", NARROW, WIDE, QUIET, many) < price("hard", NARROW, WIDE, BUSY, many)
+
+
+def test_computing_again_costs_by_what_there_is() -> None:
+    """A long context is dear, a short one is cheap, however much is left to come."""
+    short, long = {(0,): load(4, context=20)}, {(0,): load(4, context=8000)}
+    assert price("recompute", NARROW, WIDE, BUSY, short) < price("recompute", NARROW, WIDE, BUSY, long)
+    ends = {(0,): load(4, left=1.0)}
+    assert price("recompute", NARROW, WIDE, QUIET, ends) == price("recompute", NARROW, WIDE, QUIET, {(0,): load(4)})
+
+
+def test_the_cheapest_way_fits_the_case() -> None:
+    """Requests that are about to end are waited for or woven; long ones do not hold up what is urgent."""
+    about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, WEIGHTS, urgent=False)
+    assert min(about_to_end, key=about_to_end.__getitem__) in ("weave", "sequential", "soft", "hard")
+    waits = replace(QUIET, waiting=1.0, waiting_tokens=300.0)
+    long = {(0,): load(8, left=500.0), (1,): load(8, left=500.0)}
+    urgent = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=True)
+    assert min(urgent, key=urgent.__getitem__) != "sequential"
+    assert urgent["hard"] < urgent["weave"]
