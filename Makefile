@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check test demo bench clean .venv
+.PHONY: setup check test demo bench experiments clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -53,6 +53,9 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+experiments: $(STAMP)
+	$(BIN)/python -m experiments $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -31,8 +31,9 @@ def stream(requests: int, rate_rps: float) -> Iterator[Request]:
     begin_s, index = 0.0, 0
     while index < requests:
         count = min(_PIECE, requests - index)
-        rates = {"low_rate_rps": 0.5 * rate_rps, "burst_rate_rps": 2 * rate_rps}
-        piece = synthesise(Alternating(requests=count, low_s=60, burst_s=30, **rates), index)
+        low, burst = 0.5 * rate_rps, 2 * rate_rps
+        shape = Alternating(requests=count, low_s=60, burst_s=30, low_rate_rps=low, burst_rate_rps=burst)
+        piece = synthesise(shape, index)
         for request in piece.requests:
             yield replace(request, index=index, arrival_s=begin_s + request.arrival_s)
             index += 1
@@ -65,4 +66,4 @@ def main(requests: int = 1_000_000, policy: str = "auto") -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(a) for a in sys.argv[1:2]), *sys.argv[2:3])
+    main(int((sys.argv[1:2] or ["1000000"])[0]), (sys.argv[2:3] or ["auto"])[0])

@@ -1,0 +1,25 @@
+"""The workloads of the break-even and of the oracle, on Llama-3-70B."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from experiments.common import DATA, SEED
+from flying_serving.workload import shape
+from flying_serving.workload.model import Workload
+from flying_serving.workload.read import read_workload
+from flying_serving.workload.synth import Alternating, synthesise
+
+NAMES = ("alternating", "azure code", "mooncake conversation")
+
+
+@cache
+def trace(name: str) -> Workload:
+    """One of NAMES."""
+    if name == "alternating":
+        shape_of = Alternating(requests=1200, low_s=40.0, burst_s=30.0, low_rate_rps=2.0, burst_rate_rps=9.0)
+        return synthesise(shape_of, SEED)
+    if name == "azure code":
+        return read_workload(DATA / "traces" / "azure_code.csv", SEED)
+    # no prefix cache is simulated, so all of these long prompts are computed: half as fast as recorded
+    return shape.scale_time(read_workload(DATA / "traces" / "mooncake_conversation.jsonl", SEED), 2.0)
