@@ -10,6 +10,8 @@ from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.report import Report
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.turns import Turns
+from flying_serving.metrics.engine import EngineFigures
+from flying_serving.tracing.engine import EngineTrace
 from flying_serving.vllm_hooks.blocks import SchedulerPool
 
 
@@ -23,6 +25,7 @@ class Orders:
     leaders: Mapping[int, Leader]
     report: Report
     steps: StepLog
+    trace: EngineTrace | None
     model_executor: Any
     _last_step_s: tuple[float, float]
 
@@ -43,6 +46,8 @@ class Orders:
         worked_s = time.thread_time()
         now = time.monotonic()
         self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
+        if self.trace is not None:
+            self.trace.ordered(group, preempt, now)
         started, ended = self._last_step_s
         in_flight_s = max(0.0, ended - max(started, sent_s))
         return {
@@ -55,6 +60,13 @@ class Orders:
         """What each lane of this engine holds and has done: requests, blocks, steps led; for `GET /flying/status`."""
         steps = {str(size): count for size, count in self.steps.counts.items()}
         return {"engine": self.engine, **self.report.status(), "steps": steps}
+
+    def flying_metrics(self) -> dict[str, Any]:
+        """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
+        steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
+        report = self.report
+        figures = EngineFigures(self.turns.hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache)
+        return figures.to_plain()
 
     def flying_check(self) -> bool:
         """Check the block bookkeeping of all lanes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from flying_serving.engine.group import Leader, Member
@@ -29,12 +30,17 @@ class Report:
         self._own = own
         self._members = members
         self._reported_at = 0.0
-        for each in self._schedulers.values():
-            report_through(each, self.complete)
+        self.prefix_cache: dict[int, tuple[int, int]] = dict.fromkeys(self._schedulers, (0, 0))
+        """Prompt tokens (looked up, found) by the lanes that this engine leads, as far as vLLM counts them."""
+        for size, each in self._schedulers.items():
+            report_through(each, partial(self.complete, size))
 
-    def complete(self, stats: Any) -> None:
+    def complete(self, size: int, stats: Any) -> None:
         """Make the SchedulerStats of one lane those of the engine."""
-        counts = self._counts().values()
+        queries, hits = self.prefix_cache[size]
+        looked_up = stats.prefix_cache_stats
+        self.prefix_cache[size] = (queries + looked_up.queries, hits + looked_up.hits)
+        counts = self.counts().values()
         stats.num_running_reqs = sum(running for running, _ in counts)
         stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
         stats.kv_cache_usage = self.blocks_in_use() / self._own.total
@@ -51,15 +57,20 @@ class Report:
         self._reported_at = now
         return self._schedulers[1].make_stats()
 
-    def _counts(self) -> dict[int, tuple[int, int]]:
+    def counts(self) -> dict[int, tuple[int, int]]:
+        """Requests (running, waiting) of the lanes that this engine leads."""
         return {size: scheduler.get_request_counts() for size, scheduler in self._schedulers.items()}
+
+    def lent_blocks(self) -> dict[int, int]:
+        """Blocks that this engine's groups have of it."""
+        return {size: member.lent.lent_count for size, member in self._members.items()}
 
     def status(self) -> dict[str, Any]:
         """What each lane holds, for `GET /flying/status`."""
-        lanes = {str(size): {"running": r, "waiting": w} for size, (r, w) in self._counts().items()}
+        lanes = {str(size): {"running": r, "waiting": w} for size, (r, w) in self.counts().items()}
         return {
             "lanes": lanes,
             "blocks": self._own.total + 1,
             "free_blocks": self._own.free_count(),
-            "lent_blocks": {str(size): member.lent.lent_count for size, member in self._members.items()},
+            "lent_blocks": {str(size): count for size, count in self.lent_blocks().items()},
         }

@@ -10,6 +10,8 @@ from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.layout.groups import Group
+from flying_serving.metrics.histogram import Histogram
+from flying_serving.metrics.table import STEP_BOUNDS_S
 from flying_serving.vllm_hooks.watch import contents, watch_steps
 
 KEPT_STEPS = 4096
@@ -30,18 +32,23 @@ class StepLog:
     def __init__(
         self, board: StepBoard, clock: Callable[[], float] = time.monotonic, kept_steps: int = KEPT_STEPS
     ) -> None:
-        self.counts: dict[int, int] = {}
-        """Steps led since the start, by group size."""
+        self.durations: dict[int, Histogram] = {}
+        """Seconds of the steps led since the start, by group size."""
         self._board = board
         self._clock = clock
         self._steps: deque[list[float]] = deque(maxlen=kept_steps)
         self._under_way: dict[int, deque[tuple[Any, float]]] = {}
         self._ended: dict[int, float] = {}
 
+    @property
+    def counts(self) -> dict[int, int]:
+        """Steps led since the start, by group size."""
+        return {size: seconds.count for size, seconds in self.durations.items()}
+
     def watch(self, group: Group, scheduler: Any) -> None:
         """Log all steps that a vLLM scheduler of this engine plans for `group`."""
         size = len(group)
-        self.counts[size] = 0
+        self.durations[size] = Histogram(STEP_BOUNDS_S)
         self._under_way[size] = deque()
         self._ended[size] = 0.0
         watch_steps(scheduler, partial(self._began, size), partial(self._came, group))
@@ -57,7 +64,7 @@ class StepLog:
             return  # it computed nothing
         began = max(under_way.popleft()[1], self._ended[size])
         now = self._ended[size] = self._clock()
-        self.counts[size] += 1
+        self.durations[size].observe(now - began)
         disturbed = self._board.elsewhere_since(group, size, began)
         self._steps.append([size, now - began, *contents(plan), float(disturbed)])
 

@@ -110,7 +110,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
         return None
     work = snapshot.work
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return Decision(layout, preempt, reason, gain, considered[preempt], considered)
+    return Decision(layout, preempt, reason, gain, considered[preempt], considered, stay)
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision | None:

@@ -78,6 +78,7 @@ class Decision:
         gain: request-seconds saved over the horizon, as predicted; infinite if a request cannot run otherwise.
         cost: request-seconds that the switch costs, as predicted.
         considered: predicted cost of every way to switch.
+        stay: request-seconds over the horizon if the layout stayed, as predicted; None if that was not asked.
     """
 
     layout: Layout
@@ -86,3 +87,4 @@ class Decision:
     gain: float
     cost: float
     considered: Mapping[str, float] = field(default_factory=dict)
+    stay: float | None = None

@@ -24,6 +24,7 @@ from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, FlyingError, LayoutError, PoolFull, RequestError
 from flying_serving.layout.groups import Layout
 from flying_serving.server.clock import keep_time
+from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.settings import describe, settings_of
 from flying_serving.server.streams import DEGREE_KEY, Streams
 from flying_serving.vllm_hooks.history import why_it_stays
@@ -43,6 +44,7 @@ class FlyingClient(AsyncMPClient):
         settings = settings_of(vllm_config, self.deployment, min(self._blocks))
         self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, vllm_config.model_config.max_model_len)
+        self.metrics = ServerMetrics(self) if log_stats else None
         self._switching = asyncio.Lock()
         self._switched: dict[int, asyncio.Future[None]] = {}
         self._deadlines: dict[str, asyncio.Future[None]] = {}

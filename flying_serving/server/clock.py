@@ -26,6 +26,8 @@ async def keep_time(client: FlyingClient) -> None:
     ticks = 0
     while not client.resources.engine_dead:
         await client.carry_out(client.controller.tick(time.monotonic()))
+        if client.metrics is not None:
+            client.metrics.tick(time.monotonic())
         await asyncio.sleep(TICK_S)
         ticks += 1
         if ticks % MEASURE_TICKS == 0 and client.controller.running:

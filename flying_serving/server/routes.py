@@ -14,10 +14,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from flying_serving.config import PREEMPTS
 from flying_serving.errors import EngineLost, FlyingError, LayoutError
+from flying_serving.metrics.page import Published
 from flying_serving.server.client import FlyingClient
+from flying_serving.server.metrics import FreshMetrics
 from flying_serving.server.streams import DEGREE_KEY
 from flying_serving.wording import first_problem
 
@@ -177,3 +180,6 @@ def attach(app: FastAPI, args: Any) -> None:
     app.include_router(router)
     app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
     app.add_middleware(DegreeCheck, owner=app)
+    published = Published()
+    get_prometheus_registry().register(published)
+    app.add_middleware(FreshMetrics, owner=app, published=published)

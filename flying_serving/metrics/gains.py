@@ -1,0 +1,78 @@
+"""What switches for load were predicted to gain, beside what was measured after them.
+
+A policy predicts request-seconds (see `policy/forecast.py`) of the requests that have no token yet or come within the
+horizon: each second until the first token counts `ttft_weight`, each later one 1. The same is measured here for the
+same requests, by looking at them at every tick. What would have been without the switch cannot be measured; for that
+the prediction has to stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flying_serving.controller.requests import Tracked
+from flying_serving.controller.switches import Switch
+from flying_serving.policy.forecast import Weights
+
+
+@dataclass
+class _Window:
+    """A switch whose requests are watched. `old`: those that had a token, so that they are not counted."""
+
+    switch: Switch
+    stay: float
+    predicted: float
+    until_s: float
+    old: frozenset[str]
+    measured: float = 0.0
+
+
+class Gains:
+    """Totals over the switches that could be judged: no other switch came within their horizon."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.judged = 0
+        self.stay = 0.0
+        self.predicted = 0.0
+        self.measured = 0.0
+        self._weights = weights
+        self._windows: list[_Window] = []
+        self._at_s = 0.0
+
+    @property
+    def watching(self) -> bool:
+        """Whether `sample` needs the requests."""
+        return bool(self._windows)
+
+    def begun(self, switch: Switch, requests: Iterable[Tracked]) -> None:
+        """A switch was decided; `requests`: all that wait or run."""
+        self._windows = [window for window in self._windows if window.until_s <= switch.decided_s]
+        decision = switch.decision
+        if decision is None or decision.stay is None:
+            return
+        predicted = decision.stay - decision.gain + decision.cost
+        until_s = switch.decided_s + self._weights.horizon_s
+        old = frozenset(tracked.request_id for tracked in requests if tracked.output_tokens)
+        self._windows.append(_Window(switch, decision.stay, predicted, until_s, old))
+
+    def sample(self, requests: Iterable[Tracked], now_s: float) -> None:
+        """Count the time since the last call for each request; `requests`: all that wait or run."""
+        present = list(requests)
+        self._windows = [window for window in self._windows if self._goes_on(window, present, now_s)]
+        self._at_s = now_s
+
+    def _goes_on(self, window: _Window, present: list[Tracked], now_s: float) -> bool:
+        if window.switch.problem is not None:
+            return False
+        passed_s = now_s - max(self._at_s, window.switch.decided_s)
+        watched = [r for r in present if r.arrived_s <= window.until_s and r.request_id not in window.old]
+        first = sum(not tracked.output_tokens for tracked in watched)
+        window.measured += passed_s * (len(watched) + (self._weights.ttft_weight - 1) * first)
+        if watched or now_s < window.until_s:
+            return True
+        self.judged += 1
+        self.stay += window.stay
+        self.predicted += window.predicted
+        self.measured += window.measured
+        return False

@@ -1,0 +1,104 @@
+"""Our metrics in the API server: switches are followed at every tick, all else is asked for when somebody scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from flying_serving.controller.requests import Tracked
+from flying_serving.errors import EngineLost
+from flying_serving.metrics.engine import EngineFigures
+from flying_serving.metrics.gains import Gains
+from flying_serving.metrics.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.metrics.switches import SwitchTally
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from flying_serving.server.client import FlyingClient
+
+PATIENCE_S = 0.5
+"""An engine answers between two steps. Who scrapes is not kept waiting longer than this and gets its last figures."""
+
+
+class ServerMetrics:
+    """What `/metrics` shows of one server."""
+
+    def __init__(self, client: FlyingClient) -> None:
+        self._client = client
+        self._controller = client.controller
+        self._tally = SwitchTally()
+        self._gains = Gains(client.controller.settings.weights)
+        self._figures: dict[int, EngineFigures] = {}
+        self._asked: dict[int, asyncio.Task[None]] = {}
+        self._unanswered_since_s: dict[int, float] = {}
+
+    def tick(self, now_s: float) -> None:
+        """Follow the switches."""
+        for switch in self._tally.update(self._controller.switches.kept):
+            self._gains.begun(switch, self._requests())
+        if self._gains.watching:
+            self._gains.sample(self._requests(), now_s)
+
+    async def page(self) -> Page:
+        """The metrics of this moment."""
+        await self._ask_engines()
+        now_s = time.monotonic()
+        self.tick(now_s)
+        deployment = self._client.deployment
+        page = Page(self._client.vllm_config.model_config.served_model_name)
+        put_controller(page, self._controller, deployment.devices, now_s)
+        put_lanes(page, self._controller, deployment.group_sizes, self._figures)
+        for engine in range(deployment.engines):
+            since_s = self._unanswered_since_s.get(engine, now_s)
+            page.put("flying:engine_unanswered_seconds", now_s - since_s, engine)
+        for engine, figures in self._figures.items():
+            put_engine(page, engine, figures)
+        put_switches(page, self._tally, self._gains)
+        return page
+
+    def _requests(self) -> list[Tracked]:
+        loads = self._controller.loads
+        running = chain.from_iterable(loads[group].requests.values() for group in loads.groups)
+        return [*self._controller.pool, *running]
+
+    async def _ask_engines(self) -> None:
+        for engine in range(self._client.deployment.engines):
+            if engine not in self._asked or self._asked[engine].done():
+                self._unanswered_since_s.setdefault(engine, time.monotonic())
+                self._asked[engine] = asyncio.get_running_loop().create_task(self._ask(engine))
+        await asyncio.wait(self._asked.values(), timeout=PATIENCE_S)
+
+    async def _ask(self, engine: int) -> None:
+        try:
+            plain = await self._client.utility(engine, "flying_metrics")
+        except (EngineLost, EngineDeadError):
+            return  # for how long is what /metrics shows
+        self._figures[engine] = EngineFigures.of(plain)
+        del self._unanswered_since_s[engine]
+
+
+class FreshMetrics:
+    """Middleware: makes the page before a route hands it out. vLLM's runs in a thread, where no engine can be asked.
+
+    Args:
+        owner: the application whose engine client is meant.
+        published: where the route finds the page.
+    """
+
+    def __init__(self, app: ASGIApp, owner: FastAPI, published: Published) -> None:
+        self._app = app
+        self._owner = owner
+        self._published = published
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].rstrip("/").endswith("/metrics"):
+            metrics: ServerMetrics | None = self._owner.state.engine_client.engine_core.metrics
+            if metrics is not None:
+                self._published.metrics = (await metrics.page()).metrics
+        await self._app(scope, receive, send)
