@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.utils.async_utils import in_loop
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
-from vllm.v1.engine.core_client import AsyncMPClient
 
 from flying_serving.config import PREEMPTS, deployment_of
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import Wanted
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import EngineLost, FlyingError, LayoutError, PoolFull, RequestError
-from flying_serving.layout.groups import Layout
+from flying_serving.errors import FlyingError, LayoutError, PoolFull, RequestError
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.settings import describe, settings_of
@@ -34,7 +34,7 @@ logger = logging.getLogger("vllm.flying_serving")
 STREAMS_END_S = 0.1
 
 
-class FlyingClient(AsyncMPClient):
+class FlyingClient(EngineCalls):
     """vLLM's client for several engines, with groups of them as the places where requests run."""
 
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None) -> None:
@@ -98,16 +98,15 @@ class FlyingClient(AsyncMPClient):
         """Abort wherever they run, or forget them if they wait."""
         if self.resources.engine_dead:
             return
-        by_leader: dict[int, list[str]] = {}
+        by_group: dict[Group, list[str]] = {}
         for request_id in request_ids:
             group = self.controller.group_of(request_id)
             if group is not None:
-                by_leader.setdefault(group[0], []).append(self.streams.engine_id(request_id))
-        for leader, ids in by_leader.items():
-            await self._send_input(EngineCoreRequestType.ABORT, ids, self.core_engines[leader])
-        for request_id in request_ids:
+                by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self._forget(request_id)
-        await self.carry_out(self.controller.finished(request_ids, time.monotonic(), aborted=True))
+        sent = [self._to_leader(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()]
+        commands = self.controller.finished(request_ids, time.monotonic(), aborted=True)
+        await asyncio.gather(*sent, self.carry_out(commands))
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
         """vLLM calls this for each batch of outputs: note tokens and ends; drop what is stale."""
@@ -143,26 +142,32 @@ class FlyingClient(AsyncMPClient):
 
     # ---- what the controller says
 
-    async def carry_out(self, commands: list[Command]) -> None:
-        """Do what the controller says, in order."""
-        for command in commands:
-            match command:
-                case Dispatch():
-                    await self._dispatch(command)
-                case Withdraw(request_id, group):
-                    ids = [self.streams.withdraw(request_id)]
-                    await self._send_input(EngineCoreRequestType.ABORT, ids, self.core_engines[group[0]])
-                case Refuse(request_id, waited_s):
-                    self._refuse(request_id, waited_s)
-                case Order(switch, weave_steps):
-                    self._background(self._order(switch, weave_steps))
-                    await asyncio.sleep(0)  # the orders go first, then the requests that waited for them
+    def carry_out(self, commands: list[Command]) -> Awaitable[Any]:
+        """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it.
 
-    async def _dispatch(self, command: Dispatch) -> None:
-        request = self.streams.to_engine(command)
-        self._admit(command.request_id)
-        if request is not None:
-            await self._send_input(EngineCoreRequestType.ADD, request, self.core_engines[command.group[0]])
+        At once, because the controller speaks of how things are now: if an output or another decision came in between,
+        a request could be withdrawn from where it is no more.
+        """
+        sent = [self._do(command) for command in commands]
+        # shielded: one client's going away must not take back what is sent for others
+        return asyncio.shield(asyncio.gather(*(s for s in sent if s is not None)))
+
+    def _do(self, command: Command) -> Awaitable[Any] | None:
+        match command:
+            case Dispatch(request_id, group):
+                request = self.streams.to_engine(command)
+                self._admit(request_id)
+                return None if request is None else self._to_leader(EngineCoreRequestType.ADD, request, group)
+            case Withdraw(request_id, group):
+                return self._to_leader(EngineCoreRequestType.ABORT, [self.streams.withdraw(request_id)], group)
+            case Refuse(request_id, waited_s):
+                self._refuse(request_id, waited_s)
+            case Order(switch, weave_steps):
+                self._order(switch, weave_steps)
+        return None
+
+    def _to_leader(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
+        return self._send_input(kind, content, self.core_engines[group[0]])
 
     def _refuse(self, request_id: str, waited_s: float) -> None:
         self.streams.close(request_id)
@@ -171,17 +176,19 @@ class FlyingClient(AsyncMPClient):
             message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
             waiting.set_exception(GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
 
-    async def _order(self, switch: Switch, steps: int) -> None:
+    def _order(self, switch: Switch, steps: int) -> None:
         worked_s, switch.wall_time_s = time.thread_time(), time.time()
-        orders = [
+        answers = [
             self.utility(e, "flying_switch", list(switch.new.group_of(e)), switch.preempt, steps, switch.ordered_s)
             for e in range(self.deployment.engines)
         ]
-        answers = asyncio.gather(*orders)
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
+        self._background(self._await_switch(switch, answers))
+
+    async def _await_switch(self, switch: Switch, answers: list[Coroutine[Any, Any, Any]]) -> None:
         done = self._switched.pop(switch.number, None)
         try:
-            reports = await answers
+            reports = await asyncio.gather(*answers)
         except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and somebody may wait for it
             self.controller.failed(str(error), time.monotonic())
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
@@ -233,25 +240,6 @@ class FlyingClient(AsyncMPClient):
                 self.ensure_alive()
             done.result()
             return switch
-
-    # ---- utilities
-
-    async def utility(self, engine: int, method: str, *args: Any) -> Any:
-        """Call a utility of one engine; EngineLost if it does not answer in time."""
-        timeout_s = self.deployment.flying.collective_timeout_s
-        call = self._call_utility_async(method, *args, engine=self.core_engines[engine])
-        try:
-            return await asyncio.wait_for(call, timeout_s)
-        except TimeoutError:
-            raise EngineLost(f"engine {engine} did not answer {method} within {timeout_s} s") from None
-
-    def of_engines(self, method: str) -> list[Coroutine[Any, Any, Any]]:
-        """Calls of a utility of every engine, to be awaited together."""
-        return [self.utility(engine, method) for engine in range(self.deployment.engines)]
-
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
-        return (await self.call_utility_all_async(method, *args))[0]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """vLLM's; but streams that are still open then end with an error, where vLLM may wait for their clients."""

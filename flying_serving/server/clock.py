@@ -1,4 +1,4 @@
-"""What the client does as time passes: calibrate at the start, tick the controller, fetch measured steps."""
+"""What the client does as time passes: calibrate at the start, tick the controller, fetch measured steps, trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.steps import Step
+from flying_serving.tracing.switches import trace_switches
 
 if TYPE_CHECKING:
     from flying_serving.server.client import FlyingClient
@@ -24,15 +25,17 @@ async def keep_time(client: FlyingClient) -> None:
     with contextlib.suppress(EngineLost):
         await _start(client)
     ticks = 0
-    while not client.resources.engine_dead:
-        await client.carry_out(client.controller.tick(time.monotonic()))
-        if client.metrics is not None:
-            client.metrics.tick(time.monotonic())
-        await asyncio.sleep(TICK_S)
-        ticks += 1
-        if ticks % MEASURE_TICKS == 0 and client.controller.running:
-            with contextlib.suppress(EngineLost):
-                await _measure(client)
+    with trace_switches(client.deployment.flying.trace_out, client.controller.switches) as trace:
+        while not client.resources.engine_dead:
+            await client.carry_out(client.controller.tick(time.monotonic()))
+            if client.metrics is not None:
+                client.metrics.tick(time.monotonic())
+            await asyncio.sleep(TICK_S)
+            trace()
+            ticks += 1
+            if ticks % MEASURE_TICKS == 0 and client.controller.running:
+                with contextlib.suppress(EngineLost):
+                    await _measure(client)
 
 
 async def _start(client: FlyingClient) -> None:

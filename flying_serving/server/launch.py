@@ -15,6 +15,7 @@ from flying_serving.errors import Unsupported
 from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, refuse_unsupported
+from flying_serving.tracing.file import begin_trace
 
 _WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.engine.worker.FlyingCPUWorker",
@@ -48,6 +49,8 @@ def prepare(config: Any, client_count: int) -> Any:
         group_sizes=_lanes_for(policy, choose_group_sizes(config, flying.group_sizes)),
         flying=flying,
     )
+    if flying.trace_out is not None:
+        begin_trace(flying.trace_out)
     config.additional_config = {**config.additional_config, KEY: deployment.model_dump()}
     parallel.worker_cls = _WORKERS[parallel.worker_cls]
     config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)

@@ -1,0 +1,167 @@
+"""The client as a shell: what the controller says is done before anything else can happen."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+
+from flying_serving.config import Deployment, FlyingConfig
+from flying_serving.controller.controller import Controller
+from flying_serving.server.client import FlyingClient
+from flying_serving.server.streams import Streams
+from tests.controller.shell import settings
+
+ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY
+APART, PAIRS = [[0], [1], [2], [3]], [[0, 1], [2, 3]]
+
+
+class Engines:
+    """In place of vLLM's resources: engines that live."""
+
+    engine_dead = False
+
+
+class Client(FlyingClient):
+    """The production client whose messages are kept here; a send is over only when the test says so."""
+
+    def __init__(self) -> None:
+        self.deployment = Deployment(
+            run_dir="", engines=4, devices=1, group_sizes=(1, 2, 4), flying=FlyingConfig(policy="manual")
+        )
+        chosen = settings("manual")
+        self.controller = Controller(chosen)
+        self.streams = Streams(chosen.capacity, 400)
+        self._switching = asyncio.Lock()
+        self._switched, self._deadlines, self._tasks = {}, {}, set()
+        self.resources: Any = Engines()
+        self.core_engines = [bytes([engine]) for engine in range(4)]
+        self.client_index = 0
+        self.utility_results = {}
+        self.messages: list[tuple[EngineCoreRequestType, str, int]] = []
+        self.sends: list[asyncio.Future[None]] = []
+
+    def _send_input(self, request_type: EngineCoreRequestType, request: Any, engine: bytes | None = None) -> Any:
+        what = {ADD: lambda: request.request_id, ABORT: lambda: request[0], UTILITY: lambda: request[2]}
+        assert engine is not None
+        self.messages.append((request_type, what[request_type](), engine[0]))
+        self.sends.append(asyncio.get_running_loop().create_future())
+        return self.sends[-1]
+
+    def _ensure_output_queue_task(self) -> None:
+        pass
+
+    def open_request(self, request_id: str, output_tokens: int = 20) -> None:
+        """A request of ten prompt tokens comes."""
+        params = SamplingParams(max_tokens=output_tokens)
+        request = EngineCoreRequest(request_id, list(range(10)), None, params, None, 0.0, None, None, None)
+        wanted = self.streams.wanted(request)
+        self.streams.open(request)
+        self.carry_out(self.controller.arrived(request_id, wanted, 0.0))
+
+    async def outputs(self, engine_id: str, tokens: list[int], *, over: bool = False) -> list[str]:
+        """An engine gives tokens. Returns the ids of the requests that vLLM hears of."""
+        reason = FinishReason.LENGTH if over else None
+        outputs = EngineCoreOutputs(outputs=[EngineCoreOutput(engine_id, tokens, finish_reason=reason)])
+        processing = asyncio.get_running_loop().create_task(self.process_engine_outputs(outputs))
+        await asyncio.sleep(0)
+        self.sent()
+        await asyncio.wait_for(processing, 5)
+        return [output.request_id for output in outputs.outputs]
+
+    def sent(self) -> None:
+        """All messages are on their way, and engines answer what they were asked."""
+        for send in self.sends:
+            if not send.done():
+                send.set_result(None)
+        for answer in self.utility_results.values():
+            if not answer.done():
+                answer.set_result({"in_flight_ms": 1.0, "overhead_ms": 0.1, "work_ms": 0.1})
+
+
+async def switch(client: Client, groups: list[list[int]], preempt: str) -> asyncio.Task[Any]:
+    """Begin a switch; no message of it has left when this returns."""
+    task = asyncio.get_running_loop().create_task(client.switch(groups, preempt))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_switch_and_what_it_moves_are_one_act() -> None:
+    async def run() -> None:
+        client = Client()
+        client.open_request("a")
+        assert client.messages == [(ADD, "a", 0)]
+        assert await client.outputs("a", [7]) == ["a"]
+        client.messages.clear()
+        task = await switch(client, PAIRS, "recompute")
+        orders = [(UTILITY, "flying_switch", engine) for engine in range(4)]
+        assert client.messages[:5] == [*orders, (ABORT, "a", 0)]
+        assert client.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
+        assert await client.outputs("a", [8], over=True) == []
+        assert await client.outputs("a+1", [8]) == ["a"]
+        await asyncio.wait_for(task, 5)
+        assert await client.outputs("a+1", [9], over=True) == ["a"]
+        assert client.controller.running == 0
+
+    asyncio.run(run())
+
+
+def test_the_end_of_another_request_during_a_switch_moves_none_twice() -> None:
+    """Groups have fewer slots than engines: some of what is withdrawn waits, and goes on as others end."""
+
+    async def run() -> None:
+        client = Client()
+        names = [f"r{number}" for number in range(16)]
+        for name in names:
+            client.open_request(name)
+        task = await switch(client, PAIRS, "recompute")
+        left = {name: client.streams.engine_id(name) for name in names}
+        assert await client.outputs(left["r0"], [1], over=True) in ([], ["r0"])
+        for name in names:
+            for _ in range(3):  # it may move, or begin, as others end
+                if client.controller.group_of(name) is not None:
+                    await client.outputs(client.streams.engine_id(name), [1], over=True)
+        await asyncio.wait_for(task, 5)
+        assert client.controller.running == 0
+        assert not len(client.controller.pool)
+        where: dict[str, int] = {}
+        for kind, what, engine in client.messages:
+            if kind is ADD:
+                assert what not in where
+                where[what] = engine
+            if kind is ABORT:
+                assert where[what] == engine
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_takes_nothing_of_others_back() -> None:
+    async def run() -> None:
+        client = Client()
+        client.open_request("a")
+        aborting = asyncio.get_running_loop().create_task(client.abort_requests_async(["a"]))
+        await asyncio.sleep(0)
+        client.open_request("b")
+        waiting = asyncio.ensure_future(client.carry_out([]))
+        aborting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await aborting
+        await asyncio.wait_for(waiting, 5)
+        assert client.messages == [(ADD, "a", 0), (ABORT, "a", 0), (ADD, "b", 0)]
+        assert client.controller.running == 1
+
+    asyncio.run(run())
+
+
+def test_a_call_is_on_its_way_before_it_is_awaited() -> None:
+    async def run() -> None:
+        client = Client()
+        call = client.utility(2, "flying_report")
+        assert client.messages == [(UTILITY, "flying_report", 2)]
+        client.sent()
+        assert (await call)["work_ms"] == 0.1
+
+    asyncio.run(run())
