@@ -25,6 +25,7 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
+OURS = [DP, "--policy=manual"]
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 Row = tuple[str, str]
 _seeds = itertools.count(1)
@@ -48,8 +49,8 @@ def start_all(systems: Systems, model: Path) -> list[tuple[str, System, list[lis
         ("stock DP 2", [DP], False, False),
         ("stock TP 2", [TP], False, False),
         ("stock TP 2 gloo", [TP], False, True),
-        ("ours shm", [DP], True, False),
-        ("ours gloo", [DP, "--cpu-collectives=gloo"], True, False),
+        ("ours shm", OURS, True, False),
+        ("ours gloo", [*OURS, "--cpu-collectives=gloo"], True, False),
     ):
         system = systems.start(System(name, model, FLAGS + flags, ours=ours, gloo=gloo))
         print(f"{name} ready in {system.ready_s:.1f} s", flush=True)

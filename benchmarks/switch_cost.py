@@ -24,6 +24,7 @@ from flying_serving.config import PREEMPTS
 from flying_serving.demo.tiny import make_model
 
 FLAGS = [
+    "--policy=manual",
     "--dtype=float32",
     "--enforce-eager",
     "--max-model-len=2048",
