@@ -1,4 +1,4 @@
-"""The deciding half of the package (controller, policy, sim, layout, workload) never imports torch or vLLM."""
+"""The deciding half of the package (controller, policy, sim, layout, workload, metrics) never imports torch or vLLM."""
 
 import ast
 import subprocess
@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "flying_serving"
-PURE = tuple(name for name in ("controller", "policy", "sim", "layout", "workload") if (PACKAGE / name).exists())
+PURE = tuple(
+    name for name in ("controller", "policy", "sim", "layout", "workload", "metrics") if (PACKAGE / name).exists()
+)
 FORBIDDEN = ("torch", "vllm")
 
 
