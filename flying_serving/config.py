@@ -48,6 +48,8 @@ class FlyingConfig(BaseModel):
     """How long an engine waits for the others of its group."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
+    trace_out: str | None = None
+    """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is overwritten."""
 
     @field_validator("group_sizes")
     @classmethod

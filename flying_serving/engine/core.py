@@ -37,6 +37,7 @@ from flying_serving.engine.tickets import (
 from flying_serving.engine.turns import Serve, Turn, Turns, Wait
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.tracing.engine import EngineTrace
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.blocks import SchedulerPool
 from flying_serving.vllm_hooks.engines import engine_classes
@@ -65,6 +66,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         self.leaders: dict[int, Leader] = {}
         self._lane_of: dict[str, int] = {}
         self._last_step_s = (0.0, 0.0)
+        self.trace: EngineTrace | None = None
         super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
@@ -111,6 +113,8 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         self.steps.watch((self.engine,), self.scheduler)
         for leader in self.leaders.values():
             self.steps.watch(leader.group, leader.scheduler)
+        if self.deployment.flying.trace_out is not None:
+            self.trace = EngineTrace(self.deployment.flying.trace_out, self.engine, self.scheduler)
 
     def _wake(self) -> None:
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
@@ -161,12 +165,14 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         self._process_engine_step()
         self._ran(1, started, more=False, led_here=True)
 
-    def _ran(self, size: int, started: float, *, more: bool, led_here: bool) -> None:
+    def _ran(self, size: int, started: float, *, more: bool, led_here: bool, plan: Any = None) -> None:
         ended = time.monotonic()
         self._last_step_s = (started, ended)
         self.board.ended(self.engine, size, ended)
         began = self.board.together_since(aligned_group(self.engine, size), size, started)
         self.turns.ran(size, ended, more=more, led_here=led_here, took_s=max(0.0, ended - began))
+        if self.trace is not None:
+            self.trace.stepped(size, plan, started, ended, waited_s=began - started)
 
     def _serve(self, ticket: Any) -> None:
         size = len(ticket.group)
@@ -195,7 +201,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             self._emit(leader.finish(ticket.plan, output))
         elif stats := self.report.due(started, idle=not ticket.more):
             self._emit({0: EngineCoreOutputs(scheduler_stats=stats)})
-        self._ran(size, started, more=ticket.more, led_here=leader is not None)
+        self._ran(size, started, more=ticket.more, led_here=leader is not None, plan=ticket.plan)
 
     def _emit(self, outputs: dict[int, Any] | None) -> None:
         for output in (outputs or {}).items():
@@ -248,6 +254,12 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             or self.channel.pending()
             or any(leader.scheduler.has_requests() for leader in self.leaders.values())
         )
+
+    def shutdown(self) -> None:
+        """vLLM's, once the trace is written."""
+        if self.trace is not None:
+            self.trace.close()
+        super().shutdown()
 
     def _schedulers(self) -> list[Any]:
         return [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]

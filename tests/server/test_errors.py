@@ -33,6 +33,7 @@ from flying_serving.server.support import (
     refuse_missing_model,
     refuse_unsupported,
 )
+from flying_serving.tracing.file import begin_trace
 from flying_serving.vllm_hooks import table
 from tests.live import FLAGS, ROOT, Server, free_port
 
@@ -123,6 +124,12 @@ def unknown_name(path: str) -> None:
     raise no_model(path, "We couldn't connect to 'https://huggingface.co'")
 
 
+def trace(path: str) -> None:
+    """The file of a trace, in a command that is given in this directory."""
+    with chdir(ROOT):
+        begin_trace(path)
+
+
 def explained(error: OSError) -> None:
     """What comes of vLLM's server at its start."""
     _explain(SimpleNamespace(model="m", host="127.0.0.1", port=8000), error)
@@ -157,6 +164,10 @@ def _additional(value: Any, problem: str) -> Start:
 
 def _model(call: Callable[..., None], path: str, problem: str) -> Start:
     return call, Case(f"`flying-serving serve {path}`", f"--model={path}: {problem}", 2, {"path": path})
+
+
+def _trace(path: str, problem: str) -> Start:
+    return trace, Case(f"`--trace-out {path}`", f"--trace-out={path}: {problem}", 2, {"path": path})
 
 
 FLAG_CASES: tuple[Start, ...] = (
@@ -202,6 +213,9 @@ FLAG_CASES: tuple[Start, ...] = (
     _model(unknown_name, "models/nope", "there is no such directory, and no model of that name can be had"),
     _model(model, "docs", "there is no config.json in this directory"),
     _model(model, "README.md", "this is a file; must be a model's directory, or its name on Hugging Face"),
+    _trace("docs", "is a directory"),
+    _trace("nowhere/trace.json", "no such file or directory"),
+    _trace("/dev/null", "must be a regular file"),
     (
         explained,
         Case(
