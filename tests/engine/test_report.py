@@ -106,3 +106,17 @@ def test_status_says_what_each_lane_holds() -> None:
         "lent_blocks": {"2": 5},
     }
     assert reports[1].status()["lanes"] == {"1": {"running": 0, "waiting": 0}}
+
+
+def test_prefix_caches_are_counted_for_each_lane() -> None:
+    """vLLM's figures are of the steps since the last ones, and of the engine, whichever lane they come from."""
+    pair = Pair(lend_blocks=5)
+    report = reports_of(pair)[0]
+    assert report.prefix_cache == {1: (0, 0), 2: (0, 0)}
+    for size, queries, hits in ((2, 100, 32), (1, 10, 0), (2, 50, 18)):
+        stats = pair.own[0].make_stats()
+        stats.prefix_cache_stats.record(queries, hits, preempted=False)
+        before = dict(report.prefix_cache)
+        report.complete(size, stats)
+        assert report.prefix_cache[size] == (before[size][0] + queries, before[size][1] + hits)
+    assert report.prefix_cache == {1: (10, 0), 2: (150, 50)}

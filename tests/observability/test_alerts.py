@@ -1,0 +1,163 @@
+"""The alert rules: by promtool with series as they may be, and by a real Prometheus that scrapes a live server."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from flying_serving.demo.tiny import make_model
+from flying_serving.metrics.table import TABLE
+from tests.live import ROOT, Server
+from tests.observability.dashboards import DASHBOARD, OBSERVABILITY, expressions
+from tests.observability.programs import Prometheus, promtool
+
+ALERTS, EXAMPLE = OBSERVABILITY / "alerts.yml", OBSERVABILITY / "prometheus.yml"
+CASES = Path(__file__).with_name("alerts.test.yml")
+WAIT_S = 60.0
+SECONDS = {"s": 1, "m": 60}
+
+
+def rules(path: Path = ALERTS) -> dict[str, dict[str, Any]]:
+    """Every alert by name."""
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def test_rules_and_example_are_valid() -> None:
+    """By Prometheus' own checks."""
+    assert f"{len(rules())} rules found" in promtool("check", "rules", ALERTS)
+    assert "is valid prometheus config file syntax" in promtool("check", "config", EXAMPLE)
+
+
+def test_every_alert_fires_when_it_should_and_not_before() -> None:
+    """With thresholds and durations as they are in the file."""
+    promtool("test", "rules", CASES)
+    assert {
+        case["alertname"]
+        for test in yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
+        for case in test["alert_rule_test"]
+        if case["exp_alerts"]
+    } == set(rules())
+
+
+# ---- a real Prometheus and a live server
+
+
+def impatient(path: Path, port: int) -> Path:
+    """Our example for another port, scraping every second; the rules with 2 s in place of all times in them."""
+    text = ALERTS.read_text(encoding="utf-8")
+    text = re.sub(r"(_seconds) > \d+$", r"\1 > 2", re.sub(r"for: \d+[sm]$", "for: 2s", text, flags=re.M), flags=re.M)
+    (path / "alerts.yml").write_text(text, encoding="utf-8")
+    changed = {name for name, rule in rules(path / "alerts.yml").items() if rule != rules()[name]}
+    assert changed >= {"FlyingServerDown", "FlyingEngineLost", "FlyingTaskPoolTooOld"}
+    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+    (path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path / "prometheus.yml"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    flags = ("--policy=auto", "--max-num-seqs=1", "--collective-timeout-s=240")
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with Prometheus(impatient(tmp_path_factory.mktemp("prometheus"), server.port)) as live:
+        yield live
+
+
+def wait_until(true: Callable[[], object], what: Callable[[], object]) -> None:
+    """Return once `true()` is."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline_s, what()
+        time.sleep(0.2)
+
+
+def engines(server: Server) -> list[psutil.Process]:
+    """The processes of the engines, in the order of their numbers."""
+    children = psutil.Process(server.process.pid).children()
+    found = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    assert len(found) == 2, children
+    return sorted(found, key=lambda process: process.pid)
+
+
+def complete(server: Server, seed: int, max_tokens: int) -> int:
+    draw = random.Random(seed)
+    body = {"model": server.model, "prompt": [draw.randrange(512) for _ in range(50)]}
+    return server.http.post("/v1/completions", json=body | {"max_tokens": max_tokens, "ignore_eos": True}).status_code
+
+
+@pytest.mark.server
+def test_prometheus_scrapes_every_metric(server: Server, prometheus: Prometheus) -> None:
+    """All that have samples from the start; a switch there need not have been yet."""
+    wait_until(lambda: prometheus.query('up{job="flying-serving"} == 1'), lambda: prometheus.query("up"))
+    complete(server, 1, 10)
+
+    def names() -> set[str]:
+        found = prometheus.query('count by (__name__) ({__name__=~"flying.*"})')
+        return {re.sub("_(bucket|sum|count)$", "", one["metric"]["__name__"]) for one in found}
+
+    expected = {family.name for family in TABLE} - {"flying:switches_total"}
+    wait_until(lambda: expected <= names(), lambda: expected - names())
+    assert names() - expected <= {"flying:switches_total"}
+    assert prometheus.firing() == {}
+
+
+@pytest.mark.server
+def test_prometheus_answers_every_expression_of_the_dashboard(prometheus: Prometheus) -> None:
+    """Those of rates need two scrapes; those of gains, a switch that could be judged."""
+    empty = [expression for expression in expressions(DASHBOARD) if not prometheus.query(expression)]
+    assert [e for e in empty if not re.search("judged|> 0$|switches_total", e)] == []
+
+
+@pytest.mark.server
+def test_an_old_request_in_the_pool_fires(server: Server, prometheus: Prometheus) -> None:
+    """Two engines with one slot each have three long requests."""
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(complete, server, seed, 1800) for seed in range(2, 5)]
+        wait_until(
+            lambda: "FlyingTaskPoolTooOld" in prometheus.firing(), lambda: prometheus.query("flying:pool_requests")
+        )
+        labels = prometheus.firing()["FlyingTaskPoolTooOld"]
+        assert labels["instance"] == f"127.0.0.1:{server.port}"
+        assert [request.result(WAIT_S) for request in asked] == [200, 200, 200]
+    wait_until(lambda: "FlyingTaskPoolTooOld" not in prometheus.firing(), prometheus.firing)
+
+
+@pytest.mark.server
+def test_an_engine_that_does_not_answer_fires(server: Server, prometheus: Prometheus) -> None:
+    """Its process is stopped. The alert ends when it goes on."""
+    engine = engines(server)[1]
+    engine.suspend()
+    try:
+        wait_until(lambda: "FlyingEngineLost" in prometheus.firing(), prometheus.firing)
+        labels = prometheus.firing()["FlyingEngineLost"]
+    finally:
+        engine.resume()
+    assert labels["engine"] == "1"
+    wait_until(lambda: "FlyingEngineLost" not in prometheus.firing(), prometheus.firing)
+    assert complete(server, 7, 5) == 200
+
+
+@pytest.mark.server
+def test_an_engine_that_is_killed_fires(server: Server, prometheus: Prometheus) -> None:
+    """vLLM ends the server then. The last of these tests, for that reason."""
+    os.kill(engines(server)[0].pid, signal.SIGKILL)
+    wait_until(lambda: "FlyingServerDown" in prometheus.firing(), prometheus.firing)
+    assert prometheus.firing()["FlyingServerDown"]["job"] == "flying-serving"
