@@ -10,7 +10,7 @@ from typing import Any
 
 OBSERVABILITY = Path(__file__).parents[2] / "observability"
 DASHBOARD = OBSERVABILITY / "dashboard.json"
-_METRIC = re.compile(r"(?<![\w:])[a-z_]+:[a-z_]+")
+_METRIC = re.compile(r"(?<![\w:])[a-z_]+:[a-z0-9_]+")
 
 
 def expressions(path: Path) -> list[str]:
