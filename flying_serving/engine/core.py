@@ -22,7 +22,7 @@ from flying_serving.config import deployment_of
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
 from flying_serving.engine.keys import LANE_KEY
 from flying_serving.engine.orders import Orders
-from flying_serving.engine.parent import end_with_parent, forget_signals
+from flying_serving.engine.parent import end_with_parent, forget_port, forget_signals
 from flying_serving.engine.report import Report
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tickets import (
@@ -53,6 +53,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         """Entry point of the process; installs the hooks where the process did not inherit them."""
         forget_signals()
         end_with_parent()
+        forget_port()
         table.install()
         with engine_classes(FlyingEngineCore):
             EngineCoreProc.run_engine_core(*args, **kwargs)

@@ -6,7 +6,9 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _INIT = 1
@@ -15,7 +17,7 @@ _INIT = 1
 def end_with_parent() -> None:
     """Let the kernel kill this process when the one that started it dies, in whatever way (Linux).
 
-    An engine alone would keep its memory, and a forked one the server's port too.
+    An engine alone would keep its memory.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -29,3 +31,18 @@ def forget_signals() -> None:
     signal.set_wakeup_fd(-1)  # it must not wake the server's event loop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def forget_port() -> None:
+    """Drop the TCP sockets that a forked process has of its parent: the port is taken as long as one is open."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with suppress(OSError):  # the listing itself had a descriptor
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:") and _is_tcp(int(name)):
+                os.dup2(nothing, int(name))  # not closed: the parent's object here would close what gets its number
+    os.close(nothing)
+
+
+def _is_tcp(descriptor: int) -> bool:
+    with socket.socket(fileno=os.dup(descriptor)) as found:
+        return found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
