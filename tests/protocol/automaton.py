@@ -1,0 +1,141 @@
+"""Engines as automata: what an engine does in a state is worked out once, by the production code, and then known."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from flying_serving.engine.tickets import StepTicket, Ticket
+from flying_serving.layout.groups import Group
+from tests.protocol.engine import Engine, Took, freeze
+from tests.protocol.messages import Message
+
+TICKS = (0, 1, 2)
+"""How much time may have passed when an engine goes through its loop: none, all waits are over, all pauses too."""
+
+
+@dataclass(frozen=True)
+class Did:
+    """What came of something that an engine did.
+
+    Args:
+        after: the number of its state.
+        sent: the tickets that it sent, by number, and to whom.
+        done: the requests that it completed.
+        took: what became of the ticket.
+        wrong: what went wrong, if anything did: an exception of the production code, or a check that failed.
+    """
+
+    after: int
+    sent: tuple[tuple[Group, int], ...] = ()
+    done: tuple[str, ...] = ()
+    took: Took = Took.NOT
+    wrong: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is asked of an engine's state from outside.
+
+    Args:
+        busy: sizes of the lanes that it leads and that have something to do.
+        lent: by size of the group: the group blocks for which it has lent blocks, and how many it has offered.
+        borrowed: by size of the groups that it leads: the group blocks that it may use.
+    """
+
+    busy: tuple[int, ...]
+    lent: dict[int, tuple[frozenset[int], int]]
+    borrowed: dict[int, frozenset[int]]
+
+    @classmethod
+    def of(cls, engine: Engine) -> Facts:
+        """Look at an engine."""
+        books = {size: member.lent for size, member in engine.members.items()}
+        return cls(
+            tuple(size for size, scheduler in engine.lanes().items() if scheduler.has_requests()),
+            {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
+            {size: frozenset(leader.borrowed.held) for size, leader in engine.leaders.items()},
+        )
+
+
+class Engines:
+    """All states of engines that were met, and all tickets, by number.
+
+    Args:
+        exact: whether time passes by itself (`Settings.exact`).
+        most_overdue: how many steps of other lanes an engine may make while a lane is due.
+    """
+
+    def __init__(self, *, exact: bool, most_overdue: int) -> None:
+        self.facts: list[Facts] = []
+        self.tickets: list[Ticket] = []
+        self._most_overdue = most_overdue
+        self._ticks = (0,) if exact else TICKS
+        self._states: list[bytes] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._ticket_numbers: dict[Hashable, int] = {}
+        self._known: dict[Hashable, tuple[Did, ...]] = {}
+
+    def add(self, engine: Engine) -> Did:
+        """Number a state, and check it."""
+        engine.flying_check()
+        worst = max(engine.overdue.values(), default=0)
+        assert worst <= self._most_overdue, f"a lane is due, and others have made {worst} steps since"
+        sent = tuple((members, self._ticket(ticket)) for members, ticket in engine.channel.sent)
+        engine.channel.sent, engine.channel.next = [], None
+        done = engine.settle()
+        number = self._numbers.setdefault(engine.key(), len(self._states))
+        if number == len(self._states):
+            self._states.append(pickle.dumps(engine, protocol=pickle.HIGHEST_PROTOCOL))
+            self.facts.append(Facts.of(engine))
+        return Did(number, sent, done)
+
+    def __len__(self) -> int:
+        """Return how many states of engines there are."""
+        return len(self._states)
+
+    def _ticket(self, ticket: Ticket) -> int:
+        key = (type(ticket), freeze(ticket))
+        number = self._ticket_numbers.setdefault(key, len(self.tickets))
+        if number == len(self.tickets):
+            self.tickets.append(ticket)
+        return number
+
+    def go_on(self, state: int, number: int | None) -> tuple[Did, ...]:
+        """Go once through the loop, with a ticket or none: all that may come of it."""
+        ticket = None if number is None else self.tickets[number]
+        deeds = [partial(Engine.go_on, ticket=ticket, ticks=ticks) for ticks in self._ticks]
+        return self._do(("go on", state, number), deeds)
+
+    def step(self, state: int, number: int, aborting: tuple[str, ...] = ()) -> Did:
+        """Make a step of a group."""
+        ticket = self.tickets[number]
+        assert isinstance(ticket, StepTicket)
+        return self._do(("step", state, number, aborting), [lambda engine: engine.step(ticket, aborting)])[0]
+
+    def hear(self, state: int, message: Message) -> Did:
+        """Handle a client's message."""
+        return self._do(("hear", state, message), [lambda engine: engine.hear(message)])[0]
+
+    def pass_time(self, state: int) -> Did:
+        """Let a tick pass."""
+        return self._do(("pass time", state), [lambda engine: engine.pass_time()])[0]
+
+    def _do(self, key: tuple[Any, ...], deeds: Sequence[Callable[[Engine], Any]]) -> tuple[Did, ...]:
+        known = self._known.get(key)
+        if known is None:
+            # the same may come of several
+            known = self._known[key] = tuple(dict.fromkeys(self._try(key[1], deed) for deed in deeds))
+        return known
+
+    def _try(self, state: int, deed: Callable[[Engine], Any]) -> Did:
+        engine: Engine = pickle.loads(self._states[state])
+        try:
+            took = deed(engine)
+            did = self.add(engine)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here is what is looked for
+            return Did(state, wrong=f"engine {engine.engine}: {type(error).__name__}: {error}")
+        return replace(did, took=took) if isinstance(took, Took) else did

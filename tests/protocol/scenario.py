@@ -1,0 +1,94 @@
+"""What there is to do in one exploration, and what the client knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from flying_serving.layout.groups import Group
+from tests.protocol.engine import Settings
+from tests.protocol.messages import Job
+
+_PLAIN = Settings()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the client does at once.
+
+    Args:
+        layout: by engine, the size of its group; empty for no order.
+        hard: whether the order preempts.
+        jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it moves, which takes it
+            from where it was.
+    """
+
+    layout: tuple[int, ...] = ()
+    hard: bool = False
+    jobs: tuple[Job, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What there is to do.
+
+    Args:
+        stages: each begins when all engines have acknowledged the order of the one before.
+        first, hard: the layout at the beginning, as in a Stage.
+        settings: of the engines.
+        lent: groups that have borrowed as many blocks as they ask for when it begins.
+        aborts: requests that the client may abort at any time.
+        mortal: engines of which one may stop at any time.
+        server_ends: whether the server ends when an engine has stopped. If not, the others are left to themselves.
+        most_overdue: how many steps of other lanes an engine may make while an older lane is due.
+        prompt: whether an engine that comes out of a step goes through its loop before a ticket arrives that is not
+            there yet.
+    """
+
+    stages: tuple[Stage, ...]
+    first: tuple[int, ...] = (1, 1, 1, 1)
+    hard: bool = False
+    settings: Settings = _PLAIN
+    lent: tuple[Group, ...] = ()
+    aborts: tuple[str, ...] = ()
+    mortal: tuple[int, ...] = ()
+    server_ends: bool = True
+    most_overdue: int = 3
+    prompt: bool = False
+
+
+class Status(Enum):
+    """A request as the client sees it."""
+
+    OPEN = "open"
+    DONE = "done"
+    ABORTED = "aborted"
+    LOST = "lost"
+
+
+class Client(NamedTuple):
+    """What the client knows.
+
+    Args:
+        requests: of each, its status, and the job as which an engine has it.
+        stage: the last stage that has begun.
+        unanswered: engines that have not acknowledged its order.
+        lost: whether an engine has stopped.
+        ended: whether the server has ended.
+    """
+
+    requests: tuple[tuple[Status, Job | None], ...]
+    stage: int = -1
+    unanswered: frozenset[int] = frozenset()
+    lost: bool = False
+    ended: bool = False
+
+    def with_request(self, number: int, status: Status, job: Job | None) -> Client:
+        """Return what is known when one request has another status."""
+        return self._replace(requests=(*self.requests[:number], (status, job), *self.requests[number + 1 :]))
+
+
+def request_of(job: str) -> str:
+    """Return the request that a job is of: `x+1` is another try at `x`."""
+    return job.partition("+")[0]

@@ -1,0 +1,47 @@
+"""What happens in the model, in words: the lines of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flying_serving.engine.tickets import (
+    AskTicket,
+    CommitTicket,
+    Grant,
+    Need,
+    ReturnTicket,
+    StepTicket,
+    Ticket,
+)
+from tests.protocol.seats import Label
+
+
+def in_words(label: Label, tickets: Sequence[Ticket]) -> str:
+    """Return what happened. `tickets`: all of them, by number."""
+    match label:
+        case ("has", engine, sender, ticket, took):
+            return f"engine {engine} has {_name(tickets[ticket])} from {sender}: {took.value}"
+        case ("step", group, *tickets):
+            return f"{group} together: {'; '.join(_name(tickets[ticket]) for ticket in tickets)}"
+        case ("hears", engine, message):
+            return f"engine {engine} hears {message}"
+        case ("abort", name):
+            return f"the client aborts {name}"
+        case (what, engine):
+            return f"engine {engine} {what}"
+        case _:
+            return " ".join(label)
+
+
+def _name(ticket: Ticket) -> str:
+    match ticket:
+        case StepTicket():
+            plan = ticket.plan
+            what = str(dict(plan.num_scheduled_tokens) or f"after the end of {sorted(plan.finished_req_ids)}")
+        case CommitTicket() | ReturnTicket():
+            what = str(ticket.blocks)
+        case AskTicket():
+            what = f"{ticket.count}{' urgently' if ticket.urgent else ''}"
+        case Grant() | Need():
+            what = str(ticket.count)
+    return f"{type(ticket).__name__.removesuffix('Ticket')} {what} of {ticket.group}"

@@ -1,0 +1,296 @@
+"""Four engines and a client: everything that can happen next, in every state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from flying_serving.engine.tickets import Need
+from flying_serving.layout.groups import Group, Layout, aligned_group
+from tests.protocol.automaton import Engines
+from tests.protocol.engine import SIZES, Engine
+from tests.protocol.explorer import Wrong
+from tests.protocol.messages import Abort, Job, Message, Order
+from tests.protocol.scenario import Client, Scenario, Status, request_of
+from tests.protocol.seats import GONE, Event, Label, Plant, Seats, Sent
+from tests.protocol.wording import in_words
+
+ENGINES = 4
+GROUPS = [group for size in SIZES[1:] for group in Layout.uniform(ENGINES, size).groups]
+
+
+State = tuple[int, ...]
+"""The seats of all engines, and the client, by number."""
+
+
+class World:
+    """The rules by which states follow each other: a Model for `explore`.
+
+    Args:
+        scenario: what there is to do.
+        plant: what is broken.
+        reduce: whether orders of events are left out that make no difference (`_goes_first`).
+    """
+
+    def __init__(self, scenario: Scenario, plant: Plant | None = None, *, reduce: bool = True) -> None:
+        self.scenario = scenario
+        self.plant = plant
+        self.endless = bool(scenario.settings.endless)
+        self.reduce = reduce and plant is not Plant.BY_ARRIVAL
+        exact = scenario.settings.exact
+        self.engines = Engines(exact=exact, most_overdue=scenario.most_overdue)
+        self.seats = Seats(self.engines, exact=exact, prompt=scenario.prompt, plant=plant)
+        jobs = [job for stage in scenario.stages for job in stage.jobs]
+        self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in jobs))}
+        self._clients: list[Client] = []
+        self._client_numbers: dict[Client, int] = {}
+        self._quiet: dict[int, tuple[bool, ...]] = {}
+
+    def first(self) -> State:
+        """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
+        seats = [self.seats.take(self._make(engine)) for engine in range(ENGINES)]
+        client = Client(((Status.OPEN, None),) * len(self.numbers))
+        return self._state(*self._begin_stages(seats, client))
+
+    def _make(self, number: int) -> Engine:
+        engine = Engine(number, self.scenario.settings)
+        engine.hear(Order(self.scenario.first[number], self.scenario.hard))
+        count = self.scenario.settings.lend_blocks
+        for group in self.scenario.lent:
+            if number in group:
+                engine.members[len(group)].lent.offer(count, 0)
+                engine.members[len(group)].lent.commit(list(range(1, count + 1)))
+            if number == group[0]:
+                borrowed = engine.leaders[len(group)].borrowed
+                borrowed.add(borrowed.choose(count))
+        return engine
+
+    def _state(self, seats: list[int], client: Client) -> State:
+        number = self._client_numbers.setdefault(client, len(self._clients))
+        if number == len(self._clients):
+            self._clients.append(client)
+        return (*seats, number)
+
+    # ---- the model
+
+    def over(self, state: State) -> bool:
+        """Return whether all requests are accounted for, and nothing is left over anywhere."""
+        client = self._clients[state[-1]]
+        if client.ended:
+            return True
+        if self.endless or client.unanswered or client.stage < len(self.scenario.stages) - 1:
+            return False
+        if any(status is Status.OPEN for status, _ in client.requests):
+            return False
+        if not all(self._is_over(engine, state) for engine in range(ENGINES)):
+            return False
+        if not client.lost:
+            self._check_lending(state)
+        return True
+
+    def _is_over(self, engine: int, state: State) -> bool:
+        """Return whether an engine has nothing more to do, but for groups that have lost a member."""
+        seat = self.seats.seats[state[engine]]
+        if seat.engine == GONE:
+            return True
+        busy = [aligned_group(engine, size) for size in self.engines.facts[seat.engine].busy]
+        busy += [self.seats.group(ticket) for _, ticket in seat.inbox if ticket != GONE]
+        is_at_rest = seat.inside is None and not seat.sending and not seat.heard
+        return is_at_rest and not any(self._is_whole(group, state) for group in busy)
+
+    def follow(self, state: State) -> Iterator[tuple[Label, State]]:
+        """Return what can happen next."""
+        if self.reduce:
+            for engine in range(ENGINES):
+                if self._goes_first(state, engine):
+                    yield from self._at(state, engine)
+                    return
+        for engine in range(ENGINES):
+            yield from self._at(state, engine)
+        for group in GROUPS:
+            yield from self._step(state, group)
+        if self.scenario.aborts:
+            yield from self._abort(state)
+        if self.scenario.mortal:
+            yield from self._stop(state)
+
+    def _goes_first(self, state: State, engine: int) -> bool:
+        """Return whether what this engine does next, whatever it is, can as well be the next thing that happens at all.
+
+        It has a ticket, and the client will say nothing new to it; so nothing that others do gives it another choice.
+        And none of its choices sends anything or completes a request, so whatever others do, they can do before it or
+        after it, and it comes to the same. Hence every end, and every wrong, that is reached in another order is
+        reached in one in which this engine goes first. (A persistent set. It does not put the others off for ever:
+        with finite work an engine has finitely much to do before it serves its ticket.)
+        """
+        return self.seats.settled(state[engine], engine, bool(self.scenario.mortal)) and self._is_quiet(state, engine)
+
+    def _is_quiet(self, state: State, engine: int) -> bool:
+        """Return whether the client has sent an engine all that it ever will."""
+        quiet = self._quiet.get(state[-1])
+        if quiet is None:
+            client = self._clients[state[-1]]
+            ordered = any(stage.layout for stage in self.scenario.stages[client.stage + 1 :])
+            jobs = [job for stage in self.scenario.stages[client.stage + 1 :] for job in stage.jobs]
+            moving = {request_of(job.name) for job in jobs} | set(self.scenario.aborts)
+            leaving = [client.requests[self.numbers[name]] for name in moving]
+            told = {job.leader for job in jobs} | {j.leader for status, j in leaving if j and status is Status.OPEN}
+            quiet = self._quiet[state[-1]] = tuple(not ordered and e not in told for e in range(ENGINES))
+        return quiet[engine]
+
+    # ---- engines
+
+    def _at(self, state: State, engine: int) -> Iterator[tuple[Label, State]]:
+        """What happens at one engine."""
+        for event in self.seats.events(state[engine], engine):
+            if event.sent is not None and event.label[0] != "sends on" and self._is_repeated(state, engine, event.sent):
+                continue
+            after = self._after(state, engine, event)
+            if isinstance(event.heard, Order):
+                client = self._clients[state[-1]]
+                client = client._replace(unanswered=client.unanswered - {engine})
+                after = self._state(*self._begin_stages(list(after[:-1]), client))
+            yield event.label, after
+
+    def _is_repeated(self, state: State, engine: int, sent: Sent) -> bool:
+        """A member does not ask again for blocks while it has a Need under way: else there would be no end of states.
+
+        It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it asked before.
+        """
+        (leader, *_), ticket = sent
+        is_need = isinstance(self.engines.tickets[ticket], Need)
+        return is_need and (engine, ticket) in self.seats.seats[state[leader]].inbox
+
+    def _after(self, state: State, engine: int, event: Event) -> State:
+        if event.wrong is not None:
+            raise Wrong(event.wrong, event.label)
+        seats = list(state)
+        seats[engine] = event.after
+        if event.sent is not None:
+            members, ticket = event.sent
+            for member in members:
+                seats[member] = self.seats.push(seats[member], member, engine, ticket)
+        if event.done:
+            client = self._clients[seats.pop()]
+            for name in event.done:
+                client = self._complete(client, name, event.label)
+            return self._state(seats, client)
+        return tuple(seats)
+
+    def _complete(self, client: Client, name: str, label: Label) -> Client:
+        """A job is done. What is said of a job that is not the request's present one is stale."""
+        number = self.numbers[request_of(name)]
+        status, job = client.requests[number]
+        if job is None or job.name != name or status not in (Status.OPEN, Status.DONE):
+            return client
+        if status is Status.DONE:
+            raise Wrong(f"{name} was completed twice", label)
+        return client.with_request(number, Status.DONE, job)
+
+    def _step(self, state: State, group: Group) -> Iterator[tuple[Label, State]]:
+        """When all members of a group have come to a step of it, it is made."""
+        tickets = [self.seats.seats[state[engine]].inside for engine in group]
+        if any(ticket is None or self.seats.group(ticket) != group for ticket in tickets):
+            return
+        label = ("step", group, *dict.fromkeys(tickets))
+        if len(label) > 3:
+            raise Wrong("a collective whose members have come to different steps", label)
+        # aborts that the leader hears of during the step come before the step's output
+        for early in {(), self.seats.aborts(state[group[0]])}:
+            after = state
+            for engine in group:
+                event = self.seats.step(state[engine], early if engine == group[0] else (), label)
+                after = self._after(after, engine, event)
+            yield label, after
+
+    # ---- the client
+
+    def _begin_stages(self, seats: list[int], client: Client) -> tuple[list[int], Client]:
+        """Send the next stage, and what follows it as long as there is no order to wait for."""
+        while not client.unanswered and client.stage + 1 < len(self.scenario.stages):
+            stage = self.scenario.stages[client.stage + 1]
+            alive = [engine for engine in range(ENGINES) if seats[engine] != self.seats.gone]
+            client = client._replace(stage=client.stage + 1, unanswered=frozenset(alive if stage.layout else ()))
+            for engine, size in enumerate(stage.layout):
+                self._say(seats, engine, Order(size, stage.hard))
+            for job in stage.jobs:
+                client = self._dispatch(seats, client, job)
+        return seats, client
+
+    def _dispatch(self, seats: list[int], client: Client, job: Job) -> Client:
+        number = self.numbers[request_of(job.name)]
+        status, before = client.requests[number]
+        if status is not Status.OPEN:
+            return client
+        if before is not None:
+            self._say(seats, before.leader, Abort(before.name))
+        copies = 2 if self.plant is Plant.ADDED_TWICE and job.size > 1 else 1
+        for _ in range(0 if self.plant is Plant.NOT_ADDED and job.leader == 2 else copies):
+            self._say(seats, job.leader, job)
+        is_whole = self._is_whole(aligned_group(job.leader, job.size), seats)
+        return client.with_request(number, status if is_whole else Status.LOST, job)
+
+    def _say(self, seats: list[int], engine: int, message: Message) -> None:
+        seats[engine] = self.seats.say(seats[engine], message)
+
+    def _abort(self, state: State) -> Iterator[tuple[Label, State]]:
+        client = self._clients[state[-1]]
+        for name in self.scenario.aborts:
+            status, job = client.requests[self.numbers[name]]
+            if status is Status.OPEN:
+                seats = list(state[:-1])
+                if job is not None:
+                    self._say(seats, job.leader, Abort(job.name))
+                yield ("abort", name), self._state(seats, client.with_request(self.numbers[name], Status.ABORTED, job))
+
+    # ---- loss
+
+    def _stop(self, state: State) -> Iterator[tuple[Label, State]]:
+        """An engine stops; those that are in a step with one that has stopped give up and stop; the server ends."""
+        client = self._clients[state[-1]]
+        if not client.lost:
+            for engine in self.scenario.mortal:
+                yield from self._die(state, engine, ("stops", engine))
+            return
+        for engine in range(ENGINES):
+            ticket = self.seats.seats[state[engine]].inside
+            if ticket is not None and not self._is_whole(self.seats.group(ticket), state):
+                yield from self._die(state, engine, ("gives up, and stops", engine))
+        if self.scenario.server_ends:
+            requests = tuple((Status.LOST if s is Status.OPEN else s, None) for s, _ in client.requests)
+            end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
+            yield ("the server ends",), self._state([self.seats.gone] * ENGINES, end)
+
+    def _die(self, state: State, engine: int, label: Label) -> Iterator[tuple[Label, State]]:
+        """With an engine go any of its tickets that have not arrived yet."""
+        client = self._clients[state[-1]]
+        for left in product(*(self.seats.lose(state[other], engine) for other in range(ENGINES))):
+            seats = list(left)
+            seats[engine] = self.seats.gone
+            after = client._replace(lost=True, unanswered=client.unanswered - {engine})
+            if not self.scenario.server_ends:
+                for number, (status, job) in enumerate(client.requests):
+                    if status is Status.OPEN and job and not self._is_whole(aligned_group(job.leader, job.size), seats):
+                        after = after.with_request(number, Status.LOST, job)
+                seats, after = self._begin_stages(seats, after)
+            yield label, self._state(seats, after)
+
+    def _is_whole(self, group: Group, seats: State | list[int]) -> bool:
+        return all(seats[engine] != self.seats.gone for engine in group)
+
+    # ---- books and names
+
+    def _check_lending(self, state: State) -> None:
+        """When no ticket is under way, members have lent exactly what their leaders have borrowed."""
+        facts = [self.engines.facts[self.seats.seats[number].engine] for number in state[:-1]]
+        for group in GROUPS:
+            borrowed = facts[group[0]].borrowed[len(group)]
+            for engine in group:
+                lent, offered = facts[engine].lent[len(group)]
+                if lent != borrowed or offered:
+                    books = f"{group} has borrowed {set(borrowed)}; {engine} has lent {set(lent)}, offers {offered}"
+                    raise Wrong(books)
+
+    def describe(self, label: Label) -> str:
+        """Return what happened, in words."""
+        return in_words(label, self.engines.tickets)
