@@ -12,16 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from flying_serving.bench import view
-from flying_serving.bench.client import Target
+from flying_serving.bench import once, view
+from flying_serving.bench.once import RESULTS, SUMMARY
 from flying_serving.bench.plan import Plan, parse_plan, workload_of
-from flying_serving.bench.run import Settings, measure, probe, save, too_long
 from flying_serving.errors import BenchError, ConfigError
 from flying_serving.workload import files
 from flying_serving.workload.model import Workload
 from flying_serving.workload.read import TraceOptions, read_workload
-
-RESULTS = "results.parquet"
 
 
 def main(options: Mapping[str, Any]) -> int:
@@ -45,23 +42,16 @@ def main(options: Mapping[str, Any]) -> int:
 
 
 def _measure(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
-    target = Target(plan.url.rstrip("/").removesuffix("/v1"), plan.api_key)
-    first, last = plan.token_ids
-    settings = Settings(range(first, last + 1), plan.prompt_seed, plan.timeout_s, plan.extra_body)
-    served = probe(target, settings, plan.model)
-    if longer := too_long(workload, served):
-        limit = f"the {served.max_tokens} tokens of {served.model}"
-        sys.stderr.write(f"flying-serving: {longer} of {len(workload.requests)} requests need more than {limit}\n")
-    with view.Watch(console, len(workload.requests)) as watch:
-        results = measure(workload, target, served, settings, made=watch.made, watch=watch.replaying)
-    summary = save(results, out, plan.slo)
+    if plan.compare:
+        from flying_serving.bench import compare
+
+        return compare.run(plan, workload, out, console)
+    summary = once.replay(plan, workload, plan.url.rstrip("/").removesuffix("/v1"), out, console).summary
     if plan.as_json:
         sys.stdout.write(json.dumps(summary) + "\n")
     else:
         console.print(view.report(summary))
-        console.print(f"{out / RESULTS}: a row for each request; {out / 'summary.json'}: all numbers", soft_wrap=True)
-    if warning := view.lag_warning(summary):
-        sys.stderr.write(f"flying-serving: {warning}\n")
+        console.print(f"{out / RESULTS}: a row for each request; {out / SUMMARY}: all numbers", soft_wrap=True)
     return 0 if summary["completed"] else 1
 
 
@@ -69,7 +59,7 @@ def _directory(plan: Plan, workload: Workload) -> Path:
     """Where results go; made if it is not there."""
     name = re.sub(r"[^\w.-]", "-", workload.name)
     out = plan.out or Path(f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if (out / RESULTS).exists():
+    if any([*out.glob(RESULTS), *out.glob(f"*/{RESULTS}")]):
         raise ConfigError(f"--out={str(out)!r}: there are results already")
     if not plan.dry_run or plan.save_workload is None:
         try:

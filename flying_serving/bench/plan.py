@@ -7,9 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from flying_serving.bench.metrics import Slo, parse_slo
+from flying_serving.bench.servers import SYSTEMS, Words, parse_words
 from flying_serving.errors import ConfigError
 from flying_serving.workload import mixes, shape
 from flying_serving.workload.model import MAX_TOKENS, Workload
@@ -44,6 +53,19 @@ def _several(pair: tuple[int, int]) -> tuple[int, int]:
     if pair[0] >= pair[1]:
         raise ValueError("at least two token ids are expected, FIRST below LAST")
     return pair
+
+
+def _systems(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value or ()
+    names = tuple(name.strip() for name in value.split(","))
+    if len(set(names)) < len(names) or not set(names) <= set(SYSTEMS):
+        raise ValueError(f"names with commas between, each once, of {', '.join(SYSTEMS)}")
+    return names
+
+
+def _words(value: Any) -> Any:
+    return parse_words(value) if isinstance(value, list | tuple) and value else None
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -93,6 +115,16 @@ class Plan(BaseModel):
     extra_body: Annotated[dict[str, Any], BeforeValidator(_object)] = Field(default_factory=dict)
     dry_run: bool = False
     as_json: bool = False
+    compare: Annotated[tuple[str, ...], BeforeValidator(_systems)] = ()
+    server: Annotated[Words | None, BeforeValidator(_words)] = None
+
+    @model_validator(mode="after")
+    def _servers(self) -> Plan:
+        if self.compare and self.server is None:
+            raise ValueError("--compare needs the servers' model and flags behind a --: -- MODEL [FLAGS]")
+        if self.server is not None and not self.compare:
+            raise ValueError(f"-- {self.server.model}: only --compare starts servers")
+        return self
 
 
 def parse_plan(options: Mapping[str, Any]) -> Plan:
@@ -105,9 +137,11 @@ def parse_plan(options: Mapping[str, Any]) -> Plan:
         return Plan.model_validate(dict(options))
     except ValidationError as error:
         problem = error.errors()[0]
+        message = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"] or problem["loc"][0] == "server":
+            raise ConfigError(message) from None
         name = str(problem["loc"][0])
         flag = "--" + name.replace("_", "-")
-        message = problem["msg"].removeprefix("Value error, ")
         raise ConfigError(message if message.startswith(flag) else f"{flag}={options[name]!r}: {message}") from None
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from flying_serving.workload.model import Request
 
 Status = Literal["ok", "failed", "unfinished"]
+NOT_SENT = "not sent"
 STATUSES: tuple[Status, ...] = ("ok", "failed", "unfinished")
 
 
@@ -22,7 +23,7 @@ class Record:
 
     request: Request
     status: Status = "unfinished"
-    error: str | None = "not sent"
+    error: str | None = NOT_SENT
     sent_s: float | None = None
     first_byte_s: float | None = None
     end_s: float | None = None

@@ -87,14 +87,14 @@ def _totals(summary: dict[str, Any]) -> RenderableType:
     rows = [
         ("requests", f"{summary['num_prompts']}: {_outcome(summary)}"),
         ("duration", f"{summary['duration']:.2f} s"),
-        ("requests/s", _number(summary["request_throughput"])),
-        ("output tokens/s", f"{_number(summary['output_throughput'])}, at most {summary['max_output_tokens_per_s']}"),
-        ("prompt + output tokens/s", _number(summary["total_token_throughput"])),
+        ("requests/s", number(summary["request_throughput"])),
+        ("output tokens/s", f"{number(summary['output_throughput'])}, at most {summary['max_output_tokens_per_s']}"),
+        ("prompt + output tokens/s", number(summary["total_token_throughput"])),
         ("at the same time", f"at most {summary['max_concurrent_requests']} requests"),
     ]
     if summary["request_goodput"] is not None:
         kept = f"{summary['slo_attainment']:.1%} of all requests"
-        rows.append(("goodput requests/s", f"{_number(summary['request_goodput'])}, {kept}"))
+        rows.append(("goodput requests/s", f"{number(summary['request_goodput'])}, {kept}"))
     if "deadline_attainment" in summary:
         rows.append(("deadlines kept", f"{summary['deadline_attainment']:.1%}"))
     lag = f"p99 {summary['p99_send_lag_ms']:.2f} ms sending, {summary['p99_loop_lag_ms']:.2f} ms reading"
@@ -116,7 +116,7 @@ def _latencies(summary: dict[str, Any]) -> Table:
     for name, label in LATENCIES:
         values = [summary[f"{statistic}_{name}_ms"] for statistic in STATISTICS]
         if any(value is not None for value in values):
-            table.add_row(label, *map(_number, values))
+            table.add_row(label, *map(number, values))
     return table
 
 
@@ -131,9 +131,10 @@ def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
         keys = ("mean_ttft_ms", "p90_ttft_ms", "median_tpot_ms", "p99_itl_ms")
         times = (group[key] for key in keys)
         completed = f"{group['completed']}/{group['num_prompts']}"
-        table.add_row(name, completed, _number(tokens), *map(_number, times))
+        table.add_row(name, completed, number(tokens), *map(number, times))
     return table
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A number for a table."""
     return ABSENT if value is None else f"{value:.2f}"

@@ -48,13 +48,22 @@ TokenIds = Annotated[str, typer.Option(help="FIRST:LAST, token ids that prompts 
 PromptSeed = Annotated[int | None, typer.Option(min=0, help="Other prompts for the same workload; default: its seed.")]
 ExtraBody = Annotated[str, typer.Option(help='JSON object to add to each request, like {"temperature": 0}.')]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make and save the workload only.")]
-
+Compare = Annotated[
+    str | None,
+    typer.Option(
+        help="Start these servers in turn and compare them: static-dp, static-tp, auto, ..., stock-dp, stock-tp; "
+        "their model and flags follow after --."
+    ),
+]
+Server = Annotated[list[str] | None, typer.Argument(metavar="[-- MODEL FLAGS...]", help="Of servers to --compare.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 
 @app.command()
 def bench(
     context: typer.Context,
+    server: Server = None,
+    compare: Compare = None,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
     model: Model = None,

@@ -1,0 +1,108 @@
+"""`flying-serving bench --compare`: one server after the other, the same workload file, one report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from flying_serving.bench import once, servers, view
+from flying_serving.bench.plan import Plan
+from flying_serving.demo.server import ended_by_signals
+from flying_serving.errors import BenchError
+from flying_serving.report import load, page
+from flying_serving.report.load import COMPARISON
+from flying_serving.workload.model import Workload
+
+ENDED = 130
+COLUMNS = (
+    ("TTFT mean", "mean_ttft_ms"),
+    ("p90", "p90_ttft_ms"),
+    ("TPOT median", "median_tpot_ms"),
+    ("p90", "p90_tpot_ms"),
+    ("E2E mean", "mean_e2el_ms"),
+    ("tokens/s", "output_throughput"),
+    ("most", "max_output_tokens_per_s"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One system's replay, and how its server was started."""
+
+    replayed: once.Replayed
+    command: list[str]
+    ready_s: float
+
+
+def run(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
+    """Measure each system in turn and write the report of those that could be measured; the exit code.
+
+    A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the server is ended, and
+    the report has what was measured until then.
+    """
+    measured: dict[str, Measured] = {}
+    code = 0
+    try:
+        with ended_by_signals():
+            for name in plan.compare:
+                try:
+                    measured[name] = _measure(name, plan, workload, out / name, console)
+                except BenchError as error:
+                    sys.stderr.write(f"flying-serving: {name}: {error}\n")
+                    code = 1
+                    continue
+                _note(out, measured)
+                if measured[name].replayed.stopped:
+                    raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        sys.stderr.write("flying-serving: ended early\n")
+        code = ENDED
+    if not measured:
+        return code
+    report = page.write(load.comparison(out), out)
+    summaries = {name: one.replayed.summary for name, one in measured.items()}
+    if plan.as_json:
+        sys.stdout.write(json.dumps(summaries) + "\n")
+    else:
+        console.print(table(summaries))
+        console.print(f"{report}: the report; {out}/*/{once.RESULTS}: a row for each request", soft_wrap=True)
+    return code or int(not all(summary["completed"] for summary in summaries.values()))
+
+
+def _measure(name: str, plan: Plan, workload: Workload, out: Path, console: Console) -> Measured:
+    """Start one server, replay, end it."""
+    assert plan.server is not None
+    out.mkdir(exist_ok=True)
+    log = out / "server.log"
+    console.print(f"{name}: starting, its log is {log}", soft_wrap=True)
+    with servers.start(name, plan.server, plan.api_key, log) as server:
+        ready_s = server.wait_until_ready()
+        console.print(f"{name}: ready after {ready_s:.1f} s", soft_wrap=True)
+        replayed = once.replay(plan, workload, server.url, out, console)
+    console.print(f"{name}: replayed in {replayed.results.run.duration_s:.1f} s", soft_wrap=True)
+    return Measured(replayed, server.line, ready_s)
+
+
+def _note(out: Path, measured: dict[str, Measured]) -> None:
+    """What there is so far, for a report to read: the order of the systems, and how each was started."""
+    systems = {name: {"command": one.command, "ready_s": one.ready_s} for name, one in measured.items()}
+    (out / COMPARISON).write_text(json.dumps({"systems": systems}, indent=1) + "\n", encoding="utf-8")
+
+
+def table(measured: dict[str, dict[str, Any]]) -> Table:
+    """One row for each system."""
+    drawn = Table(title="\ntimes in ms, of completed requests", title_justify="left", title_style="", box=SIMPLE)
+    drawn.add_column("system", no_wrap=True)
+    for heading in ("completed", *(heading for heading, _ in COLUMNS)):
+        drawn.add_column(heading, justify="right")
+    for name, summary in measured.items():
+        values = (view.number(summary[key]) for _, key in COLUMNS)
+        drawn.add_row(name, f"{summary['completed']}/{summary['num_prompts']}", *values)
+    return drawn

@@ -1,0 +1,25 @@
+"""`flying-serving plot`: figures of what `flying-serving bench` measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flying_serving.cli.admin import app
+
+Results = Annotated[
+    Path, typer.Argument(metavar="RESULTS_DIR", help="--out of a `bench`, of one server or of several.")
+]
+Out = Annotated[Path | None, typer.Option(help="Directory for the pictures; default: beside the results.")]
+Format = Annotated[str, typer.Option("--format", help="png, svg or pdf.")]
+
+
+@app.command()
+def plot(results: Results, out: Out = None, form: Format = "png") -> None:
+    """Draw results: load, latencies and layout over time, bars, distributions, token gaps; and one page of all."""
+    from flying_serving.report import command
+
+    for path in command.main(results, out, form):
+        typer.echo(str(path))

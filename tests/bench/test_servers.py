@@ -1,0 +1,151 @@
+"""Servers to compare: what each is started with, and that nothing of them is left."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flying_serving.bench import servers
+from flying_serving.bench.servers import ServerProcess, Words, command, environment, parse_words
+from flying_serving.config import FlyingConfig
+from flying_serving.errors import BenchError, ConfigError
+
+SIZES = ["-dp", "4", "--tensor_parallel_size=2"]
+OURS = ["--horizon-s=5", "--emulate_link", "200,5"]
+WORDS = parse_words(["model", "--dtype", "float32", *SIZES, *OURS, "--enforce-eager", "--max-model-len", "2048"])
+SERVER = """
+import http.server, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def options(line: list[str]) -> dict[str, str]:
+    """Return the flags of a command line with their values."""
+    return dict(word.partition("=")[::2] for word in line if word.startswith("--"))
+
+
+def test_words_are_taken_apart_however_they_are_written() -> None:
+    """Sizes, flags of vLLM in their order, and our own."""
+    assert (WORDS.model, WORDS.engines, WORDS.devices) == ("model", 4, 2)
+    shared = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-per-request-metrics")
+    assert WORDS.shared == shared
+    assert WORDS.ours == ("--horizon-s=5", "--emulate-link=200,5")
+
+
+@pytest.mark.parametrize("flag", ["--disable-log-stats", "--no-enable-per-request-metrics"])
+def test_metrics_of_requests_are_asked_for_where_they_can_be(flag: str) -> None:
+    """vLLM does not start with them and --disable-log-stats."""
+    assert parse_words(["model", flag]).shared == (flag,)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "-- MODEL"),
+        (["--dtype=float32"], "-- MODEL"),
+        (["m", "--port=80"], "--port='80' after --: each server gets a free port"),
+        (["m", "--policy", "auto"], "--policy='auto' after --: --compare names"),
+        (["m", "--api-key=secret"], "before the --"),
+        (["m", "-dp", "two"], "after --: .*invalid int value: 'two'"),
+        (["m", "--horizon-s"], "after --: .*expected one argument"),
+    ],
+)
+def test_words_that_cannot_be_used(words: list[str], message: str) -> None:
+    """Each says what is expected."""
+    with pytest.raises(ConfigError, match=message):
+        parse_words(words)
+
+
+def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
+    """Stock TP joins all engines; our flags go to our servers alone."""
+    lines = {name: command(name, WORDS, 5000) for name in servers.SYSTEMS}
+    for name, line in lines.items():
+        found = options(line)
+        assert line[:2] == [sys.executable, "-m"] and found["--port"] == "5000"
+        assert line[-len(WORDS.shared) :] == list(WORDS.shared)
+        stock = name in servers.STOCK
+        assert line[2] == ("vllm.entrypoints.openai.api_server" if stock else "flying_serving.cli.main")
+        assert found.get("--policy") == (None if stock else name)
+        assert ("--horizon-s" in found) is not stock
+        sizes = (found.get("--data-parallel-size"), found["--tensor-parallel-size"])
+        assert sizes == ((None, "8") if name == "stock-tp" else ("4", "2"))
+
+
+def test_all_our_flags_are_known_here() -> None:
+    """None of them reaches stock vLLM."""
+    flags = ["--" + field.replace("_", "-") for field in FlyingConfig.model_fields if field != "policy"]
+    words = parse_words(["model", *(f"{flag}=1" for flag in flags)])
+    assert sorted(words.ours) == sorted(f"{flag}=1" for flag in flags)
+    assert words.shared == ("--enable-per-request-metrics",)
+
+
+def test_stock_vllm_does_not_load_our_plugin() -> None:
+    """Whatever else is installed or asked for; the key goes by the environment, and only the one of this comparison."""
+    words = Words("m", 2, 1, (), ())
+    assert "flying_serving" not in environment("stock-dp", words, "", {})["VLLM_PLUGINS"].split(",")
+    asked = {"VLLM_PLUGINS": "other,flying_serving", "VLLM_API_KEY": "old", "OMP_NUM_THREADS": "7"}
+    stock, ours = (environment(name, words, key, asked) for name, key in (("stock-dp", "new"), ("auto", "")))
+    assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == ("other", "new", "7")
+    assert ours["VLLM_PLUGINS"] == asked["VLLM_PLUGINS"] and "VLLM_API_KEY" not in ours
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_server_and_its_children_end(tmp_path: Path) -> None:
+    """It is waited for; then its whole process group goes, and its directory for temporary files."""
+    log, port = tmp_path / "log", servers.free_port()
+    with ServerProcess([sys.executable, "-c", SERVER, str(port)], os.environ, f"http://127.0.0.1:{port}", log) as one:
+        assert one.wait_until_ready() >= 0
+        child = int(log.read_text().split()[1])
+        assert lives(child) and Path(one.scratch).is_dir()
+    assert one.process.poll() is not None and not Path(one.scratch).exists()
+    while lives(child):  # the kernel's own time, after SIGKILL
+        time.sleep(0.01)
+
+
+def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    """With its exit code."""
+    line = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+    with (
+        ServerProcess(line, os.environ, "http://127.0.0.1:1", tmp_path / "log") as server,
+        pytest.raises(BenchError, match=r"(?s)ended with code 3; .*log ends with:\nno such model"),
+    ):
+        server.wait_until_ready()
+
+
+def test_an_interrupt_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that never answers is not waited for either."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    line = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+    server = ServerProcess(line, os.environ, "http://127.0.0.1:1", tmp_path / "log")
+    monkeypatch.setattr(servers, "STOP_STARTING_S", 0.1)
+    monkeypatch.setattr(ServerProcess, "_answers", interrupted)
+    with pytest.raises(KeyboardInterrupt), server:
+        server.wait_until_ready()
+    assert server.process.poll() is not None
+
+
+def test_help_names_the_systems() -> None:
+    """The help text is written out, so that `--help` imports nothing large."""
+    line = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--help"]
+    shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert all(name in shown for name in (*servers.STOCK, "static-dp", "static-tp", "auto"))
