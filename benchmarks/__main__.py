@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("steady_state", "startup", "switch_cost", "switch_storm", "collectives", "bench_client")
+NAMES = ("steady_state", "startup", "switch_cost", "switch_storm", "collectives", "bench_client", "observability")
 
 
 def title(name: str) -> str:
