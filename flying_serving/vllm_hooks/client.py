@@ -94,6 +94,7 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
     original(app, supported_tasks)
-    from flying_serving.server.routes import attach
+    from flying_serving.server import routes, view
 
-    attach(app, app.state.args)
+    routes.attach(app, app.state.args)
+    view.attach(app)

@@ -1,0 +1,57 @@
+"""Routes of the live view: the page, which holds no data, and its data, which the API key guards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.responses import HTMLResponse
+
+from flying_serving.server.routes import _authorise, _client
+from flying_serving.view import page
+from flying_serving.view.rolling import Rolling
+from flying_serving.view.state import state
+from flying_serving.vllm_hooks.stats import roll
+
+router = APIRouter(prefix="/flying", tags=["flying"])
+
+
+@router.get("/", response_class=HTMLResponse)
+async def live_view(request: Request) -> HTMLResponse:
+    """The live view. It loads without the API key and asks for it, since a browser cannot send it before."""
+    needs_key = any(request.app.state.flying_keys or ())
+    return HTMLResponse(page.document(needs_key=needs_key), headers=page.headers())
+
+
+@router.get("/view", dependencies=[Depends(_authorise)])
+async def view(request: Request) -> Any:
+    """What the live view shows: layout, groups, task pool, times of the last seconds, the last switches."""
+    client = _client(request)
+    shared = request.app.state
+    if not hasattr(shared, "flying_rolling"):
+        shared.flying_rolling = Rolling(client.deployment.engines)
+        roll(shared.engine_client, shared.flying_rolling)
+    return state(
+        client.controller,
+        shared.flying_rolling,
+        time.monotonic(),
+        model=client.vllm_config.model_config.served_model_name,
+        devices_per_engine=client.deployment.devices,
+        group_sizes=list(client.deployment.group_sizes),
+    )
+
+
+class _Unlogged(logging.Filter):
+    """A page that looks three times a second would fill the access log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args
+        return not (isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == "/flying/view")
+
+
+def attach(app: FastAPI) -> None:
+    """Add both routes to vLLM's app."""
+    app.include_router(router)
+    logging.getLogger("uvicorn.access").addFilter(_Unlogged())

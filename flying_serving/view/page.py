@@ -1,0 +1,57 @@
+"""The page of the live view: one HTML document with its style and script in it, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+STYLES = ("page.css",)
+SCRIPTS = ("formation.js", "figures.js", "switches.js", "page.js")
+
+
+def document(*, needs_key: bool) -> str:
+    """The page; with `needs_key` it asks for the API key before it asks the server for anything."""
+    return _parts()[0].replace("@@key@@", "required" if needs_key else "none")
+
+
+def headers() -> dict[str, str]:
+    """Headers of the page: it may run its own script and style, and talk to its own server, and that is all."""
+    _, style, script = _parts()
+    allowed = {
+        "default-src": "'none'",
+        "style-src": f"'{style}'",
+        "script-src": f"'{script}'",
+        "img-src": "data:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return {
+        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in allowed.items()),
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+@cache
+def _parts() -> tuple[str, str, str]:
+    """The document, and the hashes of its style and its script."""
+    style, script = (_joined(names) for names in (STYLES, SCRIPTS))
+    text = _read("page.html").replace("@@style@@", style).replace("@@script@@", script)
+    return text, _hash(style), _hash(script)
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n" + "\n".join(_read(name) for name in names)
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
