@@ -1,9 +1,8 @@
 """Policy `auto` beside both fixed layouts on the same workload file, replayed in turn.
 
-python -m benchmarks.policies [--case load|priority|context] [--regime shm gloo link] [--rounds 3] [--trace FILE]
+python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [--rounds 3] [--trace FILE]
 
-`load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent. `context`: short requests and
-one long one a minute that no engine holds alone; beside it the same without the long ones.
+`load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
 Every system is our server with the same flags but the policy, so that collectives and kernels are the same for all; the
 links of regime `link` are emulated (see docs/architecture.md). Each is stopped while another is measured.
@@ -28,7 +27,7 @@ from flying_serving.bench.metrics import summarise
 from flying_serving.bench.run import Settings, measure, probe
 from flying_serving.demo.tiny import make_model
 from flying_serving.workload.files import save
-from flying_serving.workload.mixes import with_long_prompts, with_priority
+from flying_serving.workload.mixes import with_priority
 from flying_serving.workload.model import Workload
 from flying_serving.workload.read import read_workload
 from flying_serving.workload.synth import Paper, Poisson, synthesise
@@ -46,12 +45,7 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,1"]}
-CASES = {
-    "load": [],
-    "priority": [],
-    # 4,096 tokens for each engine: 12 layers, 12 KV heads, keys and values of 64 floats
-    "context": ["--max-model-len=8000", f"--kv-cache-memory-bytes={129 * 32 * 12 * 12 * 2 * 64 * 4}"],
-}
+CASES = ("load", "priority")
 POLICIES = ("static-dp", "static-tp", "auto")
 OUT = ROOT / ".bench"
 
@@ -71,10 +65,7 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
         found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **lengths), args.seed)}
     else:
         steady = synthesise(Poisson(requests=None, duration_s=args.seconds, rate_rps=args.rate, **lengths), args.seed)
-        if args.case == "priority":
-            found = {"priority": with_priority(steady, 0.2)}
-        else:
-            found = {"with long": with_long_prompts(steady, 6000, 64), "short alone": steady}
+        found = {"priority": with_priority(steady, 0.2)}
     for name, workload in found.items():
         save(workload, OUT / f"{name.replace(' ', '-')}.jsonl")
     return found
@@ -111,7 +102,7 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
         for policy in POLICIES if args.policies is None else args.policies:
-            flags = [*FLAGS, *CASES[args.case], *REGIMES[regime], f"--policy={policy}"]
+            flags = [*FLAGS, *REGIMES[regime], f"--policy={policy}"]
             systems.start(System(f"{policy}, {regime}", model, flags, ours=True))
         for number, system, (kind, workload) in itertools.product(
             range(args.rounds), systems.all.values(), workloads.items()
