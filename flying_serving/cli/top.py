@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
+from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,10 @@ from flying_serving.cli.admin import DEFAULT_URL, AsJson, Key, Url, _ask, _conso
 from flying_serving.view import terminal
 
 Interval = Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")]
-Once = Annotated[bool, typer.Option("--once", help="Print it once, after watching for one interval, and end.")]
+Once = Annotated[
+    bool,
+    typer.Option("--once", help="Print it once, after watching for one interval, as is done where no terminal is."),
+]
 
 
 @app.command()
@@ -34,15 +37,16 @@ def top(
     def look() -> Any:
         return _ask("GET", "/flying/view", url, api_key)
 
-    if once or as_json:
+    console = _console()
+    if once or as_json or not console.is_terminal:
         look()
-        time.sleep(interval_s)
+        sleep(interval_s)
         _print(look(), as_json, terminal.top)
         return
-    with contextlib.suppress(KeyboardInterrupt), Live(console=_console(), screen=True, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_drawn(look()), refresh=True)
-            time.sleep(interval_s)
+            sleep(interval_s)
 
 
 def _drawn(state: Any) -> RenderableType:

@@ -109,20 +109,20 @@ function drawGroup(hull, group, slots) {
   hull.querySelectorAll("footer b").forEach((cell, i) => write(cell, texts[i]));
 }
 
-function drawEngine(tile, engine, group, older) {
+function drawEngine(tile, engine, group, others) {
   tile.dataset.degree = group.degree;
   tile.dataset.group = group.engines.join(",");
   tile.querySelector(".level").style.height = `${100 * Math.min(1, engine.kv_usage ?? 0)}%`;
   tile.querySelector(".level").style.opacity = engine.kv_usage ? 1 : 0;
   write(tile.querySelector(".kv b"), percent(engine.kv_usage));
   const olds = tile.querySelector(".olds");
-  const mine = older.filter((each) => each.engines.includes(engine.engine));
+  const mine = others.filter((each) => each.engines.includes(engine.engine));
   while (olds.children.length > mine.length) olds.lastChild.remove();
   while (olds.children.length < mine.length) olds.append(make("span"));
   mine.forEach((each, i) => {
     olds.children[i].dataset.degree = each.degree;
-    write(olds.children[i], `${each.requests} ${each.turns === "paused" ? "paused" : "still"} at TP ${each.degree}`);
-    olds.children[i].title = `${each.requests} requests that go on at degree ${each.degree}`;
+    write(olds.children[i], `${each.requests} at TP ${each.degree}${each.turns === "paused" ? ", paused" : ""}`);
+    olds.children[i].title = `${each.requests} requests go on at degree ${each.degree}, ${each.turns}`;
   });
 }
 
@@ -135,7 +135,7 @@ function drawFormation(state) {
       tiles.hulls[e].classList.toggle("merged", i > 0);
       tiles.hulls[e].setAttribute("aria-hidden", String(i > 0));
       drawGroup(tiles.hulls[e], group, state.slots);
-      drawEngine(tiles.engines[e], state.engines[e], group, state.older);
+      drawEngine(tiles.engines[e], state.engines[e], group, state.others);
     });
   }
 }

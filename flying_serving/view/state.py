@@ -23,7 +23,7 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
     rolling.look(now_s)
     layout, pool, switches = controller.layout, controller.pool, controller.switches.kept
     engines = range(controller.settings.engines)
-    older = sorted(group for group in controller.loads.groups if group not in layout.groups)
+    others = sorted(group for group in controller.loads.groups if group not in layout.groups)
     oldest_s = pool.oldest_s
     recent = list(switches)[-SHOWN_SWITCHES:]
     hard = bool(recent) and recent[-1].preempt == "hard"
@@ -35,7 +35,7 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
         "layout": layout.to_lists(),
         "changing": controller.changing,
         "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
-        "older": [_group(controller, group) | {"turns": "paused" if hard else "woven"} for group in older],
+        "others": [_group(controller, group) | {"turns": "paused" if hard else "woven"} for group in others],
         "engines": [_engine(controller, rolling, engine) for engine in engines],
         "running": controller.running,
         "pool": {

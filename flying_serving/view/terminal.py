@@ -25,7 +25,7 @@ CELL = 17
 def top(state: Mapping[str, Any]) -> RenderableType:
     """All of it: the server, its groups, the last switches."""
     groups = [_group(state, group) for group in state["groups"]]
-    return Group(_server(state), Columns(groups, padding=(0, 1)), *_older(state), _switches(state))
+    return Group(_server(state), Columns(groups, padding=(0, 1)), *_others(state), _switches(state))
 
 
 def _server(state: Mapping[str, Any]) -> RenderableType:
@@ -75,11 +75,11 @@ def _bar(share: float, width: int, colour: str) -> Text:
     return Text("━" * full, style=colour) + Text("─" * (width - full), style="dim")
 
 
-def _older(state: Mapping[str, Any]) -> list[RenderableType]:
-    """A line for each group of an older layout that still has requests."""
+def _others(state: Mapping[str, Any]) -> list[RenderableType]:
+    """A line for each group that has requests and is not in the layout."""
     return [
         f"{group['requests']} requests at TP {group['degree']} on {_members(group['engines'])}, {group['turns']}"
-        for group in state["older"]
+        for group in state["others"]
     ]
 
 

@@ -1,0 +1,119 @@
+"""`flying-serving top`: what it draws, how it asks, how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flying_serving.cli import top as command
+from flying_serving.cli.admin import app
+from flying_serving.view.terminal import duration, top
+from tests.view.states import look, switched
+
+
+@pytest.fixture
+def shown() -> dict[str, Any]:
+    return look(*switched("hard"), 9.0)
+
+
+def drawn(found: dict[str, Any], width: int = 120) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(top(found))
+    return captured.get()
+
+
+def test_everything_is_shown(shown: dict[str, Any]) -> None:
+    """Groups with their degree, what stands aside, the pool, times, switches with reason and costs."""
+    text = drawn(shown)
+    assert "policy manual, layout 2 + 1 + 1" in text
+    assert text.count("TP 1 ─") == 2 and text.count("TP 2 ─") == 1
+    assert "0  KV 25%" in text and "1  KV –" in text
+    assert "1 requests at TP 1 on engine 0, paused" in text
+    assert f"{shown['pool']['requests']} wait (oldest {duration(shown['pool']['oldest_s'] * 1e3)}, 0 urgent)" in text
+    assert "TTFT 500 ms (P90 500 ms), TPOT 100 ms (longest gap 100 ms)" in text
+    assert "1+1+1+1" in text and "2+1+1" in text
+    assert "ordered by an operator" in text and "2.00 ms" in text and "under way" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 300])
+def test_any_width_will_do(shown: dict[str, Any], width: int) -> None:
+    """No line is wider than the terminal."""
+    assert max(map(len, drawn(shown, width).splitlines())) <= width
+
+
+def test_a_failed_switch_and_a_gain_without_limit(shown: dict[str, Any]) -> None:
+    """Names from outside are no markup."""
+    failed = {"problem": "engine 1 [red]did not answer", "predicted_cost_request_s": 1.25}
+    shown["switches"].append(shown["switches"][0] | failed)
+    text = drawn(shown | {"model": "[bold]x"}, 200)
+    assert "failed: engine 1 [red]did not answer" in text
+    assert "∞" in text and "1.25" in text
+    assert "[bold]x" in text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(None, "–"), (0.123, "0.12 ms"), (12.34, "12.3 ms"), (999.6, "1.00 s"), (123_456.0, "123 s")]
+)
+def test_durations(ms: float | None, text: str) -> None:
+    assert duration(ms) == text
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, found: Any, code: int = 200) -> list[tuple[str, str, Any]]:
+    """What is asked from now on; all of it is answered so. Time does not pass."""
+    asked: list[tuple[str, str, Any]] = []
+
+    def answer(method: str, url: str, **options: Any) -> httpx.Response:
+        asked.append((method, url, options["headers"]))
+        return httpx.Response(code, json=found)
+
+    monkeypatch.setattr(httpx, "request", answer)
+    monkeypatch.setattr(command, "sleep", lambda _: None)
+    return asked
+
+
+def test_once_looks_twice(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
+    """The first look makes the server measure. Plain text, with the key."""
+    asked = answers(monkeypatch, shown)
+    result = CliRunner().invoke(app, ["top", "--once", "--url", "http://host:1/", "--api-key", "secret"])
+    assert result.exit_code == 0
+    assert asked == [("GET", "http://host:1/flying/view", {"Authorization": "Bearer secret"})] * 2
+    assert "layout 2 + 1 + 1" in result.stdout and "\x1b" not in result.stdout
+
+
+def test_json_is_the_answer(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
+    answers(monkeypatch, shown)
+    assert json.loads(CliRunner().invoke(app, ["top", "--json"]).stdout) == shown
+
+
+def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
+    """Without an error."""
+    answers(monkeypatch, shown)
+    looks = iter([None, None])
+
+    def sleep(_: float) -> None:
+        if next(looks, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "sleep", sleep)
+    screen = io.StringIO()
+    monkeypatch.setattr(command, "_console", lambda: Console(file=screen, force_terminal=True, width=100))
+    result = CliRunner().invoke(app, ["top"])
+    assert result.exit_code == 0, result.output
+    assert screen.getvalue().count("policy manual") == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "message"), [(401, 2, "API key"), (404, 1, "not a Flying Serving server")]
+)
+def test_refusals_are_one_line(monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int, message: str) -> None:
+    answers(monkeypatch, {}, code)
+    result = CliRunner().invoke(app, ["top", "--once"])
+    assert result.exit_code == exit_code
+    assert message in result.stderr and len(result.stderr.splitlines()) == 1
