@@ -28,7 +28,7 @@ def decode_row(decoder: msgspec.json.Decoder[T], text: str, file: str, line: int
             raise WorkloadError(cause.field, cause.value, cause.allowed, file=file, line=line) from None
         column, allowed = _problem(str(error))
         raise WorkloadError(column, _value(text, column), allowed, file=file, line=line) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WorkloadError("row", text, f"one JSON object ({error})", file=file, line=line) from None
 
 
@@ -46,7 +46,7 @@ def _value(text: str, column: str) -> Any:
     """What a row has in a column."""
     try:
         row = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
     if isinstance(row, dict):
         return row.get(column) if column != "row" else row

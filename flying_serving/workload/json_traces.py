@@ -67,6 +67,9 @@ def read(lines: Iterable[tuple[int, str]], file: str, units: Units, seed: int) -
         if rows and row.timestamp < rows[-1].timestamp:
             allowed = f"not before the row before it ({rows[-1].timestamp})"
             raise WorkloadError("timestamp", row.timestamp, allowed, file=file, line=number)
+        if not math.isfinite(row.timestamp * units.seconds):
+            allowed = f"a finite number when multiplied by {units.seconds:g}"
+            raise WorkloadError("timestamp", row.timestamp, allowed, file=file, line=number)
         try:
             check_blocks(_request(0, 0.0, row), units.block_tokens)
         except WorkloadError as error:

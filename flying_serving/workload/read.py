@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from flying_serving.errors import WorkloadError
 from flying_serving.workload import csv_traces, files, json_traces
+from flying_serving.workload.json_rows import decode_row
 from flying_serving.workload.lines import numbered_lines
 from flying_serving.workload.model import MAX_TOKENS, Workload
 
 Format = Literal["azure", "burstgpt", "mooncake", "timed_trace", "flying"]
 HEAD_LINES = 1000
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 _COLUMNS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
@@ -81,10 +83,7 @@ def detect(head: Sequence[tuple[int, str]], file: str) -> Format:
             return "burstgpt"
         allowed = f"JSONL, or the header {','.join(csv_traces.AZURE)} or {','.join(csv_traces.BURSTGPT)}"
         raise WorkloadError("header", first, allowed, file=file, line=number)
-    try:
-        row = msgspec.json.decode(first)
-    except msgspec.DecodeError as error:
-        raise WorkloadError("row", first, f"one JSON object ({error})", file=file, line=number) from None
+    row = decode_row(_OBJECT, first, file, number)
     if "format" in row:
         return "flying"
     missing = [name for name in _COLUMNS if name not in row]

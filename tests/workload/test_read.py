@@ -25,6 +25,10 @@ TIMED = """{"timestamp": 61.1, "input_length": 33, "output_length": 4, "chat_id"
 MOON = """{"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
 {"timestamp": 3000, "input_length": 700, "output_length": 9, "hash_ids": [1, 3]}
 """
+OWN = """{"format":"flying-serving-workload","version":1,"name":"","seed":0,"block_tokens":512,"requests":2,"origin":""}
+{"index":0,"arrival_s":0.5,"prompt_tokens":5,"output_tokens":5}
+{"index":1,"arrival_s":0.75,"prompt_tokens":600,"output_tokens":5,"hash_ids":[1,2]}
+"""
 Write = Callable[[str | bytes], Path]
 
 
@@ -174,6 +178,21 @@ def test_a_limit_reads_no_further(write: Write, text: str) -> None:
         (AZURE.encode().replace(b",20,", b",\xff,"), 3, "line"),
         (AZURE.encode().replace(b",20,", b",\0,"), 3, "line"),
         (b"\x1f\x8b\x08\x00rubbish", 1, "line"),
+        (AZURE.encode("utf-16"), 1, "line"),
+        (AZURE.replace("\n", "\r"), 1, "header"),
+        (AZURE + AZURE, 4, "TIMESTAMP"),
+        (AZURE + "\0" * 20, 4, "line"),
+        (BURST.replace('"Conversation log"', '"Conversation\nlog"'), 4, "row"),
+        ('{"timestamp":' + "[" * 100_000, 1, "row"),
+        (MOON + MOON.splitlines()[0].replace("[1, 2]", "[" * 100_000), 3, "hash_ids"),
+        (MOON + MOON.splitlines()[1].replace("[1, 3]", "[1, 3], " + '"x": ' + "[" * 100_000 + "]" * 100_000), 3, "row"),
+        (MOON.replace("700", "1" + "0" * 40), 2, "input_length"),
+        (MOON.replace("700", "700.0"), 2, "input_length"),
+        (MOON.replace("[1, 3]", f"[1, {2**64}]"), 2, "hash_ids"),
+        ("[1, 2]\n", 1, "header"),
+        (OWN.replace('"requests":2', '"requests":1'), 3, "requests"),
+        (OWN.replace('"requests":2', '"requests":3'), 3, "requests"),
+        (OWN.split("\n", 1)[1], 1, "row"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(write: Write, text: str | bytes, line: int | None, field: str) -> None:
@@ -212,6 +231,48 @@ def test_a_line_without_end_is_not_read_into_memory(write: Write, monkeypatch: p
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
     with pytest.raises(WorkloadError, match="at most 100 bytes"):
         read_workload(write(AZURE + "x" * 1000))
+
+
+def test_times_that_overflow_in_seconds_are_named_with_their_place(write: Write) -> None:
+    """The unit is the user's."""
+    path = write(TIMED.replace("62.35", "1e308"))
+    with pytest.raises(WorkloadError, match=r"timestamp=1e\+308: a finite number when multiplied by 10") as refused:
+        read_workload(path, options=TraceOptions(sec_multiplier=10.0))
+    assert refused.value.line == 2
+
+
+@pytest.mark.parametrize("text", [AZURE, BURST, TIMED, MOON])
+def test_a_large_file_is_read_to_its_last_row(write: Write, text: str) -> None:
+    """Every row counts; what is wrong in the last one is found, and rows behind a limit are not read."""
+    rows = text.splitlines()
+    many = "\n".join([*rows, *[rows[-1]] * 20_000]) + "\n"
+    path = write(many)
+    assert len(read_workload(path).requests) == len(rows) + 20_000 - (not text.startswith("{"))
+    assert len(read_workload(path, options=TraceOptions(limit=2)).requests) == 2
+    with pytest.raises(WorkloadError) as refused:
+        read_workload(write(many + rows[-1][: len(rows[-1]) // 2]))
+    assert refused.value.line == len(rows) + 20_001
+
+
+@given(text=st.sampled_from([AZURE, BURST, TIMED, MOON, OWN]), data=st.data())
+def test_a_damaged_file_is_read_whole_or_is_an_error_with_its_place(
+    tmp_path_factory: pytest.TempPathFactory, text: str, data: st.DataObject
+) -> None:
+    """Whatever the damage: each line is a request, or the error says which line is wrong."""
+    raw = text.encode()
+    begin = data.draw(st.integers(0, len(raw)))
+    end = data.draw(st.integers(begin, min(len(raw), begin + 20)))
+    damage = data.draw(st.binary(max_size=6) | st.sampled_from([b"\n", b",", b"9", b"0", b"-", b"}", b'"', b"1e9"]))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(raw[:begin] + damage + raw[end:])
+    try:
+        workload = read_workload(path)
+    except WorkloadError as error:
+        assert error.file == str(path) and error.allowed
+        assert error.line is not None or error.field == "file"
+    else:
+        lines = [line for line in path.read_bytes().decode("utf-8-sig").split("\n") if line.strip()]
+        assert len(workload.requests) == len(lines) - ("timestamp" not in lines[0])
 
 
 @given(
