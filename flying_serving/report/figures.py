@@ -75,17 +75,23 @@ def _percentile(
     axis: Any, systems: Sequence[System], metric: Callable[[Results], Floats], width_s: float, title: str
 ) -> None:
     """P90 of completed requests over time."""
-    drawn: list[float] = []
-    for place, one in enumerate(systems):
-        sent = one.results.floats("sent_s")
+    curves = []
+    for one in systems:
         values = np.where(one.results.ok, metric(one.results), np.nan)
-        points, heights = series.rolling(sent, values, width_s, one.results.run.duration_s, 90)
-        axis.plot(points, heights, **line(place))
-        drawn += [height for height in heights.tolist() if height > 0]
-    axis.set(ylabel="seconds")
+        curves.append(series.rolling(one.results.floats("sent_s"), values, width_s, one.results.run.duration_s, 90))
+    drawn = np.concatenate([heights[heights > 0] for _, heights in curves])
+    unit, factor = _unit(drawn)
+    for place, (points, heights) in enumerate(curves):
+        axis.plot(points, heights * factor, **line(place))
+    axis.set(ylabel=unit)
     axis.set_title(title)
-    if drawn:
-        scale(axis.yaxis, min(drawn), max(drawn))
+    if len(drawn):
+        scale(axis.yaxis, drawn.min() * factor, drawn.max() * factor)
+
+
+def _unit(values_s: Floats) -> tuple[str, float]:
+    """The unit to show times in, and how many of it are a second."""
+    return ("ms", 1e3) if len(values_s) and values_s.max() < 1 else ("seconds", 1.0)
 
 
 def _not_completed(axis: Any, systems: Sequence[System]) -> None:
@@ -143,7 +149,8 @@ def band(axis: Any, one: System) -> None:
     patches = [Patch(color=degree_colour(degree), label=f"TP{degree}") for degree in degrees]
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "borderaxespad": 0.0, "handlelength": 1.2}
     axis.legend(handles=patches, ncols=len(patches), fontsize=8, **place)
-    axis.set_title(f"Layout of {one.name}, {len(one.switches)} switches")
+    count = len(one.switches)
+    axis.set_title(f"Layout of {one.name}, {count} switch{'' if count == 1 else 'es'}")
     axis.set(ylabel="engine", ylim=(one.log.engines, 0), yticks=np.arange(one.log.engines) + 0.5)
     axis.set_yticklabels([str(engine) for engine in range(one.log.engines)])
     axis.grid(visible=False)
@@ -167,7 +174,7 @@ def bars(systems: Sequence[System]) -> Figure:
             middle, high = np.percentile(values, [50, 90])
             left.barh(at, middle, color=line(place)["color"], height=0.8)
             left.plot([middle, high, high], [at, at, at], color=INK, linewidth=1, marker="|", markevery=[2], ms=7)
-            _beside(left, high, at, f"{middle:.1f}" if middle < 100 else f"{middle:,.0f}")
+            _beside(left, high, at, f"{_short(middle)}  (P90 {_short(high)})")
     for place, one in enumerate(systems):
         peak = one.summary["max_output_tokens_per_s"]
         right.barh(place, peak, color=line(place)["color"], height=0.8)
@@ -180,7 +187,7 @@ def bars(systems: Sequence[System]) -> Figure:
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     right.set_title("Peak throughput (best second)")
     for axis in (left, right):
-        axis.set(xlim=(0, axis.get_xlim()[1] * 1.12), ylim=(rows[-1][0] + 0.55, -0.55))
+        axis.set(xlim=(0, axis.get_xlim()[1] * (1.35 if axis is left else 1.12)), ylim=(rows[-1][0] + 0.55, -0.55))
         axis.grid(visible=False, axis="y")
         axis.tick_params(axis="y", length=0)
     return figure
@@ -193,6 +200,10 @@ def _tpot_ms(results: Results, phase: str | None) -> Floats:
     return values[~np.isnan(values)]
 
 
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
 def _beside(axis: Any, x: float, y: float, text: str) -> None:
     axis.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", size=8)
 
@@ -202,21 +213,23 @@ def distributions(systems: Sequence[System]) -> Figure:
     """Cumulative distributions of TTFT, TPOT and end-to-end latency of completed requests."""
     figure = Figure(figsize=(WIDTH_IN, 3.1), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
-    kinds: list[tuple[str, str, Callable[[Results], Floats], float]] = [
-        ("Time to first token", "seconds", ttft_s, 1.0),
-        ("Time per output token", "ms per token", tpot_s, 1e3),
-        ("End to end", "seconds", e2el_s, 1.0),
+    kinds: list[tuple[str, Callable[[Results], Floats]]] = [
+        ("Time to first token", ttft_s),
+        ("Time per output token", tpot_s),
+        ("End to end", e2el_s),
     ]
-    for axis, (title, unit, metric, factor) in zip(axes, kinds, strict=True):
-        ends: list[float] = []
-        for place, one in enumerate(systems):
-            values, shares = series.cumulative(metric(one.results)[one.results.ok] * factor)
-            ends += [*values[:1], *values[-1:]]
-            axis.step(values, shares * 100, where="post", label=one.name, **line(place))
-        axis.set(xlabel=unit, ylim=(0, 101), yticks=(0, 25, 50, 75, 90, 100))
+    for axis, (title, metric) in zip(axes, kinds, strict=True):
+        curves = [series.cumulative(metric(one.results)[one.results.ok]) for one in systems]
+        drawn = np.concatenate([values for values, _ in curves])
+        unit, factor = _unit(drawn)
+        for place, (values, shares) in enumerate(curves):
+            whole = np.concatenate([values[:1], values]), np.concatenate([np.zeros(len(values[:1])), shares])
+            axis.step(whole[0] * factor, whole[1] * 100, where="post", label=systems[place].name, **line(place))
+        axis.set(xlabel=unit if metric is not tpot_s else f"{unit} per token", ylim=(0, 101))
+        axis.set(yticks=(0, 25, 50, 75, 90, 100))
         axis.set_title(title)
-        if ends:
-            scale(axis.xaxis, min(ends), max(ends))
+        if len(drawn):
+            scale(axis.xaxis, drawn.min() * factor, drawn.max() * factor)
     axes[0].set(ylabel="completed requests (%)")
     if len(systems) > 1:
         handles, labels = axes[0].get_legend_handles_labels()

@@ -33,7 +33,8 @@ FIGURES: dict[str, tuple[Callable[[Sequence[System]], Figure | None], str]] = {
     "distributions": (figures.distributions, "Share of completed requests that took no longer than this."),
     "gaps_at_switches": (
         figures.gaps_at_switches,
-        "How long streams waited for their next token near switches, and at all other times.",
+        "How long streams waited for their next token near switches, and at all other times; gaps below 0.1 ms are "
+        "drawn as 0.1 ms.",
     ),
 }
 
@@ -176,7 +177,8 @@ def _switches(one: System) -> str:
     left = len(one.switches) - MOST_SWITCHES
     note = f'<p class="note">{left:,} more are in its switches.json.</p>' if left > 0 else ""
     table = f'<div class="scroll"><table>{"".join(rows)}</table></div>'
-    return f"<details><summary>{len(one.switches)} switches of {escape(one.name)}</summary>{table}{note}</details>"
+    title = f"Switches of {escape(one.name)}: {len(one.switches)}"
+    return f"<details><summary>{title}</summary>{table}{note}</details>"
 
 
 def _row(switch: Switch, when_s: float) -> str:

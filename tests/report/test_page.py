@@ -69,7 +69,7 @@ def test_numbers_switches_commands_and_warnings_are_there(read: Reader) -> None:
     """And the best of each column is marked."""
     shown = " ".join(read.text.split())
     assert "serve 'a b'" in shown and "ready after 12.0 s" in shown
-    assert "2 switches of auto" in shown and "20.00" in shown and "50.00" in shown
+    assert "Switches of auto: 2" in shown and "20.00" in shown and "50.00" in shown
     assert "static-dp: 2 unfinished of 40 requests. 2 x took <longer>" in shown
     assert "38/40" in shown and "40/40" in shown
     assert "goodput" not in shown  # no system has one
