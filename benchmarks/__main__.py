@@ -15,7 +15,16 @@ from itertools import takewhile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("steady_state", "startup", "switch_cost", "switch_storm", "collectives", "bench_client", "observability")
+NAMES = (
+    "steady_state",
+    "startup",
+    "switch_cost",
+    "switch_storm",
+    "collectives",
+    "bench_client",
+    "agreement",
+    "observability",
+)
 
 
 def title(name: str) -> str:
