@@ -14,9 +14,6 @@ import numpy as np
 class Model(Protocol):
     """States that follow each other. A state is hashable, and equal to another if the same can happen from both."""
 
-    endless: bool
-    """Whether there is always something to do, so that it never ends."""
-
     def follow(self, state: Any) -> Iterable[tuple[Any, Any]]:
         """What can happen next, each with a label. Raises Wrong if one of these breaks a rule."""
         ...
@@ -25,8 +22,12 @@ class Model(Protocol):
         """A label in words."""
         ...
 
+    def goal(self, label: Any) -> Hashable | None:
+        """What is reached with this label that must always come within reach again, or None."""
+        ...
+
     def over(self, state: Any) -> bool:
-        """Whether everything that was to be done is done: nothing has to follow. Raises Wrong if it ended badly."""
+        """Whether everything that was to be done is done: nothing follows. Raises Wrong if it ended badly."""
         ...
 
 
@@ -91,7 +92,7 @@ class _Graph:
         return way[::-1]
 
     def cut_off(self, ends: list[int]) -> int | None:
-        """The first state from which no end can be reached."""
+        """The first state from which none of these can be reached."""
         targets = np.array(self.follows)
         sources = np.repeat(np.arange(len(self.states)), np.diff(self.starts))
         leads = np.zeros(len(self.states), dtype=bool)
@@ -105,7 +106,7 @@ def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
     """Visit all states, breadth first, up to the first that is wrong.
 
     Wrong is what the model says is; a deadlock: a state that is not over and that nothing follows; and a state from
-    which no end can be reached, whatever happens.
+    which an end, or one of the goals of a model that has no end, can not be reached, whatever happens.
 
     Args:
         model: the rules.
@@ -114,6 +115,7 @@ def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
     """
     graph = _Graph(first)
     ends: list[int] = []
+    goals: dict[Hashable, list[int]] = {}
     number = 0
     while number < len(graph.states):
         assert len(graph.states) <= most, f"more than {most} states"
@@ -122,17 +124,20 @@ def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
             if model.over(state):
                 ends.append(number)
             else:
-                for _, after in model.follow(state):
+                for label, after in model.follow(state):
                     graph.add(after, number)
+                    if (goal := model.goal(label)) is not None:
+                        goals.setdefault(goal, []).append(number)
         except Wrong as wrong:
             return _bad(model, graph, ends, number, wrong)
         graph.starts.append(len(graph.follows))
         if graph.starts[-1] == graph.starts[-2] and (not ends or ends[-1] != number):
             return _bad(model, graph, ends, number, Wrong("deadlock: nothing can happen, and not all is done"))
         number += 1
-    lost = None if model.endless else graph.cut_off(ends)
-    if lost is not None:
-        return _bad(model, graph, ends, lost, Wrong("from here on nothing leads to an end"))
+    for goal, states in (goals or {"an end": ends}).items():
+        lost = graph.cut_off(states)
+        if lost is not None:
+            return _bad(model, graph, ends, lost, Wrong(f"from here on nothing leads to {goal}"))
     return Explored(len(graph.states), len(graph.follows), len(ends))
 
 

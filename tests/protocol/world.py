@@ -291,6 +291,10 @@ class World:
                     books = f"{group} has borrowed {set(borrowed)}; {engine} has lent {set(lent)}, offers {offered}"
                     raise Wrong(books)
 
+    def goal(self, label: Label) -> str | None:
+        """Return, where work has no end, of which group a step is made: each must always make another."""
+        return f"a step of {label[1]}" if self.endless and label[0] == "step" else None
+
     def describe(self, label: Label) -> str:
         """Return what happened, in words."""
         return in_words(label, self.engines.tickets)
