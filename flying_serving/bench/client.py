@@ -14,6 +14,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from flying_serving.bench import clock
 from flying_serving.bench.lag import LagMeter
 from flying_serving.bench.record import Record
 from flying_serving.bench.sse import Event, EventStream
@@ -85,6 +86,11 @@ class Replay:
         """Since the replay began."""
         return time.perf_counter() - self._start_s
 
+    def wall_drift_s(self) -> float:
+        """How much further the clock on the wall has gone since the start than time has: it may be set meanwhile."""
+        now_s, wall_s = clock.together()
+        return (wall_s - self.started_wall_s) - (now_s - self._start_s)
+
     def stop(self) -> None:
         """Send nothing more and cut off what runs; `run` then returns."""
         self._stopped.set()
@@ -93,7 +99,7 @@ class Replay:
         """Send everything and wait until every request has ended."""
         async with self._target.session() as session:
             with _few_collections():
-                self._start_s, self.started_wall_s = time.perf_counter(), time.time()
+                self._start_s, self.started_wall_s = clock.together()
                 self.lag.start()
                 try:
                     await self._send_all(session)

@@ -64,6 +64,8 @@ class Run(msgspec.Struct, frozen=True):
     max_send_lag_ms: float = 0.0
     p99_loop_lag_ms: float = 0.0
     max_loop_lag_ms: float = 0.0
+    wall_drift_s: float = 0.0
+    """How much the clock on the wall was set forward while the replay ran; then logs of servers are out of step."""
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ def measure(
     with Bodies(workload, served.model, prompts, settings.extra_body, made) as bodies:
         replay = Replay(workload, bodies, target, settings.timeout_s)
         uvloop.run(_watched(replay, watch))
+        drift_s = replay.wall_drift_s()
     ends = [record.end_s for record in replay.records if record.end_s is not None]
     run = Run(
         workload=workload.name,
@@ -115,6 +116,7 @@ def measure(
         started_wall_s=replay.started_wall_s,
         duration_s=max(ends, default=0.0),
         **msgspec.structs.asdict(replay.lag.result()),
+        wall_drift_s=drift_s,
     )
     return Results.of(run, replay.records)
 

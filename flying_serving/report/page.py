@@ -22,6 +22,8 @@ from flying_serving.report.style import line, styled
 REPORT = "report.html"
 MOST_SWITCHES = 500
 """Rows of the table of switches; what is left out is said."""
+MOST_DRIFT_S = 0.05
+"""A clock that was set by more than this puts layouts visibly out of place."""
 
 FIGURES: dict[str, tuple[Callable[[Sequence[System]], Figure | None], str]] = {
     "over_time": (
@@ -140,6 +142,10 @@ def _warnings(systems: Sequence[System]) -> list[str]:
         late_ms = max(run.p99_send_lag_ms, run.p99_loop_lag_ms)
         if late_ms > MOST_LAG_MS:
             found.append(f"{one.name}: the client fell behind by {late_ms:.1f} ms (p99); its times measure it too.")
+        if one.switches and abs(run.wall_drift_s) > MOST_DRIFT_S:
+            found.append(
+                f"{one.name}: the clock was set by {run.wall_drift_s:.2f} s during the replay; its layouts too."
+            )
         if one.spans and one.spans[0].begin_s > 0:
             found.append(
                 f"{one.name}: its log begins {one.spans[0].begin_s:.1f} s after the replay; earlier is unknown."

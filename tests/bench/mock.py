@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +92,8 @@ class Server(asyncio.Protocol):
         self._out.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
 
     def _complete(self, body: dict[str, Any], authorization: bytes | None) -> None:
-        Server.seen.append({**body, "prompt": body["prompt"][:20], "authorization": (authorization or b"").decode()})
+        noted = {"authorization": (authorization or b"").decode(), "wall_s": time.time()}
+        Server.seen.append({**body, "prompt": body["prompt"][:20], **noted})
         self._kind = body["prompt"][0]
         if self._kind == REFUSE:
             self._json(400, {"error": {"message": "prompt is refused"}})

@@ -19,6 +19,8 @@ from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.prompts import Prompts
 from tests.bench import mock
 
+CLOCKS_S = 0.001
+"""How exactly two clocks are read together."""
 ENDS = {
     "ok": 7,
     "refused": mock.REFUSE,
@@ -103,6 +105,17 @@ async def test_each_token_has_its_time() -> None:
     assert record.token_s[0] < record.token_s[-1]
 
 
+async def test_times_fit_the_clock_on_the_wall_of_a_server() -> None:
+    """The server notes a request between sending and the first token, by the other clock."""
+    with mock.running(token_gap_s=0.01) as url:
+        replay = await replayed(url, workload(0.0, 0.05, 0.1), [7, 8, 9])
+        seen = {body["prompt"][0]: body["wall_s"] for body in httpx.get(url + "/seen").json()}
+    for first, record in zip([7, 8, 9], replay.records, strict=True):
+        assert record.sent_s is not None
+        assert record.sent_s - CLOCKS_S <= seen[first] - replay.started_wall_s <= record.token_s[0] + CLOCKS_S
+    assert abs(replay.wall_drift_s()) < CLOCKS_S
+
+
 async def test_a_server_that_is_not_there() -> None:
     """Each request says so."""
     with mock.running() as url:
@@ -148,6 +161,7 @@ async def test_requests_carry_their_fields_and_the_key() -> None:
         "authorization": "bearer secret",
     }
     prompts = [body.pop("prompt") for body in seen]
+    assert all(body.pop("wall_s") > 0 for body in seen)
     assert seen == [common, {**common, "priority": -2, "vllm_xargs": {"tp_degree": 4}}]
     assert all(len(prompt) == 8 and 200 <= min(prompt) <= max(prompt) < 300 for prompt in prompts)
     assert "secret" not in repr(target)
