@@ -1,0 +1,53 @@
+"""A headless Chromium for tests, and what a page in it did."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium; the test fails with what to install if it is not there."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("chromium is not installed: apt-get install --no-install-recommends chromium (see .ci/packages)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=QUIET)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Watched:
+    """A page, what it has written to its console or failed at, and the addresses that it has asked for."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda message: self.problems.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.context.on("request", lambda request: self.asked.append(request.url))
+
+    def looks(self) -> int:
+        """How often it has asked for the server's state."""
+        return sum(url.endswith("/flying/view") for url in self.asked)

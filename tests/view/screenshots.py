@@ -1,0 +1,69 @@
+"""The pictures in docs/ of the live view: `python -m tests.view.screenshots`. Two minutes with four engines under load.
+
+The policy decides: a quiet time, a burst, a quiet time with urgent requests. The load is made up, the view is not.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from playwright.sync_api import Browser, Page, ViewportSize
+
+from flying_serving.demo.tiny import make_model
+from tests.live import FLAGS, ROOT, Server
+from tests.view.browser import chromium
+
+DOCS = ROOT / "docs"
+SETTINGS = ("--policy=auto", "--horizon-s=5", "--kv-cache-memory-bytes=8388608")
+PHASES = ((25.0, 1, False), (20.0, 40, False), (25.0, 2, False), (12.0, 12, True), (10.0, 30, True))
+"""Seconds, requests at a time, and whether one in eight is urgent."""
+DESKTOP, PHONE = ViewportSize(width=1440, height=900), ViewportSize(width=390, height=844)
+
+
+def ask(server: Server, draw: random.Random, urgent: bool) -> None:
+    """One request of random length."""
+    prompt = [draw.randrange(512) for _ in range(draw.randrange(30, 300))]
+    priority = -1 if urgent and draw.random() < 0.125 else 0
+    server.complete(prompt, max_tokens=draw.randrange(80, 400), ignore_eos=True, priority=priority)
+
+
+def phase(server: Server, seconds: float, streams: int, urgent: bool) -> None:
+    """So many requests at a time for so long."""
+    end_s = time.monotonic() + seconds
+
+    def stream(seed: int) -> None:
+        draw = random.Random(seed)
+        while time.monotonic() < end_s:
+            ask(server, draw, urgent)
+
+    with ThreadPoolExecutor(streams) as threads:
+        list(threads.map(stream, range(streams)))
+
+
+def opened(browser: Browser, server: Server, size: ViewportSize, scheme: str, scale: int) -> Page:
+    """The view in a tab of its own."""
+    context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=scale)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(f"{server.url}/flying/")
+    return page
+
+
+def main() -> None:
+    """Take both pictures."""
+    model = make_model(ROOT / ".models" / "llama", "llama")
+    with Server(model, 4, *SETTINGS, base=FLAGS) as server, chromium() as browser:
+        desktop = opened(browser, server, DESKTOP, "dark", 1)
+        phone = opened(browser, server, PHONE, "light", 2)
+        traffic = threading.Thread(target=lambda: [phase(server, *each) for each in PHASES])
+        traffic.start()
+        desktop.wait_for_timeout(1e3 * (sum(seconds for seconds, _, _ in PHASES) - 3))
+        desktop.screenshot(path=DOCS / "view-desktop.png", full_page=True)
+        phone.screenshot(path=DOCS / "view-phone.png", full_page=True)
+        traffic.join()
+
+
+if __name__ == "__main__":
+    main()
