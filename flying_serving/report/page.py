@@ -66,7 +66,8 @@ th { font-weight: 600; vertical-align: bottom; white-space: normal } td:first-ch
 td.best { font-weight: 700 } td.text { text-align: left; white-space: normal; min-width: 16rem }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em }
 figure { margin: 0 0 1.5rem } figure svg { width: 100%; height: auto }
-pre { background: #f6f6f4; padding: .6rem; overflow-x: auto; font-size: .8rem }
+.facts { overflow-wrap: anywhere }
+pre { background: #f6f6f4; padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .8rem }
 .warning { border-left: 4px solid #D55E00; padding: .2rem .8rem; background: #fdf3ec }
 """
 
@@ -205,7 +206,7 @@ def _groups(groups: Groups) -> str:
 
 def _command(one: System) -> str:
     assert one.started is not None
-    return f"{shlex.join(one.started.command[1:])}\n# {one.name}: ready after {one.started.ready_s:.1f} s"
+    return f"{shlex.join(['python', *one.started.command[1:]])}\n# {one.name}: ready after {one.started.ready_s:.1f} s"
 
 
 def _number(value: Any) -> str:
