@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from experiments.common import RESULTS, markdown, number, run, system, write
+from experiments.common import RESULTS, Row, markdown, number, run, system, write
 from experiments.traces import NAMES, trace
 
 MODEL = "llama-3-70b"
@@ -15,7 +15,7 @@ COSTS_S = (0.0, 0.015, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 147.0)
 STATIC = ("static-dp", "static-tp4", "static-tp")
 
 
-def main() -> None:
+def main() -> list[Row]:
     """Mean end-to-end latency by the cost of a switch."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, len(NAMES))
@@ -45,6 +45,7 @@ def main() -> None:
         axis.legend(fontsize="x-small")
     figure.savefig(RESULTS / "break_even.png", dpi=110)
     write("break_even", "Break-even: how much may a switch cost?", [*lines, "![break-even](break_even.png)"])
+    return []
 
 
 def _mean_s(name: str, workload: str, switch_s: float = 0.0) -> tuple[float, int]:

@@ -12,7 +12,7 @@ import copy
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from experiments.common import machine, markdown, number, run, write
+from experiments.common import Row, machine, markdown, number, run, write
 from experiments.traces import trace
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
@@ -57,7 +57,7 @@ def _nothing() -> None:
     pass
 
 
-def main() -> None:
+def main() -> list[Row]:
     """Mean end-to-end latency of the oracle, of `auto` and of the static layouts."""
     rows = []
     for name in NAMES:
@@ -76,6 +76,7 @@ def main() -> None:
         *markdown(["trace", "system", "mean E2E (s)", "/ oracle", "switches"], rows),
     ]
     write("oracle", "An oracle against auto", lines)
+    return []
 
 
 def oracle(requests: list[Request]) -> tuple[float, int]:

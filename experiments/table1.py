@@ -14,7 +14,7 @@ SHARE = 0.1
 """The paper does not say which share is urgent."""
 
 
-def main() -> None:
+def main() -> list[Row]:
     """The table."""
     plain = synthesise(Poisson(requests=1500, rate_rps=4.0), SEED)
     workload = mixes.with_priority(plain, SHARE, -1, seed=SEED)
@@ -43,6 +43,7 @@ def main() -> None:
         "lengths as in section 6.1. Means; peak as in figure 9.",
         "",
         *markdown(headings, others),
-        *table(why("table1", MODEL, rows)),
+        *table(rows := why("table1", MODEL, rows)),
     ]
     write("table1", "Flying Serving, table 1: priority", lines)
+    return rows
