@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 
 from flying_serving.server.routes import _authorise, _client
 from flying_serving.view import page
@@ -26,14 +25,14 @@ async def live_view(request: Request) -> HTMLResponse:
 
 
 @router.get("/view", dependencies=[Depends(_authorise)])
-async def view(request: Request) -> Any:
+async def view(request: Request) -> JSONResponse:
     """What the live view shows: layout, groups, task pool, times of the last seconds, the last switches."""
     client = _client(request)
     shared = request.app.state
     if not hasattr(shared, "flying_rolling"):
         shared.flying_rolling = Rolling(client.deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
-    return state(
+    found = state(
         client.controller,
         shared.flying_rolling,
         time.monotonic(),
@@ -41,6 +40,7 @@ async def view(request: Request) -> Any:
         devices_per_engine=client.deployment.devices,
         group_sizes=list(client.deployment.group_sizes),
     )
+    return JSONResponse(found)  # as it is: FastAPI would go through it value by value, several times a second
 
 
 class _Unlogged(logging.Filter):

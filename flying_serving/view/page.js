@@ -13,7 +13,7 @@ function draw(state) {
   write(one("model"), state.model);
   one("model").title = state.model;
   write(one("policy"), state.policy);
-  write(one("layout"), state.groups.map((group) => group.degree).join(" + "));
+  write(one("layout"), state.groups.map((group) => group.degree).join("+"));
   one("view").hidden = false;
   one("view").classList.remove("stale");
   drawFigures(state);

@@ -17,9 +17,9 @@ function glyph(groups, devices) {
   return made;
 }
 
-/* [begin, end, groups] of each layout since `from_s`, by the switches that the server told of. */
+/* [begin, end, groups] of each layout since `from_s`, as far back as the server told of switches. */
 function epochs(state, from_s) {
-  const done = state.switches.filter((each) => each.time > 0 && !each.problem);
+  const done = state.switches.filter((each) => each.time > 0);
   const found = [];
   let end = state.time, groups = state.layout;
   for (const each of done.toReversed()) {
@@ -28,7 +28,7 @@ function epochs(state, from_s) {
     end = each.time;
     groups = each.from;
   }
-  found.push([from_s, end, groups]);
+  if (state.switches.length === state.switch_count) found.push([from_s, end, groups]);
   return found;
 }
 

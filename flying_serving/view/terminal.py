@@ -30,7 +30,7 @@ def top(state: Mapping[str, Any]) -> RenderableType:
 
 def _server(state: Mapping[str, Any]) -> RenderableType:
     rolling, pool = state["rolling"], state["pool"]
-    degrees = " + ".join(str(group["degree"]) for group in state["groups"])
+    degrees = "+".join(str(group["degree"]) for group in state["groups"])
     waits = f"{pool['requests']} wait" if pool["requests"] else "none waits"
     if pool["requests"]:
         waits += f" (oldest {duration(pool['oldest_s'] * 1e3)}, {pool['urgent']} urgent)"

@@ -32,7 +32,7 @@ def drawn(found: dict[str, Any], width: int = 120) -> str:
 def test_everything_is_shown(shown: dict[str, Any]) -> None:
     """Groups with their degree, what stands aside, the pool, times, switches with reason and costs."""
     text = drawn(shown)
-    assert "policy manual, layout 2 + 1 + 1" in text
+    assert "policy manual, layout 2+1+1" in text
     assert text.count("TP 1 ─") == 2 and text.count("TP 2 ─") == 1
     assert "0  KV 25%" in text and "1  KV –" in text
     assert "1 requests at TP 1 on engine 0, paused" in text
@@ -84,7 +84,7 @@ def test_once_looks_twice(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
     result = CliRunner().invoke(app, ["top", "--once", "--url", "http://host:1/", "--api-key", "secret"])
     assert result.exit_code == 0
     assert asked == [("GET", "http://host:1/flying/view", {"Authorization": "Bearer secret"})] * 2
-    assert "layout 2 + 1 + 1" in result.stdout and "\x1b" not in result.stdout
+    assert "layout 2+1+1" in result.stdout and "\x1b" not in result.stdout
 
 
 def test_json_is_the_answer(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
