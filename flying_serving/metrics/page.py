@@ -10,8 +10,8 @@ from prometheus_client.metrics_core import Metric
 from flying_serving.controller.controller import Controller
 from flying_serving.layout.groups import aligned_group
 from flying_serving.metrics.engine import EngineFigures
-from flying_serving.metrics.gains import Gains
 from flying_serving.metrics.histogram import Histogram
+from flying_serving.metrics.predictions import Predictions
 from flying_serving.metrics.switches import SwitchTally, shape
 from flying_serving.metrics.table import LANE_STATES, STEP_BOUNDS_S, TABLE
 
@@ -92,7 +92,7 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
         page.put_histogram("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
 
 
-def put_switches(page: Page, tally: SwitchTally, gains: Gains) -> None:
+def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> None:
     """Switches since the start."""
     for labels, count in tally.made.items():
         page.put("flying:switches_total", count, *labels)
@@ -105,10 +105,12 @@ def put_switches(page: Page, tally: SwitchTally, gains: Gains) -> None:
     ):
         for preempt, histogram in histograms.items():
             page.put_histogram(name, histogram, preempt)
-    page.put("flying:judged_switches_total", gains.judged)
-    page.put("flying:judged_stay_request_seconds_total", gains.stay)
-    page.put("flying:judged_predicted_request_seconds_total", gains.predicted)
-    page.put("flying:judged_measured_request_seconds_total", gains.measured)
+    page.put("flying:switch_predictions_total", predictions.count)
+    page.put("flying:switch_predicted_gain_request_seconds_total", predictions.gain)
+    page.put("flying:switch_predicted_cost_request_seconds_total", predictions.cost)
+    page.put("flying:checked_predictions_total", predictions.checked)
+    page.put("flying:checked_predicted_request_seconds_total", predictions.predicted)
+    page.put("flying:checked_measured_request_seconds_total", predictions.measured)
 
 
 class Published:

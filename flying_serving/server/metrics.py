@@ -13,8 +13,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from flying_serving.controller.requests import Tracked
 from flying_serving.errors import EngineLost
 from flying_serving.metrics.engine import EngineFigures
-from flying_serving.metrics.gains import Gains
 from flying_serving.metrics.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.metrics.predictions import Predictions
 from flying_serving.metrics.switches import SwitchTally
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ServerMetrics:
         self._client = client
         self._controller = client.controller
         self._tally = SwitchTally()
-        self._gains = Gains(client.controller.settings.weights)
+        self._predictions = Predictions(client.controller.settings.weights)
         self._figures: dict[int, EngineFigures] = {}
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._unanswered_since_s: dict[int, float] = {}
@@ -41,9 +41,9 @@ class ServerMetrics:
     def tick(self, now_s: float) -> None:
         """Follow the switches."""
         for switch in self._tally.update(self._controller.switches.kept):
-            self._gains.begun(switch, self._requests())
-        if self._gains.watching:
-            self._gains.sample(self._requests(), now_s)
+            self._predictions.begun(switch, self._requests())
+        if self._predictions.watching:
+            self._predictions.sample(self._requests(), now_s)
 
     async def page(self) -> Page:
         """The metrics of this moment."""
@@ -59,7 +59,7 @@ class ServerMetrics:
             page.put("flying:engine_unanswered_seconds", now_s - since_s, engine)
         for engine, figures in self._figures.items():
             put_engine(page, engine, figures)
-        put_switches(page, self._tally, self._gains)
+        put_switches(page, self._tally, self._predictions)
         return page
 
     def _requests(self) -> list[Tracked]:

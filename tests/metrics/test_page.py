@@ -13,9 +13,9 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import Wanted
 from flying_serving.layout.groups import Layout
 from flying_serving.metrics.engine import EngineFigures
-from flying_serving.metrics.gains import Gains
 from flying_serving.metrics.histogram import Histogram
 from flying_serving.metrics.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.metrics.predictions import Predictions
 from flying_serving.metrics.switches import SwitchTally
 from flying_serving.metrics.table import STEP_BOUNDS_S, TABLE
 from tests.controller.shell import REPORT, settings
@@ -124,18 +124,22 @@ def test_an_engines_own_figures() -> None:
 
 def test_switches_by_what_they_were() -> None:
     """Those of every way to switch are there from the start, so that rates begin at 0."""
-    controller, tally, gains = Controller(settings("manual", engines=2)), SwitchTally(), Gains(settings().weights)
+    controller, tally = Controller(settings("manual", engines=2)), SwitchTally()
+    predictions = Predictions(settings().weights)
     controller.order(Layout.uniform(2, 2), "soft", None, 2.0)
     controller.acknowledged([REPORT], 2.1)
     tally.update(controller.switches.kept)
-    gains.judged, gains.stay, gains.predicted, gains.measured = 1, 2.0, 3.0, 4.0
+    predictions.count, predictions.gain, predictions.cost = 3, 4.0, 5.0
+    predictions.checked, predictions.predicted, predictions.measured = 6, 7.0, 8.0
     page = Page("llama")
-    put_switches(page, tally, gains)
+    put_switches(page, tally, predictions)
     found = read(page)
     assert found["flying:switches_total{1+1,soft,operator,2}"] == 1
     assert found["flying:switch_failures_total{soft}"] == 0
     assert found["flying:switch_cutover_seconds_count{soft}"] == 1
     assert found["flying:switch_cutover_seconds_sum{soft}"] == pytest.approx(0.002)
     assert found["flying:switch_drain_seconds_count{hard}"] == 0
-    judged = ["switches", "stay_request_seconds", "predicted_request_seconds", "measured_request_seconds"]
-    assert [found[f"flying:judged_{name}_total{{}}"] for name in judged] == [1, 2, 3, 4]
+    names = ["switch_predictions", "switch_predicted_gain_request_seconds", "switch_predicted_cost_request_seconds"]
+    assert [found[f"flying:{name}_total{{}}"] for name in names] == [3, 4, 5]
+    names = ["checked_predictions", "checked_predicted_request_seconds", "checked_measured_request_seconds"]
+    assert [found[f"flying:{name}_total{{}}"] for name in names] == [6, 7, 8]

@@ -95,7 +95,7 @@ async def test_an_engine_that_is_lost_is_asked_again(client: FakeClient) -> None
     assert values(await metrics.page(), "flying:lane_requests_running") == [3], "it has said nothing so far"
 
 
-async def test_requests_wherever_they_are_count_for_gains(client: FakeClient) -> None:
+async def test_requests_wherever_they_are_are_watched(client: FakeClient) -> None:
     """In the pool and in groups."""
     metrics = metrics_of(client)
     client.controller = metrics._controller = Controller(settings("load", engines=2, slots=1))

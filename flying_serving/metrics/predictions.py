@@ -1,9 +1,9 @@
-"""What switches for load were predicted to gain, beside what was measured after them.
+"""What the policy predicts of switches for load, and how far that was what came.
 
-A policy predicts request-seconds (see `policy/forecast.py`) of the requests that have no token yet or come within the
-horizon: each second until the first token counts `ttft_weight`, each later one 1. The same is measured here for the
-same requests, by looking at them at every tick. What would have been without the switch cannot be measured; for that
-the prediction has to stand.
+It predicts request-seconds (see `policy/forecast.py`) of the requests that have no token yet or come within the
+horizon: each second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the same is
+measured here, for the same requests, by looking at them at every tick. For the layout that was left there is nothing to
+measure, so a gain is predicted only.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ class _Window:
     """A switch whose requests are watched. `old`: those that had a token, so that they are not counted."""
 
     switch: Switch
-    stay: float
     predicted: float
     until_s: float
     old: frozenset[str]
     measured: float = 0.0
 
 
-class Gains:
-    """Totals over the switches that could be judged: no other switch came within their horizon."""
+class Predictions:
+    """Totals in request-seconds since the start.
+
+    `count`, `gain`, `cost`: of all switches for load. `checked`, `predicted`, `measured`: of those after which no other
+    switch came within the horizon.
+    """
 
     def __init__(self, weights: Weights) -> None:
-        self.judged = 0
-        self.stay = 0.0
+        self.count = 0
+        self.gain = 0.0
+        self.cost = 0.0
+        self.checked = 0
         self.predicted = 0.0
         self.measured = 0.0
         self._weights = weights
@@ -51,10 +56,13 @@ class Gains:
         decision = switch.decision
         if decision is None or decision.stay is None:
             return
+        self.count += 1
+        self.gain += decision.gain
+        self.cost += decision.cost
         predicted = decision.stay - decision.gain + decision.cost
         until_s = switch.decided_s + self._weights.horizon_s
         old = frozenset(tracked.request_id for tracked in requests if tracked.output_tokens)
-        self._windows.append(_Window(switch, decision.stay, predicted, until_s, old))
+        self._windows.append(_Window(switch, predicted, until_s, old))
 
     def sample(self, requests: Iterable[Tracked], now_s: float) -> None:
         """Count the time since the last call for each request; `requests`: all that wait or run."""
@@ -71,8 +79,7 @@ class Gains:
         window.measured += passed_s * (len(watched) + (self._weights.ttft_weight - 1) * first)
         if watched or now_s < window.until_s:
             return True
-        self.judged += 1
-        self.stay += window.stay
+        self.checked += 1
         self.predicted += window.predicted
         self.measured += window.measured
         return False
