@@ -1,6 +1,6 @@
 """Whether `flying-serving bench` measures what `vllm bench serve` measures: both in turn against a stock vLLM server.
 
-python -m benchmarks.agreement [--rounds 3] [--requests 60] [--rate 1.5]
+python -m benchmarks.agreement [--rounds 3] [--requests 60] [--rate 1.0]
 
 Both replay the same file, a timed trace. A first round of each does not count; then they take turns, and which goes
 first changes from round to round. Exit code 1 if the medians of mean TTFT, mean TPOT or output tokens/s differ by more
@@ -38,7 +38,14 @@ FLAGS = [
 MOST = 0.03
 JUDGED = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput")
 SHOWN = (*JUDGED, "median_ttft_ms", "median_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "request_throughput", "duration")
-VLLM = "from vllm.entrypoints.cli.main import main; main()"  # the package for CPUs has no working `vllm` command
+VLLM = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""What `vllm bench serve` runs; vLLM's package for CPUs has no working `vllm` command."""
 OURS, THEIRS = "flying-serving bench", "vllm bench serve"
 Summary = dict[str, Any]
 
@@ -52,7 +59,7 @@ def ours(system: System, trace: Path, workload: Workload, out: Path) -> Summary:
 
 def theirs(system: System, trace: Path, workload: Workload, out: Path) -> Summary:
     """Replay with `vllm bench serve`."""
-    command = [sys.executable, "-c", VLLM, "bench", "serve", "--backend=vllm", f"--base-url={system.url}"]
+    command = [sys.executable, "-c", VLLM, "--backend=vllm", f"--base-url={system.url}"]
     command += [f"--model={system.model}", "--dataset-name=timed_trace", f"--dataset-path={trace}", "--disable-tqdm"]
     command += [f"--timed-trace-chunk-hash-size={workload.block_tokens}", f"--num-prompts={len(workload.requests)}"]
     command += ["--percentile-metrics=ttft,tpot,itl,e2el", "--save-result", f"--result-dir={out}"]
@@ -95,9 +102,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--rate", type=float, default=1.5, help="requests per second")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
     args = parser.parse_args()
-    lengths: dict[str, Any] = {"prompt_tokens": (64, 256), "output_tokens": (16, 64)}
+    lengths: dict[str, Any] = {"prompt_tokens": (128, 512), "output_tokens": (16, 64)}
     workload = synthesise(Poisson(requests=args.requests, rate_rps=args.rate, **lengths), 1)
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
     found: dict[str, list[Summary]] = {OURS: [], THEIRS: []}
