@@ -16,7 +16,7 @@ from flying_serving.bench.plan import parse_plan, workload_of
 from flying_serving.bench.results import Results
 from flying_serving.cli import bench  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
-from flying_serving.errors import ConfigError, FlyingError, WorkloadError
+from flying_serving.errors import BenchError, ConfigError, FlyingError, WorkloadError
 from flying_serving.workload import files
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.read import read_workload
@@ -110,6 +110,26 @@ def test_no_server(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, run)
     assert done.exit_code == 1
     assert "http://127.0.0.1:1/v1/models: no server answers" in done.output
+
+
+def test_the_log_of_switches_is_kept_or_told_to_be_missing(
+    mock_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any server that has one; results stay whatever becomes of it."""
+    log = {"layout": [[0]], "devices_per_engine": 1, "switches": []}
+
+    def gone(_: object) -> None:
+        raise BenchError("the log of switches cannot be read")
+
+    line = ["bench", "--url", mock_url, "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
+    line += ["--set", "output_tokens=2:2", "--out"]
+    monkeypatch.setattr("flying_serving.bench.switchlog.fetch", lambda _: log)
+    assert CliRunner().invoke(app, [*line, str(tmp_path / "kept")]).exit_code == 0
+    assert json.loads((tmp_path / "kept" / "switches.json").read_text()) == log
+    monkeypatch.setattr("flying_serving.bench.switchlog.fetch", gone)
+    done = CliRunner().invoke(app, [*line, str(tmp_path / "gone")])
+    assert done.exit_code == 0 and "the log of switches cannot be read" in done.stderr
+    assert (tmp_path / "gone" / "summary.json").exists() and not (tmp_path / "gone" / "switches.json").exists()
 
 
 def test_a_dry_run_only_saves(tmp_path: Path) -> None:
