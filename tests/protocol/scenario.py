@@ -39,8 +39,7 @@ class Scenario:
         settings: of the engines.
         lent: groups that have borrowed as many blocks as they ask for when it begins.
         aborts: requests that the client may abort at any time.
-        mortal: engines of which one may stop at any time.
-        server_ends: whether the server ends when an engine has stopped. If not, the others are left to themselves.
+        mortal: engines of which one may stop at any time. The server ends some time after that.
         most_overdue: how many steps of other lanes an engine may make while an older lane is due.
         prompt: whether an engine that comes out of a step goes through its loop before a ticket arrives that is not
             there yet.
@@ -53,7 +52,6 @@ class Scenario:
     lent: tuple[Group, ...] = ()
     aborts: tuple[str, ...] = ()
     mortal: tuple[int, ...] = ()
-    server_ends: bool = True
     most_overdue: int = 3
     prompt: bool = False
 

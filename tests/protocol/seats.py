@@ -35,7 +35,6 @@ class Plant(Enum):
     STEP_TWICE = "steps of two arrive twice at engine 1"
     ADDED_TWICE = "the client sends requests for groups twice"
     NOT_ADDED = "requests for engine 2 get lost"
-    NOT_SKIPPED = "an engine waits for a ticket that has gone with its sender"
 
 
 class Seat(NamedTuple):
@@ -151,8 +150,6 @@ class Seats:
         if seat.prompt:
             seat = seat._replace(prompt=False)
             return [self._event(("goes on", who), seat, did) for did in self.engines.go_on(seat.engine, None)]
-        if seat.inbox and seat.inbox[0][1] == GONE and self.plant is not Plant.NOT_SKIPPED:
-            events.append(Event(("skips a ticket", who), self.number(seat._replace(inbox=seat.inbox[1:], seen=False))))
         for place in self._arrivals(seat.inbox):
             sender, ticket = seat.inbox[place]
             rest = seat._replace(inbox=seat.inbox[:place] + seat.inbox[place + 1 :], seen=False)

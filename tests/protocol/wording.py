@@ -21,8 +21,8 @@ def in_words(label: Label, tickets: Sequence[Ticket]) -> str:
     match label:
         case ("has", engine, sender, ticket, took):
             return f"engine {engine} has {_name(tickets[ticket])} from {sender}: {took.value}"
-        case ("step", group, *tickets):
-            return f"{group} together: {'; '.join(_name(tickets[ticket]) for ticket in tickets)}"
+        case ("step", group, *numbers):
+            return f"{group} together: {'; '.join(_name(tickets[number]) for number in numbers)}"
         case ("hears", engine, message):
             return f"engine {engine} hears {message}"
         case ("abort", name):

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import product
 
 from flying_serving.engine.tickets import Need
-from flying_serving.layout.groups import Group, Layout, aligned_group
+from flying_serving.layout.groups import Group, Layout
 from tests.protocol.automaton import Engines
 from tests.protocol.engine import SIZES, Engine
 from tests.protocol.explorer import Wrong
 from tests.protocol.messages import Abort, Job, Message, Order
 from tests.protocol.scenario import Client, Scenario, Status, request_of
-from tests.protocol.seats import GONE, Event, Label, Plant, Seats, Sent
+from tests.protocol.seats import Event, Label, Plant, Seats, Sent
 from tests.protocol.wording import in_words
 
 ENGINES = 4
@@ -78,25 +78,18 @@ class World:
         client = self._clients[state[-1]]
         if client.ended:
             return True
-        if self.endless or client.unanswered or client.stage < len(self.scenario.stages) - 1:
+        if self.endless or client.lost or client.unanswered or client.stage < len(self.scenario.stages) - 1:
             return False
-        if any(status is Status.OPEN for status, _ in client.requests):
+        if any(status is Status.OPEN for status, _ in client.requests) or not all(map(self._is_at_rest, state[:-1])):
             return False
-        if not all(self._is_over(engine, state) for engine in range(ENGINES)):
-            return False
-        if not client.lost:
-            self._check_lending(state)
+        self._check_lending(state)
         return True
 
-    def _is_over(self, engine: int, state: State) -> bool:
-        """Return whether an engine has nothing more to do, but for groups that have lost a member."""
-        seat = self.seats.seats[state[engine]]
-        if seat.engine == GONE:
-            return True
-        busy = [aligned_group(engine, size) for size in self.engines.facts[seat.engine].busy]
-        busy += [self.seats.group(ticket) for _, ticket in seat.inbox if ticket != GONE]
-        is_at_rest = seat.inside is None and not seat.sending and not seat.heard
-        return is_at_rest and not any(self._is_whole(group, state) for group in busy)
+    def _is_at_rest(self, number: int) -> bool:
+        """Return whether an engine has nothing more to do."""
+        seat = self.seats.seats[number]
+        is_waiting = seat.inside is None and not seat.sending and not seat.heard and not seat.inbox
+        return is_waiting and not self.engines.facts[seat.engine].busy
 
     def follow(self, state: State) -> Iterator[tuple[Label, State]]:
         """Return what can happen next."""
@@ -227,8 +220,7 @@ class World:
         copies = 2 if self.plant is Plant.ADDED_TWICE and job.size > 1 else 1
         for _ in range(0 if self.plant is Plant.NOT_ADDED and job.leader == 2 else copies):
             self._say(seats, job.leader, job)
-        is_whole = self._is_whole(aligned_group(job.leader, job.size), seats)
-        return client.with_request(number, status if is_whole else Status.LOST, job)
+        return client.with_request(number, status, job)
 
     def _say(self, seats: list[int], engine: int, message: Message) -> None:
         seats[engine] = self.seats.say(seats[engine], message)
@@ -256,10 +248,9 @@ class World:
             ticket = self.seats.seats[state[engine]].inside
             if ticket is not None and not self._is_whole(self.seats.group(ticket), state):
                 yield from self._die(state, engine, ("gives up, and stops", engine))
-        if self.scenario.server_ends:
-            requests = tuple((Status.LOST if s is Status.OPEN else s, None) for s, _ in client.requests)
-            end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
-            yield ("the server ends",), self._state([self.seats.gone] * ENGINES, end)
+        requests = tuple((Status.LOST if s is Status.OPEN else s, None) for s, _ in client.requests)
+        end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
+        yield ("the server ends",), self._state([self.seats.gone] * ENGINES, end)
 
     def _die(self, state: State, engine: int, label: Label) -> Iterator[tuple[Label, State]]:
         """With an engine go any of its tickets that have not arrived yet."""
@@ -267,16 +258,10 @@ class World:
         for left in product(*(self.seats.lose(state[other], engine) for other in range(ENGINES))):
             seats = list(left)
             seats[engine] = self.seats.gone
-            after = client._replace(lost=True, unanswered=client.unanswered - {engine})
-            if not self.scenario.server_ends:
-                for number, (status, job) in enumerate(client.requests):
-                    if status is Status.OPEN and job and not self._is_whole(aligned_group(job.leader, job.size), seats):
-                        after = after.with_request(number, Status.LOST, job)
-                seats, after = self._begin_stages(seats, after)
-            yield label, self._state(seats, after)
+            yield label, self._state(seats, client._replace(lost=True, unanswered=client.unanswered - {engine}))
 
-    def _is_whole(self, group: Group, seats: State | list[int]) -> bool:
-        return all(seats[engine] != self.seats.gone for engine in group)
+    def _is_whole(self, group: Group, state: State) -> bool:
+        return all(state[engine] != self.seats.gone for engine in group)
 
     # ---- books and names
 

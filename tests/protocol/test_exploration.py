@@ -1,0 +1,134 @@
+"""The protocol, explored: whatever four engines of production classes and a client can do comes to a good end.
+
+In every state: no collective whose members have come to different steps, no request completed twice, no block with two
+owners, no exception. From every state an end can be reached at which each request is completed or aborted, no ticket is
+left, and members have lent what their leaders have borrowed, unless the server has ended; where work has no end, each
+lane steps again, and soon once it is due.
+"""
+
+import sys
+
+import pytest
+
+from tests.protocol.engine import Settings
+from tests.protocol.explorer import Explored, explore
+from tests.protocol.messages import Job
+from tests.protocol.scenario import Scenario, Stage
+from tests.protocol.seats import Plant
+from tests.protocol.world import World
+
+APART, PAIRS, ALL = (1, 1, 1, 1), (2, 2, 2, 2), (4, 4, 4, 4)
+ROOMY = Settings(blocks=6)
+SCARCE = Settings(blocks=2)
+"""Each engine has one block to use: whatever runs, nothing else can."""
+
+
+def there_and_back(*, hard: bool) -> Scenario:
+    """Return apart, pairs, all four, and apart again, each beginning while what came before may still run."""
+    return Scenario(
+        (
+            Stage(PAIRS, hard, (Job("a", 2, 0),)),
+            Stage(ALL, hard, (Job("b", 4, 0),)),
+            Stage(APART, hard, (Job("c", 1, 1),)),
+        ),
+        settings=ROOMY,
+    )
+
+
+SCENARIOS = {
+    "a pair": Scenario((Stage(jobs=(Job("a", 2, 0),)),)),
+    "a pair beside all four": Scenario((Stage(jobs=(Job("a", 2, 2), Job("b", 4, 0))),), settings=ROOMY),
+    "there and back, weave": there_and_back(hard=False),
+    "there and back, hard": there_and_back(hard=True),
+    "mixed layouts": Scenario(
+        (
+            Stage((2, 2, 1, 1), jobs=(Job("a", 2, 0),)),
+            Stage(ALL, jobs=(Job("b", 4, 0),)),
+            Stage((1, 1, 2, 2), jobs=(Job("c", 2, 2),)),
+        ),
+        settings=ROOMY,
+    ),
+    "both pairs, then all four": Scenario(
+        (Stage(PAIRS, jobs=(Job("a", 2, 0), Job("b", 2, 2))), Stage(ALL, jobs=(Job("c", 4, 0),))), settings=ROOMY
+    ),
+    "two groups want the blocks that one has": Scenario(
+        (Stage(jobs=(Job("a", 2, 0), Job("b", 4, 0))),), settings=SCARCE, lent=((0, 1),)
+    ),
+    "a group and an engine outgrow their blocks": Scenario(
+        (Stage(jobs=(Job("a", 1, 1, prompt=4, tokens=2), Job("b", 2, 0, prompt=4, tokens=2))),),
+        settings=Settings(blocks=3),
+    ),
+    "a request moves twice": Scenario(
+        (
+            Stage(jobs=(Job("a", 1, 1, tokens=2),)),
+            Stage(ALL, jobs=(Job("a+1", 4, 0, prompt=2),)),
+            Stage(PAIRS, jobs=(Job("a+2", 2, 2, prompt=2),)),
+        ),
+        settings=ROOMY,
+    ),
+    "a client leaves while the layout changes": Scenario(
+        (Stage(PAIRS, jobs=(Job("a", 2, 0, tokens=2),)), Stage(ALL)), settings=ROOMY, aborts=("a",)
+    ),
+    "clients leave nested groups": Scenario(
+        (Stage(jobs=(Job("a", 2, 0), Job("b", 4, 0))),), settings=ROOMY, aborts=("a", "b")
+    ),
+    "a leader or a member stops": Scenario(
+        (Stage(PAIRS, jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY, mortal=(0, 1)
+    ),
+    **{
+        f"work without end, {'hard' if hard else 'weave'} to {max(layout)}": Scenario(
+            (Stage(),),
+            first=layout,
+            hard=hard,
+            settings=Settings(endless=((0,), (0, 1), (0, 1, 2, 3), (2, 3)), exact=True),
+        )
+        for layout in (APART, PAIRS, ALL)
+        for hard in (False, True)
+    },
+}
+
+PLANTED = {
+    Plant.NOT_AT_ONCE: "a pair beside all four",
+    Plant.BY_ARRIVAL: "a pair beside all four",
+    Plant.GRANT_DROPPED: "a pair",
+    Plant.COMMIT_DROPPED: "a pair",
+    Plant.STEP_TWICE: "a pair",
+    Plant.ADDED_TWICE: "a pair",
+    Plant.NOT_ADDED: "a pair beside all four",
+}
+"""In which scenario it is found."""
+
+
+def explored(scenario: Scenario, *, plant: Plant | None = None, reduce: bool = True) -> Explored:
+    """Visit all states of a scenario."""
+    world = World(scenario, plant, reduce=reduce)
+    return explore(world, world.first())
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever can happen comes to a good end; how many states that took is printed."""
+    found = explored(SCENARIOS[name])
+    with capsys.disabled():
+        sys.stdout.write(f"\nprotocol, {name}: {found}\n")
+    assert found.wrong is None
+
+
+@pytest.mark.parametrize("plant", Plant)
+def test_what_is_broken_on_purpose_is_found(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exploration of a scenario in which nothing goes wrong finds it, and says how it came to that."""
+    found = explored(SCENARIOS[PLANTED[plant]], plant=plant)
+    with capsys.disabled():
+        sys.stdout.write(f"\nprotocol, if {plant.value}: after {found.states} states: {found.wrong}\n")
+    assert found.wrong is not None
+    assert found.trace
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_orders_that_are_left_out_make_no_difference(size: int) -> None:
+    """With all orders of events there are more states, and as many ends."""
+    scenario = Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE)
+    fewer, all_of_them = explored(scenario), explored(scenario, reduce=False)
+    assert (fewer.wrong, all_of_them.wrong) == (None, None)
+    assert fewer.states < all_of_them.states
+    assert fewer.ends == all_of_them.ends
