@@ -66,7 +66,7 @@ function costs(each) {
   add("drain", each.open ? "under way" : lasting(each.drain_ms));
   if (each.worst_token_gap_ms > 0) add("longest gap", lasting(each.worst_token_gap_ms));
   const { predicted_gain_request_s: gain, predicted_cost_request_s: cost } = each;
-  if (cost !== null) add("gain", gain === null ? "it cannot run otherwise" : `${short(gain)} request-s`);
+  if (cost !== null) add("gain", gain === null ? "∞" : `${short(gain)} request-s`);
   if (cost !== null) add("cost", `${short(cost)} request-s`);
   return list;
 }

@@ -1,14 +1,14 @@
 """The pictures in docs/ of the live view: `python -m tests.view.screenshots`. Two minutes with four engines under load.
 
-The policy decides: a quiet time, a burst, a quiet time with urgent requests. The load is made up, the view is not.
+The policy decides: quiet times, bursts, times with urgent requests. The load is made up, the view is not.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from playwright.sync_api import Browser, Page, ViewportSize
 
@@ -18,7 +18,15 @@ from tests.view.browser import chromium
 
 DOCS = ROOT / "docs"
 SETTINGS = ("--policy=auto", "--horizon-s=5", "--kv-cache-memory-bytes=8388608")
-PHASES = ((25.0, 1, False), (20.0, 40, False), (25.0, 2, False), (12.0, 12, True), (10.0, 30, True))
+PHASES = (
+    (14.0, 1, False),
+    (14.0, 40, False),
+    (14.0, 1, False),
+    (12.0, 10, True),
+    (14.0, 40, False),
+    (16.0, 2, False),
+    (12.0, 12, True),
+)
 """Seconds, requests at a time, and whether one in eight is urgent."""
 DESKTOP, PHONE = ViewportSize(width=1440, height=900), ViewportSize(width=390, height=844)
 
@@ -54,15 +62,15 @@ def opened(browser: Browser, server: Server, size: ViewportSize, scheme: str, sc
 def main() -> None:
     """Take both pictures."""
     model = make_model(ROOT / ".models" / "llama", "llama")
-    with Server(model, 4, *SETTINGS, base=FLAGS) as server, chromium() as browser:
+    with Server(model, 4, *SETTINGS, base=FLAGS) as server, chromium() as browser, ExitStack() as stack:
         desktop = opened(browser, server, DESKTOP, "dark", 1)
         phone = opened(browser, server, PHONE, "light", 2)
-        traffic = threading.Thread(target=lambda: [phase(server, *each) for each in PHASES])
-        traffic.start()
+        traffic = stack.enter_context(ThreadPoolExecutor(1)).submit(lambda: [phase(server, *each) for each in PHASES])
         desktop.wait_for_timeout(1e3 * (sum(seconds for seconds, _, _ in PHASES) - 3))
         desktop.screenshot(path=DOCS / "view-desktop.png", full_page=True)
         phone.screenshot(path=DOCS / "view-phone.png", full_page=True)
-        traffic.join()
+        if traffic.exception() is not None:
+            raise RuntimeError(server.log()[-20_000:]) from traffic.exception()
 
 
 if __name__ == "__main__":
