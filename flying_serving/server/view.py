@@ -36,6 +36,7 @@ async def view(request: Request) -> JSONResponse:
         client.controller,
         shared.flying_rolling,
         time.monotonic(),
+        started=shared.flying_started,
         model=client.vllm_config.model_config.served_model_name,
         devices_per_engine=client.deployment.devices,
         group_sizes=list(client.deployment.group_sizes),
@@ -53,5 +54,6 @@ class _Unlogged(logging.Filter):
 
 def attach(app: FastAPI) -> None:
     """Add both routes to vLLM's app."""
+    app.state.flying_started = time.time()
     app.include_router(router)
     logging.getLogger("uvicorn.access").addFilter(_Unlogged())

@@ -18,7 +18,7 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
     Args:
         rolling: `look` is called.
         now_s: the controller's time.
-        server: further fields, about the server as it was started.
+        server: further fields, about the server as it was started (model, `started` as `time`, ...).
     """
     rolling.look(now_s)
     layout, pool, switches = controller.layout, controller.pool, controller.switches.kept

@@ -28,7 +28,7 @@ function epochs(state, from_s) {
     end = each.time;
     groups = each.from;
   }
-  if (state.switches.length === state.switch_count) found.push([from_s, end, groups]);
+  if (state.switches.length === state.switch_count) found.push([Math.max(state.started, from_s), end, groups]);
   return found;
 }
 

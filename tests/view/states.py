@@ -14,7 +14,7 @@ from tests.controller.shell import REPORT, settings
 
 def look(controller: Controller, rolling: Rolling, now_s: float) -> dict[str, Any]:
     """The answer of `GET /flying/view`."""
-    return state(controller, rolling, now_s, model="llama", devices_per_engine=1, group_sizes=[1, 2, 4])
+    return state(controller, rolling, now_s, started=0.0, model="llama", devices_per_engine=1, group_sizes=[1, 2, 4])
 
 
 def switched(preempt: str = "weave") -> tuple[Controller, Rolling]:

@@ -195,3 +195,11 @@ def test_a_server_that_does_not_answer_is_shown_as_lost(watched: Watched, server
     page.unroute("**/flying/view")
     expect(page.locator("#link")).to_have_text("live")
     expect(page.locator("main.stale")).to_have_count(0)
+
+
+def test_looks_are_not_logged(server: Server) -> None:
+    """A page would write three lines a second; other requests are logged as ever."""
+    assert server.http.get("/flying/view").status_code == 200
+    assert server.http.get("/flying/switches").status_code == 200
+    assert "GET /flying/switches" in server.log()
+    assert "GET /flying/view" not in server.log()
