@@ -79,6 +79,7 @@ class Engine(FlyingEngineCore):
         self.trace = None
         self.batch_queue = None
         self._last_step_s = (0.0, 0.0)
+        self._alone_at = 0.0
         self._rounds = 0
         self._together = False
         self._aborting: tuple[str, ...] = ()
@@ -98,13 +99,13 @@ class Engine(FlyingEngineCore):
         return self._rounds >= 0
 
     def _take_messages(self, wait: Any) -> None:
-        pass
+        assert wait is None or wait.timeout_s is None or wait.timeout_s >= 0, f"waits for {wait.timeout_s} s"
 
     def _process_engine_step(self) -> bool:
         plan = self.scheduler.schedule()
         self.memory.write(plan)
         self.scheduler.update_from_output(plan, None)
-        return True
+        return bool(plan.total_num_scheduled_tokens)
 
     def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
         """What the executor does."""
@@ -173,6 +174,7 @@ class Engine(FlyingEngineCore):
         turns = self.turns
         turns._stepped_at = {size: at - TICK_S for size, at in turns._stepped_at.items()}
         turns._expect_until -= TICK_S
+        self._alone_at -= TICK_S
         for leader in self.leaders.values():
             leader._retry_at -= TICK_S
             leader._ask_at -= TICK_S
@@ -196,6 +198,7 @@ class Engine(FlyingEngineCore):
         turns._present_steps = min(turns._present_steps, turns.weave_steps)
         turns._left_s = max(turns._left_s, 0.0)
         turns._expect_until = max(turns._expect_until, NOW_S)
+        self._alone_at = self._alone_at if self._alone_at > NOW_S else 0.0
         # only lanes that are led here are asked for; of those that are late it matters only which came first
         led = [size for size, lane in self.lanes().items() if lane.has_requests() or not self.settings.endless]
         turns._took_s = {size: took_s for size, took_s in turns._took_s.items() if size in led}
@@ -239,7 +242,7 @@ class Engine(FlyingEngineCore):
         return (self.engine, *(freeze(getattr(self, name)) for name in _LOOKED_AT))
 
 
-_LOOKED_AT = ("turns", "members", "leaders", "scheduler", "memory", "overdue")
+_LOOKED_AT = ("_alone_at", "turns", "members", "leaders", "scheduler", "memory", "overdue")
 _SEEN_ELSEWHERE = frozenset({"pool", "_scheduler", "_pool", "_own", "_channel", "kv_cache_manager"})
 
 

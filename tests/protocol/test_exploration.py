@@ -80,7 +80,7 @@ SCENARIOS = {
             (Stage(),),
             first=layout,
             hard=hard,
-            settings=Settings(endless=((0,), (0, 1), (0, 1, 2, 3), (2, 3)), exact=True),
+            settings=Settings(endless=((0,), (1,), (0, 1), (0, 1, 2, 3), (2, 3)), exact=True),
         )
         for layout in (APART, PAIRS, ALL)
         for hard in (False, True)
