@@ -17,7 +17,8 @@ from tests.live import FLAGS, ROOT, Server
 from tests.view.browser import chromium
 
 DOCS = ROOT / "docs"
-SETTINGS = ("--policy=auto", "--horizon-s=5", "--kv-cache-memory-bytes=8388608")
+NAME = "tiny-llama"
+SETTINGS = (f"--served-model-name={NAME}", "--policy=auto", "--horizon-s=5", "--kv-cache-memory-bytes=8388608")
 PHASES = (
     (14.0, 1, False),
     (14.0, 40, False),
@@ -63,6 +64,7 @@ def main() -> None:
     """Take both pictures."""
     model = make_model(ROOT / ".models" / "llama", "llama")
     with Server(model, 4, *SETTINGS, base=FLAGS) as server, chromium() as browser, ExitStack() as stack:
+        server.model = NAME
         desktop = opened(browser, server, DESKTOP, "dark", 1)
         phone = opened(browser, server, PHONE, "light", 2)
         traffic = stack.enter_context(ThreadPoolExecutor(1)).submit(lambda: [phase(server, *each) for each in PHASES])
