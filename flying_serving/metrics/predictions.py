@@ -1,9 +1,9 @@
 """What the policy predicts of switches for load, and how far that was what came.
 
 It predicts request-seconds (see `policy/forecast.py`) of the requests that have no token yet or come within the
-horizon: each second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the same is
-measured here, for the same requests, by looking at them at every tick. For the layout that was left there is nothing to
-measure, so a gain is predicted only.
+horizon: each second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the
+same is measured here, for the same requests, by looking at them at every tick. For the layout that was left there is
+nothing to measure, so a gain is predicted only.
 """
 
 from __future__ import annotations
