@@ -1,0 +1,29 @@
+"""The oracle: never worse than a layout that is kept, and its copies leave the world alone."""
+
+from __future__ import annotations
+
+from experiments import oracle
+from experiments.oracle import World
+from flying_serving.layout.groups import Layout
+from flying_serving.sim.cluster import Clock
+from flying_serving.sim.run import LEAD_S
+from flying_serving.workload.synth import Alternating, synthesise
+
+SHAPE = Alternating(requests=40, low_s=8.0, burst_s=4.0, low_rate_rps=1.0, burst_rate_rps=12.0)
+REQUESTS = list(synthesise(SHAPE, 1).requests)
+
+
+def test_it_is_at_least_as_good_as_what_is_kept() -> None:
+    """Layouts that are kept are among what it chooses from."""
+    kept = [oracle._kept(World(Clock(-LEAD_S)), Layout.uniform(4, size), REQUESTS) for size in (1, 2, 4)]
+    mean_s, _, _ = oracle.oracle(REQUESTS)
+    assert mean_s <= min(kept)
+
+
+def test_trying_changes_nothing() -> None:
+    """What a copy does is not seen in the world that it was copied from, and the same again costs the same."""
+    world = World(Clock(-LEAD_S))
+    wide = Layout.uniform(4, 4)
+    first = oracle._cost(world, wide, "weave", REQUESTS)
+    assert (world.ended, world.total_s, world.node.controller.layout) == (0, 0.0, Layout.uniform(4, 1))
+    assert oracle._cost(world, wide, "weave", REQUESTS) == first
