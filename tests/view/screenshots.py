@@ -21,7 +21,7 @@ NAME = "tiny-llama"
 SETTINGS = (f"--served-model-name={NAME}", "--policy=auto", "--horizon-s=5", "--kv-cache-memory-bytes=8388608")
 PHASES = ((12.0, 1, False), (12.0, 40, False), (14.0, 2, False), (55.0, 7, True))
 """Seconds, requests at a time, and whether one in six is urgent."""
-MIXED = "/1.*2|2.*1/.test(document.getElementById('layout').textContent)"
+MIXED = "() => /1.*2|2.*1/.test(document.getElementById('layout').textContent)"
 """Whether there are groups of two and of one engine."""
 DESKTOP, PHONE = ViewportSize(width=1440, height=900), ViewportSize(width=390, height=844)
 
