@@ -36,7 +36,7 @@ function drawBand(state) {
   const from_s = state.time - SPAN_S, band = one("band");
   while (band.children.length > state.engines.length) band.lastChild.remove();
   while (band.children.length < state.engines.length) band.append(make("div", "row"));
-  const found = epochs(state, from_s);
+  const found = epochs(state, from_s).filter(([begin_s, end_s]) => end_s - begin_s > SPAN_S / 400);
   state.engines.forEach((_, e) => {
     const row = band.children[e];
     row.dataset.engine = e;
