@@ -32,7 +32,7 @@ def over_time(runs: Sequence[Simulated], path: Path) -> None:
         axes[1].plot(np.arange(len(rates)) * 5.0, rates, label=one.system.name)
     axes[0].set(ylabel="P90 TTFT (s)", yscale="log")
     axes[1].set(ylabel="tokens/s")
-    axes[0].legend(fontsize="small", ncols=4)
+    axes[0].legend(fontsize="small", ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
     for axis, one in zip(axes[2:], changing, strict=True):
         layout_band(axis, one)
     axes[-1].set(xlabel="time (s)")
@@ -61,7 +61,7 @@ def layout_band(axis: Any, one: Simulated) -> None:
     axis.set(ylabel=f"{one.system.name}\nengine", ylim=(0, one.system.shape.engines))
     for degree in one.system.degrees.values():
         axis.plot([], [], color=SHADES.get(degree, "#08519c"), linewidth=6, label=f"degree {degree}")
-    axis.legend(fontsize="x-small", ncols=4, loc="upper right")
+    axis.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def distributions(runs: Sequence[Simulated], path: Path) -> None:
