@@ -19,7 +19,7 @@ _PROMPTS = (
 )
 _STALLED = (
     "decodes wait for the prompts in their steps. The paper has one number for urgent and other requests, as if there "
-    "were none to wait for; with prompts up to 1,700 tokens ours is 33.5 ms."
+    "were none to wait for; with prompts up to 1,700 tokens static DP has 33.5 ms."
 )
 _QUEUE = (
     "the paper's mean of all is 34 times that of urgent requests, so its static TP had a queue. Ours has none at this "
