@@ -44,9 +44,14 @@ from flying_serving.vllm_hooks.engines import engine_classes
 from flying_serving.vllm_hooks.history import resume
 from flying_serving.vllm_hooks.kv import pooled_capacity
 
+RETRY_S = 0.005
+"""How long lane 1 leaves the engine to other lanes when nothing of it could run."""
+
 
 class FlyingEngineCore(Orders, EngineCoreProc):
     """One engine: its own scheduler and worker (lane 1), a part in each group, and the groups that it leads."""
+
+    _alone_at = 0.0
 
     @staticmethod
     def run_engine_core(*args: Any, **kwargs: Any) -> None:
@@ -140,10 +145,13 @@ class FlyingEngineCore(Orders, EngineCoreProc):
     def _choose(self) -> Turn:
         now = time.monotonic()
         ready = {size: leader.ready(now) for size, leader in self.leaders.items()}
-        ready[1] = self.scheduler.has_requests() or bool(self.batch_queue)
+        alone = self.scheduler.has_requests() or bool(self.batch_queue)
+        ready[1] = alone and now >= self._alone_at
         turn = self.turns.choose(now, ready, ticket=self.channel.pending())
         if isinstance(turn, Wait):
             retries = [r for r in (leader.retry_in_s(now) for leader in self.leaders.values()) if r is not None]
+            if alone and not ready[1]:
+                retries.append(self._alone_at - now)
             limits = [t for t in (turn.timeout_s, *retries) if t is not None]
             return Wait(min(limits) if limits else None)
         return turn
@@ -157,14 +165,18 @@ class FlyingEngineCore(Orders, EngineCoreProc):
                 self._handle_client_request(*self.input_queue.get(timeout=wait.timeout_s))
             except queue.Empty:
                 return
+            self._alone_at = 0.0
         while not self.input_queue.empty():
             self._handle_client_request(*self.input_queue.get_nowait())
+            self._alone_at = 0.0
 
     def _step_alone(self) -> None:
         started = time.monotonic()
         self._reclaim_if_short()
-        self._process_engine_step()
-        self._ran(1, started, more=False, led_here=True)
+        if self._process_engine_step() or self.batch_queue:
+            self._ran(1, started, more=False, led_here=True)
+        else:  # older lanes may hold the blocks that it waits for: it is their turn
+            self._alone_at = time.monotonic() + RETRY_S
 
     def _ran(self, size: int, started: float, *, more: bool, led_here: bool, plan: Any = None) -> None:
         ended = time.monotonic()
@@ -185,6 +197,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             self.members[size].lent.commit(ticket.blocks)
         elif isinstance(ticket, ReturnTicket):
             self.members[size].lent.take_back(ticket.blocks)
+            self._alone_at = 0.0
         elif isinstance(ticket, Grant):
             self.leaders[size].granted(ticket, time.monotonic())
         elif isinstance(ticket, Need):

@@ -243,3 +243,19 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
     engines = status(server)["engines"]
     for engine in engines:
         assert engine["free_blocks"] + sum(engine["lent_blocks"].values()) == BLOCKS - 1
+
+
+def test_who_waits_for_blocks_leaves_the_engines_to_who_has_them(server: Server) -> None:
+    """A hard preempt gives an older lane a step a second; 250 of those would take longer than a client waits."""
+    server.layout(TOGETHER)
+    with ThreadPoolExecutor(5) as pool:
+        has = pool.submit(ask, server, prompt(40, 13_000), 250, 4)
+        deadline = time.monotonic() + 20
+        while not status(server)["engines"][0]["lanes"]["4"]["running"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        server.layout(ALONE, "hard")
+        waits = [pool.submit(ask, server, prompt(41 + number, 3_900), 16, 1) for number in range(4)]
+        for answer in (has, *waits):
+            answer.result(WAIT_S)
+    server.check()
