@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flying_serving.policy.probes import ENOUGH_S, probes
 from flying_serving.vllm_hooks.batches import decode_steps, prefill_steps
 
 logger = logging.getLogger("vllm.flying_serving")
 
 REPETITIONS = 3
-ENOUGH_S = 0.5
-"""A batch is not repeated any more after so long, and no larger one is tried if this one took so long."""
-_SEQUENCES = (1, 8)
-_PROMPTS = (64, 256)
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,9 @@ class Batch:
 
 
 def batches(limits: Limits) -> list[Batch]:
-    """What is measured, smallest first: as far as one step can take it."""
-    decode = sorted({min(count, limits.sequences, limits.tokens) for count in _SEQUENCES})
-    prompts = sorted({min(count, limits.tokens, limits.request_tokens) for count in _PROMPTS})
-    kinds = [(count, False) for count in decode] + [(count, True) for count in prompts]
-    return [Batch(count, is_prefill, limits.block_tokens) for count, is_prefill in kinds]
+    """What is measured, as far as one step can take it."""
+    found = probes(limits.sequences, limits.tokens, limits.request_tokens)
+    return [Batch(probe.tokens, probe.is_prefill, limits.block_tokens) for probe in found]
 
 
 def calibrate(
@@ -77,11 +72,14 @@ def calibrate(
 
     Returns:
         for each batch: [size, seconds of the fastest of its steps, tokens, 1.0 for a prompt or 0.0 for decoding
-        requests of one token each]. What fails is logged and ends the measurement.
+        requests of one token each]. What fails is logged and ends the measurement of its kind.
     """
     measured: list[list[float]] = []
     together(False)
+    ended: set[bool] = set()
     for batch in planned:
+        if batch.is_prefill in ended:
+            continue
         best_s, spent_s, enough = math.inf, 0.0, False
         *steps, end = batch.steps()
         for step in steps:
@@ -93,7 +91,7 @@ def calibrate(
         if math.isfinite(best_s):
             measured.append([size, best_s, batch.tokens, float(batch.is_prefill)])
         if together(best_s > ENOUGH_S):
-            break
+            ended.add(batch.is_prefill)
     return measured
 
 

@@ -6,6 +6,8 @@ import math
 
 NEAR = 0.5
 """Standard deviations."""
+BELIEF = 0.6
+"""Share of a sudden change of the rate that is expected to last: much of what looks like a burst is over at once."""
 
 
 class Demand:
@@ -42,7 +44,7 @@ class Demand:
         """Requests per second."""
         slow, fast = self._slow.value(now_s), self._fast.value(now_s)
         deviation = NEAR * math.sqrt(fast / (2 * self._fast.window_s))
-        return min(max(slow, fast - deviation), fast + deviation)
+        return slow + BELIEF * (min(max(slow, fast - deviation), fast + deviation) - slow)
 
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flying_serving.controller.capacity import Capacity
@@ -11,15 +11,13 @@ from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import Policy
+from flying_serving.policy.probes import ENOUGH_S, probes
 from flying_serving.policy.steps import Step
 from flying_serving.sim.cluster import Clock, ClusterShape, StepTime
 from flying_serving.sim.cost import Execution
 from flying_serving.sim.machine import DegreeTime, Engine, Machine
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import Plan, SimRequest
-
-_CALIBRATION = ((0, 1), (0, 8), (64, 0), (256, 0))
-"""(prompt tokens, decoding requests) of the steps that a live server measures at its start."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +148,20 @@ def _system(
         return times[size](plan)
 
     degrees = {size: size * devices for size in sizes}
-    return System(policy.name, settings, shape, step_time, _calibration(times, sizes), degrees)
+    return System(policy.name, settings, shape, step_time, _calibration(times, shape), degrees)
 
 
-def _calibration(times: Mapping[int, DegreeTime], sizes: Sequence[int]) -> tuple[Step, ...]:
-    plans = [Plan([], [(tokens, 0)] if tokens else [], tokens, count, count) for tokens, count in _CALIBRATION]
-    return tuple(
-        Step(size, times[size](plan), plan.prefill_tokens, plan.sequences, 0) for size in sizes for plan in plans
-    )
+def _calibration(times: Mapping[int, DegreeTime], shape: ClusterShape) -> tuple[Step, ...]:
+    """What a live server would measure at its start."""
+    steps = []
+    for size in shape.sizes:
+        room = (shape.blocks - 1) * shape.block_tokens[size]
+        ended: set[bool] = set()
+        for probe in probes(shape.slots, shape.budget_tokens, room):
+            prompt, sequences = (probe.tokens, 0) if probe.is_prefill else (0, probe.tokens)
+            took_s = times[size](Plan([], [(prompt, 0)] if prompt else [], prompt, sequences, sequences))
+            if probe.is_prefill not in ended:
+                steps.append(Step(size, took_s, prompt, sequences, 0))
+            if took_s > ENOUGH_S:
+                ended.add(probe.is_prefill)
+    return tuple(steps)

@@ -10,7 +10,7 @@ import pytest
 
 from flying_serving.engine.calibration import ENOUGH_S, REPETITIONS, Batch, Limits, batches, calibrate
 
-PLENTY = Limits(sequences=16, tokens=2048, request_tokens=4096, block_tokens=32)
+SMALL = Limits(sequences=8, tokens=256, request_tokens=4096, block_tokens=32)
 
 
 class Machine:
@@ -58,7 +58,7 @@ def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
     """The fastest step counts."""
     times = iter((0.03, 0.02, 0.025, 0.0, 0.04, 0.05, 0.06, 0.0, 0.09, 0.08, 0.1, 0.0, 0.15, 0.16, 0.14, 0.0))
     machine = Machine(1, lambda _, __: next(times))
-    (measured,) = machine.calibrate(batches(PLENTY))
+    (measured,) = machine.calibrate(batches(SMALL))
     assert measured == [
         [2, pytest.approx(0.02), 1, 0.0],
         [2, pytest.approx(0.04), 8, 0.0],
@@ -73,20 +73,21 @@ def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
 
 
 def test_members_that_differ_in_speed_run_the_same_steps() -> None:
-    """A slow batch is repeated on no engine, and none tries a larger one, though it was slow on one of them only."""
+    """A slow batch is repeated on no engine, and none tries a larger one of its kind: one was slow on one of them."""
     machine = Machine(
         4, lambda engine, step: (1.1 if engine == 2 else 0.1) * ENOUGH_S if step.scheduled_new_reqs else 0
     )
-    measured = machine.calibrate(batches(PLENTY))
+    measured = machine.calibrate(batches(SMALL))
     for engine in range(4):
-        assert scheduled(machine, engine) == [1, 0]
-        assert measured[engine] == [[2, pytest.approx((1.1 if engine == 2 else 0.1) * ENOUGH_S), 1, 0.0]]
+        took_s = pytest.approx((1.1 if engine == 2 else 0.1) * ENOUGH_S)
+        assert scheduled(machine, engine) == [1, 0, 64, 0]
+        assert measured[engine] == [[2, took_s, 1, 0.0], [2, took_s, 64, 1.0]]
 
 
 def test_a_batch_is_repeated_until_it_took_long_enough() -> None:
     """Each step is fast enough to go on to a larger batch, but not to make all of them."""
     machine = Machine(2, lambda _, step: 0.6 * ENOUGH_S if step.total_num_scheduled_tokens == 64 else 0.0)
-    machine.calibrate(batches(PLENTY))
+    machine.calibrate(batches(SMALL))
     assert scheduled(machine, 1) == [1, 1, 1, 0, 8, 8, 8, 0, 64, 64, 0, 256, 256, 256, 0]
 
 
@@ -99,7 +100,7 @@ def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
         return 0.1
 
     machine = Machine(2, seconds)
-    one, other = machine.calibrate(batches(PLENTY))
+    one, other = machine.calibrate(batches(SMALL))
     assert scheduled(machine, 0) == scheduled(machine, 1) == [1, 1, 1, 0, 8, 8, 8, 0, 64, 0]
     assert [entry[2] for entry in one] == [1, 8, 64]
     assert [entry[2] for entry in other] == [1, 8]
@@ -108,11 +109,15 @@ def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        (PLENTY, [(1, False), (8, False), (64, True), (256, True)]),
-        (Limits(1, 2048, 4096, 32), [(1, False), (64, True), (256, True)]),
-        (Limits(4, 2048, 4096, 32), [(1, False), (4, False), (64, True), (256, True)]),
-        (Limits(16, 100, 4096, 32), [(1, False), (8, False), (64, True), (100, True)]),
-        (Limits(16, 2048, 50, 32), [(1, False), (8, False), (50, True)]),
+        (SMALL, [(1, False), (8, False), (64, True), (256, True)]),
+        (
+            Limits(1024, 8192, 9000, 32),
+            [(count, False) for count in (1, 8, 64, 256)] + [(count, True) for count in (64, 256, 1024, 4096)],
+        ),
+        (Limits(1, 256, 4096, 32), [(1, False), (64, True), (256, True)]),
+        (Limits(4, 256, 4096, 32), [(1, False), (4, False), (64, True), (256, True)]),
+        (Limits(16, 100, 4096, 32), [(1, False), (8, False), (16, False), (64, True), (100, True)]),
+        (Limits(16, 2048, 50, 32), [(1, False), (8, False), (16, False), (50, True)]),
     ],
 )
 def test_batches_are_what_a_step_can_take(limits: Limits, expected: list[tuple[int, bool]]) -> None:
