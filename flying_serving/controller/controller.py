@@ -100,7 +100,8 @@ class Controller:
         sizes = set(tracked.fitting(self.settings.capacity.tokens))
         if not self.settings.forms_groups:
             sizes &= {len(group) for group in self.layout.groups}
-        if not sizes or tracked.wanted.degree is not None or not tracked.wanted.movable:
+        stays = tracked.wanted.degree is not None or not tracked.wanted.movable
+        if not sizes or stays or self.settings.loses_groups:
             return None
         self._suspend(tracked, now_s)
         self.pool.add(tracked)

@@ -38,3 +38,8 @@ class Settings:
     def forms_groups(self) -> bool:
         """Whether a request that no group of the present layout holds gets one."""
         return self.policy.by_context and not self.dry_run
+
+    @property
+    def loses_groups(self) -> bool:
+        """Whether a group may be split while a request waits that only it could hold, and no other will be formed."""
+        return (self.policy.by_load or self.policy.by_priority) and not self.policy.by_context and not self.dry_run
