@@ -57,9 +57,9 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
         found = {"trace": read_workload(Path(args.trace))}
     elif args.case == "load":
         rates: dict[str, Any] = {
-            "low_rate_rps": (0.5, 1.0),
-            "burst_rate_rps": (3.0, 6.0),
-            "low_s": 35.0,
+            "low_rate_rps": (0.3, 0.7),
+            "burst_rate_rps": (2.0, 4.0),
+            "low_s": 40.0,
             "burst_s": 12.0,
         }
         found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **lengths), args.seed)}
@@ -109,8 +109,10 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
         ):
             system.resume()
             summary = replay(system, workload)
+            status = httpx.get(f"{system.url}/flying/status", timeout=30).text
             system.pause()
             name = f"{system.name}, {kind}"
+            (OUT / f"status-{name.replace(', ', '-')}.json").write_text(status)
             rows[name].append(figures(summary))
             (OUT / f"{name.replace(', ', '-').replace(' ', '-')}-{number}.json").write_text(
                 json.dumps(summary, indent=1)
