@@ -140,16 +140,21 @@ def _crowding(used: float, groups: int) -> float:
 
 
 def _queue_area(work: Work, through: float, horizon_s: float, at_once: float) -> float:
-    """Request-seconds of a queue that gets `work.rate` and loses `through` requests per second, within the horizon.
+    """Request-seconds of a queue that gets `work.rate` and loses `through` requests per second, until it is gone.
+
+    Requests come until the horizon; what is left then is worked off without any more, so that a layout that is slow to
+    do it does not look cheap.
 
     Args:
         at_once: requests that are served at the same time, so that none of them waits for another.
     """
     spare = through - work.rate
     queued = max(0.0, work.waiting - at_once)
-    if spare * horizon_s <= queued:
-        return queued * horizon_s - spare * horizon_s**2 / 2 + work.waiting / through * at_once
-    return queued**2 / (2 * spare) + work.waiting / through * at_once
+    served = work.waiting / through * at_once
+    left = queued - spare * horizon_s
+    if left > 0:
+        return (queued + left) * horizon_s / 2 + left**2 / (2 * through) + served
+    return queued**2 / (2 * spare) + served
 
 
 def judge(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work, weights: Weights) -> float:

@@ -13,6 +13,8 @@ from flying_serving.policy.snapshot import GroupLoad, Snapshot
 
 PAUSE_WEIGHT = 3.0
 """A stream that stands still is worse than one that is slow."""
+LONG_HORIZONS = 10.0
+"""So many horizons is the longest that load is expected to last."""
 MOVE_S = 0.005
 """Orders, answers and a step that is cut short."""
 
@@ -98,11 +100,13 @@ class _Old:
         return self.overlap * (old + case.weight * first + later)
 
     def hard(self, case: _Case) -> float:
-        """Its requests stand still as long as there is new work."""
+        """Its requests stand still as long as there is new work: for long if that comes nearly as fast as it can go."""
         work, ahead = case.snapshot.work, case.ahead
         coming = work.rate * 2 * self.alone_s
         busy_s = (work.waiting + coming) * ahead.ttft_s / len(case.groups) + work.output_tokens * ahead.tpot_s
-        paused_s = min(busy_s, case.weights.horizon_s) * min(1.0, work.waiting + coming)
+        longest_s = LONG_HORIZONS * case.weights.horizon_s
+        used = min(1.0, work.rate / ahead.first_per_s)
+        paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
         return PAUSE_WEIGHT * self.overlap * self.load.requests * paused_s
 
     def again_s(self, case: _Case) -> float:
