@@ -107,7 +107,7 @@ class _Old:
         longest_s = LONG_HORIZONS * case.weights.horizon_s
         used = min(1.0, work.rate / ahead.first_per_s)
         paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
-        return PAUSE_WEIGHT * self.overlap * self.load.requests * paused_s
+        return PAUSE_WEIGHT * self.load.requests * paused_s
 
     def again_s(self, case: _Case) -> float:
         """Seconds in which the new groups prefill what its requests have."""
