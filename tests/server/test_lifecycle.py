@@ -133,12 +133,14 @@ def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -
     server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, f"--tensor-parallel-size={devices}")
     try:
         wait_until_logged(server, phase)
+        os.killpg(server.process.pid, signal.SIGSTOP)  # it stays in this phase while it is looked at
         root = psutil.Process(server.process.pid)
         parts = Parts(root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*")))
         queues = {Path(m.path) for process in parts.engines for m in process.memory_maps() if "/psm_" in m.path}
         assert len(parts.engines) >= 2 * devices
         assert queues or devices == 1
         server.process.terminate()
+        os.killpg(server.process.pid, signal.SIGCONT)
         wait_until_nothing_is_left(server, parts, TERM_S)
         wait_until(lambda: not any(queue.exists() for queue in queues))
         assert server.process.returncode == 128 + signal.SIGTERM
