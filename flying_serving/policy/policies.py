@@ -88,9 +88,12 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     stay = judge(snapshot.layout, snapshot.lanes, snapshot.work, weights)
     judged: dict[tuple[int, ...], float] = {}
     best: tuple[float, float, Layout] | None = None
+    alone = snapshot.work.running == 1 and not snapshot.work.waiting
     for layout in snapshot.layouts:
         if layout == snapshot.layout or not meets(layout, needs):
             continue
+        if alone and max(map(len, layout.groups)) < max(map(len, snapshot.layout.groups)):
+            continue  # who is alone gains nothing, and one arrival says little of how many will follow
         shape = tuple(sorted(map(len, layout.groups)))
         if shape not in judged:
             judged[shape] = judge(layout, snapshot.lanes, snapshot.work, weights)
