@@ -78,6 +78,11 @@ class Layout:
         """The group that holds `engine`."""
         return next(group for group in self.groups if engine in group)
 
+    @property
+    def widest(self) -> int:
+        """Engines in its widest group."""
+        return max(map(len, self.groups))
+
     def to_lists(self) -> list[list[int]]:
         """JSON form."""
         return [list(group) for group in self.groups]

@@ -62,8 +62,7 @@ POLICIES = {
 
 def meets(layout: Layout, needs: Sequence[Need]) -> bool:
     """Whether the layout has a group for each need; a group may serve several."""
-    widest = max(map(len, layout.groups))
-    return all(need.least_size <= widest for need in needs)
+    return all(need.least_size <= layout.widest for need in needs)
 
 
 def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Decision:
@@ -92,7 +91,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     for layout in snapshot.layouts:
         if layout == snapshot.layout or not meets(layout, needs):
             continue
-        if alone and max(map(len, layout.groups)) < max(map(len, snapshot.layout.groups)):
+        if alone and layout.widest < snapshot.layout.widest:
             continue  # who is alone gains nothing, and one arrival says little of how many will follow
         shape = tuple(sorted(map(len, layout.groups)))
         if shape not in judged:
