@@ -8,6 +8,8 @@ Memory is the sum of the proportional set sizes of the engine processes after ea
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
 
 import httpx
@@ -35,12 +37,17 @@ def engine_memory_bytes(system: System) -> int:
 
 
 def use(system: System, degrees: list[int | None]) -> None:
-    """Sixteen requests at each degree, so that what is built at first use is there."""
-    for number, degree in enumerate(degree for degree in degrees for _ in range(16)):
+    """Sixteen requests at each degree, one at a time in each group: every engine has used each lane, with equal steps."""
+
+    def ask(number: int, degree: int | None) -> None:
         body = {"model": system.model, "prompt": prompt(200, number), "max_tokens": 16, "ignore_eos": True}
         if degree is not None:
             body["vllm_xargs"] = {"tp_degree": degree}
         httpx.post(f"{system.url}/v1/completions", json=body, timeout=120).raise_for_status()
+
+    for begin, degree in enumerate(degrees):
+        with ThreadPoolExecutor(4 // (degree or 1)) as threads:
+            list(threads.map(partial(ask, degree=degree), range(16 * begin, 16 * begin + 16)))
 
 
 def main() -> None:

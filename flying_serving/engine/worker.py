@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import deployment_of
 from flying_serving.engine.calibration import Limits, batches, calibrate
+from flying_serving.engine.heap import give_back_freed
 from flying_serving.engine.lane import Lane, lane_config, run_step
 from flying_serving.engine.parent import end_with_parent
 from flying_serving.engine.progress import phase
@@ -82,8 +83,10 @@ class LaneWorker:
             weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
 
     def _make_lane_runner(self, config: Any) -> Any:
-        runner = type(self.model_runner)  # type: ignore[attr-defined]
-        return runner(config, self.device)  # type: ignore[attr-defined]
+        lane1: Any = self.model_runner  # type: ignore[attr-defined]
+        runner = type(lane1)(config, self.device)  # type: ignore[attr-defined]
+        loading.share_embeds(runner, lane1)
+        return runner
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
@@ -102,6 +105,7 @@ class LaneWorker:
             phase(self.engine, self.rank, f"warming up the group of {lane.size}, its members together")  # type: ignore[attr-defined]
             lane.warm()
         self._calibration = self._calibrate()
+        give_back_freed()
         return times
 
     @torch.inference_mode()
