@@ -18,6 +18,8 @@ import httpx
 
 ROOT = Path(__file__).parents[1]
 READY_S = 240.0
+KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
+"""An idle connection is not used again after a second: the server closes it after five, and may be about to."""
 FLAGS = (
     "--policy=manual",
     "--dtype=float32",
@@ -59,7 +61,7 @@ class Server:
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=self._log, stderr=self._log, start_new_session=True
         )
-        self.http = httpx.Client(base_url=self.url, timeout=120)
+        self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
 
     def __enter__(self) -> Server:
         deadline = time.monotonic() + READY_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import re
@@ -15,7 +14,7 @@ import httpx
 import pytest
 
 from flying_serving.demo.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import KEEP_ALIVE, ROOT, Server
 from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
@@ -25,6 +24,8 @@ MAX_PAUSE_S = 0.3
 ALONE, TOGETHER = [[0], [1]], [[0, 1]]
 LANES = (1, 2)
 SETTLE_S = 10.0
+PROGRESS_S = 60.0
+LONG_TOKENS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def at_rest(server: Server) -> Iterator[None]:
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120, limits=KEEP_ALIVE) as client:
         yield client
 
 
@@ -374,7 +375,7 @@ def test_metrics_of_both_engines(server: Server) -> None:
 
 async def _all(server: Server, bodies: Sequence[dict[str, Any]]) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120, limits=KEEP_ALIVE) as http:
         answers = await asyncio.gather(
             *(http.post("/v1/completions", json={"model": server.model, **body}) for body in bodies)
         )
@@ -426,31 +427,25 @@ async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: S
 async def test_paused_requests_make_progress(
     server: Server, http: httpx.AsyncClient, old: list[list[int]], new: list[list[int]]
 ) -> None:
+    """How much is for tests/engine/test_turns.py: it depends on the time that steps take here."""
     await asyncio.to_thread(server.layout, old)
     paused = [Stream() for _ in range(2)]
     tasks = [asyncio.create_task(_long(server, http, 120 + i, into)) for i, into in enumerate(paused)]
-    while not all(into.tokens for into in paused):
-        await asyncio.sleep(0.01)
-    await asyncio.to_thread(server.layout, new, "hard")
-    busy = [Stream() for _ in range(4)]
-    began_s = time.monotonic()
-    tasks += [asyncio.create_task(_long(server, http, 130 + i, into)) for i, into in enumerate(busy)]
-    while not all(into.tokens for into in busy):
-        await asyncio.sleep(0.01)
-    busy_s = time.monotonic()
-    await asyncio.sleep(10 * MAX_PAUSE_S)
-    ended_s = time.monotonic()
+    async with asyncio.timeout(PROGRESS_S):
+        while not all(into.tokens for into in paused):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.layout, new, "hard")
+        busy = [Stream() for _ in range(4)]
+        tasks += [asyncio.create_task(_long(server, http, 130 + i, into)) for i, into in enumerate(busy)]
+        while any(len(into.tokens) < 20 for into in busy):
+            await asyncio.sleep(0.01)
+        before = [len(into.tokens) for into in paused]
+        while any(len(into.tokens) < min(count + 6, LONG_TOKENS) for into, count in zip(paused, before, strict=True)):
+            await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for into in paused:
-        at = [began_s, *(t for t in into.arrivals_s if began_s < t < ended_s), ended_s]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
-        assert max(gaps) < 2 * MAX_PAUSE_S + 0.5, f"paused for {max(gaps):.2f} s"
-        steps = sum(busy_s < t < ended_s for t in at)
-        assert 5 <= steps <= 14, f"{steps} steps in ten times --max-pause-ms"
-    assert min(sum(busy_s < t < ended_s for t in into.arrivals_s) for into in busy) > 30
 
 
 async def _long(server: Server, http: httpx.AsyncClient, seed: int, into: Stream) -> None:
-    await stream(http, streamed_body(server.model, prompt(seed, 20), **sampling(seed, 2000)), into=into)
+    await stream(http, streamed_body(server.model, prompt(seed, 20), **sampling(seed, LONG_TOKENS)), into=into)
