@@ -37,7 +37,7 @@ def engine_memory_bytes(system: System) -> int:
 
 
 def use(system: System, degrees: list[int | None]) -> None:
-    """Sixteen requests at each degree, one at a time in each group: every engine has used each lane, with equal steps."""
+    """Sixteen requests at each degree, one at a time in each group: all engines use each lane, in equal steps."""
 
     def ask(number: int, degree: int | None) -> None:
         body = {"model": system.model, "prompt": prompt(200, number), "max_tokens": 16, "ignore_eos": True}

@@ -22,6 +22,7 @@ from flying_serving.policy.demand import Demand
 from flying_serving.policy.forecast import LaneFigures, Work
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.policy.steps import Step, StepModel
+from flying_serving.policy.switching import at_once
 
 QUIET_RATE = 0.05
 """Requests per second that are expected when none has come for long, so that the layout suits the next one."""
@@ -107,11 +108,6 @@ class Controller:
         self.pool.add(tracked)
         return self._dispatch(now_s) + self._decide(now_s)
 
-    def retry_after_s(self, now_s: float) -> int:
-        """Whole seconds until about half of those that wait now will have been dispatched, by how long they wait."""
-        oldest_s = self.pool.oldest_s
-        return max(1, round((now_s - oldest_s) / 2)) if oldest_s is not None else 1
-
     def group_of(self, request_id: str) -> Group | None:
         """Where a request runs."""
         tracked = self._running.get(request_id)
@@ -176,6 +172,9 @@ class Controller:
     def _go_on(self, now_s: float) -> list[Command]:
         """What may happen now that something has ended: a switch that waited for it, then requests that waited."""
         change = self._changeover
+        if change is not None and change.late(now_s):
+            snapshot = self.snapshot(self.lanes(), now_s)
+            change.switch.preempt = at_once(snapshot, change.switch.new, self.settings.weights)
         if change is not None and change.ready:
             change.ordered(now_s)
             self.layout = change.switch.new
@@ -285,7 +284,7 @@ class Controller:
         demand, pool = self.demand, self.pool
         rate = max(demand.rate(now_s), QUIET_RATE)
         work = Work(rate, demand.prompt_tokens, demand.output_tokens, len(pool), pool.prompt_tokens, self.running)
-        loads = self.loads.as_seen(demand.output_tokens)
+        loads = self.loads.as_seen(demand.outputs)
         recent = self.switches.for_load_since(now_s - 60.0)
         return Snapshot(
             now_s,

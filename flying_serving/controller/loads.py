@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flying_serving.controller.requests import Tracked
 from flying_serving.layout.groups import Group
+from flying_serving.policy.demand import Outputs
 from flying_serving.policy.snapshot import GroupLoad
 
 
@@ -87,14 +88,13 @@ class Loads:
         """Groups with requests that this engine is a member of."""
         return [(group, work) for group, work in self._groups.items() if engine in group]
 
-    def as_seen(self, output_tokens: float) -> dict[Group, GroupLoad]:
-        """For a policy; `output_tokens`: how many a request gets on average."""
+    def as_seen(self, outputs: Outputs) -> dict[Group, GroupLoad]:
+        """For a policy; `outputs`: how many tokens requests get."""
         seen = {}
         for group, work in self._groups.items():
             count = len(work.requests)
             had = work.output_tokens / count
-            left, context = max(1.0, output_tokens - had), work.prompt_tokens / count + had
-            # one in many gets about twice the mean
-            longest = left if count == 1 else max(left, 2 * output_tokens - had)
+            context = work.prompt_tokens / count + had
+            left, longest = outputs.left(had), outputs.longest(had, count)
             seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens)
         return seen

@@ -50,6 +50,10 @@ class TaskPool:
         """When the one that waits longest has arrived."""
         return next((tracked.arrived_s for tracked in self._waiting.values()), None)
 
+    def retry_after_s(self, now_s: float) -> int:
+        """Whole seconds until about half of those that wait now will have been dispatched, by how long they wait."""
+        return max(1, round((now_s - self.oldest_s) / 2)) if self.oldest_s is not None else 1
+
     def check(self) -> None:
         """Raise PoolFull if no more requests may wait."""
         if len(self._waiting) >= self.limit:

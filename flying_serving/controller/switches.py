@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 
 KEPT = 1000
+PATIENCE, LEAST_PATIENCE_S = 1.5, 0.2
+"""A switch waits for old requests as many times longer than predicted, and a few ticks: then it goes another way."""
 
 
 @dataclass
@@ -111,6 +114,12 @@ class Changeover:
     switch: Switch
     weave_steps: int
     is_ordered: bool = False
+
+    def late(self, now_s: float) -> bool:
+        """Whether old requests take much longer to end than the policy has expected. An operator's switch never is."""
+        decision = self.switch.decision
+        patience_s = math.inf if decision is None else PATIENCE * decision.drain_s + LEAST_PATIENCE_S
+        return not self.is_ordered and not self.ready and now_s - self.switch.decided_s > patience_s
 
     @property
     def ready(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flying_serving.policy.probes import ENOUGH_S, probes
+from flying_serving.policy.probes import ENOUGH_S, Probe, probes
 from flying_serving.vllm_hooks.batches import decode_steps, prefill_steps
 
 logger = logging.getLogger("vllm.flying_serving")
@@ -37,21 +37,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class Batch:
-    """Steps with `tokens` tokens each: of one prompt, or one of each of so many decoding requests."""
+    """REPETITIONS steps of a probe, in blocks of so many tokens."""
 
-    tokens: int
-    is_prefill: bool
+    probe: Probe
     block_tokens: int
 
     def steps(self) -> Iterator[Any]:
-        """REPETITIONS steps, and one more that computes nothing and ends the requests."""
-        return (prefill_steps if self.is_prefill else decode_steps)(REPETITIONS, self.tokens, self.block_tokens)
+        """One more, that computes nothing and ends the requests."""
+        probe = self.probe
+        if probe.is_prefill:
+            return prefill_steps(REPETITIONS, probe.tokens, self.block_tokens)
+        context = max(probe.context_tokens, REPETITIONS)
+        return decode_steps(REPETITIONS, probe.tokens, context, self.block_tokens)
 
 
 def batches(limits: Limits) -> list[Batch]:
     """What is measured, as far as one step can take it."""
     found = probes(limits.sequences, limits.tokens, limits.request_tokens)
-    return [Batch(probe.tokens, probe.is_prefill, limits.block_tokens) for probe in found]
+    return [Batch(probe, limits.block_tokens) for probe in found]
 
 
 def calibrate(
@@ -72,13 +75,15 @@ def calibrate(
 
     Returns:
         for each batch: [size, seconds of the fastest of its steps, tokens, 1.0 for a prompt or 0.0 for decoding
-        requests of one token each]. What fails is logged and ends the measurement of its kind.
+        requests of one token each, tokens of context of each of these]. What fails is logged and ends the measurement
+        of its kind.
     """
     measured: list[list[float]] = []
     together(False)
-    ended: set[bool] = set()
+    ended: set[tuple[bool, int]] = set()
     for batch in planned:
-        if batch.is_prefill in ended:
+        probe = batch.probe
+        if probe.kind in ended:
             continue
         best_s, spent_s, enough = math.inf, 0.0, False
         *steps, end = batch.steps()
@@ -89,9 +94,9 @@ def calibrate(
                 enough = together(spent_s > ENOUGH_S)
         _timed(run, end, clock)
         if math.isfinite(best_s):
-            measured.append([size, best_s, batch.tokens, float(batch.is_prefill)])
+            measured.append([size, best_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
         if together(best_s > ENOUGH_S):
-            ended.add(batch.is_prefill)
+            ended.add(probe.kind)
     return measured
 
 

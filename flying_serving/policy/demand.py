@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 NEAR = 0.5
 """Standard deviations."""
 BELIEF = 0.6
 """Share of a sudden change of the rate that is expected to last: much of what looks like a burst is over at once."""
+
+
+_EULER = 0.5772
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How long outputs are: their mean, and the mean of their squares."""
+
+    mean: float
+    square: float
+
+    def left(self, had: float) -> float:
+        """Tokens that running requests still get on average, if they have had `had` on average.
+
+        Renewal theory: requests that have just begun get the mean; those that one meets at random still get as much as
+        they have had, square / (2 mean). A line through both is exact for equal, evenly spread and exponential lengths.
+        """
+        of_running = self.square / (2 * self.mean)
+        return max(1.0, self.mean + (of_running - self.mean) * min(1.0, had / of_running))
+
+    def longest(self, had: float, count: int) -> float:
+        """Tokens that the one of `count` running requests still gets that gets most."""
+        if count == 1:
+            return self.left(had)
+        heavy = min(1.0, max(0.0, self.square / self.mean**2 - 1))
+        equal, exponential = 2 * count / (count + 1), math.log(count) + _EULER
+        return self.left(had) * max(1.0, (1 - heavy) * equal + heavy * exponential)
 
 
 class Demand:
@@ -32,6 +61,7 @@ class Demand:
         self._share = 1.0 / requests
         self._prompts = _Mean(self._share)
         self._outputs = _Mean(self._share)
+        self._squares = _Mean(self._share)
         self._first = (prompt_tokens, output_tokens)
 
     def arrived(self, prompt_tokens: int, now_s: float) -> None:
@@ -49,6 +79,7 @@ class Demand:
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""
         self._outputs.add(max(1, output_tokens))
+        self._squares.add(max(1, output_tokens) ** 2)
 
     @property
     def prompt_tokens(self) -> float:
@@ -59,6 +90,11 @@ class Demand:
     def output_tokens(self) -> float:
         """Mean length of outputs."""
         return self._outputs.value or self._first[1]
+
+    @property
+    def outputs(self) -> Outputs:
+        """Lengths of outputs."""
+        return Outputs(self.output_tokens, self._squares.value or 4 / 3 * self._first[1] ** 2)
 
 
 class _Rate:

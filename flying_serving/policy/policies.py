@@ -71,7 +71,8 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     choices = [_cheapest(snapshot, layout, weights, urgent) for layout in snapshot.layouts if meets(layout, needs)]
     _, layout, preempt, considered = min(choices, key=lambda choice: choice[0])
     reason = "; ".join(sorted({need.reason for need in needs}))
-    return Decision(layout, preempt, reason, math.inf, considered[preempt], considered)
+    drain = switching.drain_s(snapshot, layout)
+    return Decision(layout, preempt, reason, math.inf, considered[preempt], considered, None, drain)
 
 
 def _cheapest(
@@ -112,7 +113,9 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
         return None
     work = snapshot.work
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return Decision(layout, preempt, reason, gain, considered[preempt], considered, stay)
+    return Decision(
+        layout, preempt, reason, gain, considered[preempt], considered, stay, switching.drain_s(snapshot, layout)
+    )
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision | None:
@@ -120,4 +123,5 @@ def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision
     if layout == snapshot.layout:
         return None
     _, _, preempt, considered = _cheapest(snapshot, layout, weights, urgent=False)
-    return Decision(layout, preempt, "no request needs a group", 0.0, considered[preempt], considered)
+    drain = switching.drain_s(snapshot, layout)
+    return Decision(layout, preempt, "no request needs a group", 0.0, considered[preempt], considered, None, drain)

@@ -1,7 +1,8 @@
 """The steps that a server measures at its start, so that policies know what it can do before traffic shows it.
 
 They reach from what is bound by reading weights to what is bound by arithmetic: a line through small steps alone says
-nothing of what a device with much arithmetic does with large ones.
+nothing of what a device with much arithmetic does with large ones. Decoding is measured with little context and with
+much: else lanes that have not served yet would seem not to mind it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ from dataclasses import dataclass
 
 ENOUGH_S = 0.5
 """A probe is not repeated any more after so long, and no larger one of its kind follows if this one took so long."""
+SHORT_TOKENS, LONG_TOKENS = 16, 1024
 _SEQUENCES = (1, 8, 64, 256)
 _PROMPTS = (64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A step with so many tokens: of one prompt, or one of each of so many decoding requests."""
+    """A step with so many tokens: of one prompt, or one of each of so many decoding requests with so much context."""
 
     tokens: int
     is_prefill: bool
+    context_tokens: int = 0
+
+    @property
+    def kind(self) -> tuple[bool, int]:
+        """What it has in common with smaller and larger ones."""
+        return self.is_prefill, self.context_tokens
 
 
 def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
@@ -32,4 +40,6 @@ def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
     """
     decode = sorted({min(count, sequences, step_tokens) for count in _SEQUENCES})
     prompts = sorted({min(count, step_tokens, prompt_tokens) for count in _PROMPTS})
-    return [Probe(count, False) for count in decode] + [Probe(count, True) for count in prompts]
+    contexts = sorted({min(count, prompt_tokens) for count in (SHORT_TOKENS, LONG_TOKENS)})
+    short_first = [Probe(count, False, context) for context in contexts for count in decode]
+    return short_first + [Probe(count, True) for count in prompts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -79,6 +80,7 @@ class Decision:
         cost: request-seconds that the switch costs, as predicted.
         considered: predicted cost of every way to switch.
         stay: request-seconds over the horizon if the layout stayed, as predicted; None if that was not asked.
+        drain_s: until the last request of the old layout has ended, as predicted, if nothing else runs.
     """
 
     layout: Layout
@@ -88,3 +90,4 @@ class Decision:
     cost: float
     considered: Mapping[str, float] = field(default_factory=dict)
     stay: float | None = None
+    drain_s: float = math.inf

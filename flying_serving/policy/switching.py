@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import Outlook, Weights, outlook
+from flying_serving.policy.forecast import LaneFigures, Outlook, Weights, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 
 PAUSE_WEIGHT = 3.0
@@ -22,6 +22,20 @@ MOVE_S = 0.005
 def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     """Groups with requests that `layout` does not have."""
     return {g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups}
+
+
+def drain_s(snapshot: Snapshot, layout: Layout) -> float:
+    """Seconds until the last request has ended that `layout` has no group for, if nothing else runs meanwhile."""
+    lanes = snapshot.lanes
+    return max((_alone_s(lanes[len(group)], load) for group, load in leaving(snapshot, layout).items()), default=0.0)
+
+
+def _step_s(lane: LaneFigures, load: GroupLoad) -> float:
+    return lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
+
+
+def _alone_s(lane: LaneFigures, load: GroupLoad) -> float:
+    return load.prefill_tokens * lane.cost.prefill_token_s + load.longest_left * _step_s(lane, load)
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class _Old:
     def of(cls, case: _Case, group: Group, load: GroupLoad) -> _Old:
         snapshot = case.snapshot
         lane = snapshot.lanes[len(group)]
-        step_s = lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
+        step_s = _step_s(lane, load)
         prefill_s = load.prefill_tokens * lane.cost.prefill_token_s
         engines = sum(map(len, snapshot.layout.groups))
         part = len(group) / engines if group in snapshot.layout.groups else 0.0
@@ -84,7 +98,7 @@ class _Old:
             overlap=len(case.members.intersection(group)) / max(1, len(case.members)),
             step_s=step_s,
             crowded_s=max(step_s, stay.tpot_s),
-            alone_s=prefill_s + load.longest_left * step_s,
+            alone_s=_alone_s(lane, load),
             mean_s=prefill_s + load.tokens_left * step_s,
         )
 
@@ -141,6 +155,12 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
     if case.size > 1 and _has_idle_member(snapshot, case.members):
         result["soft"] = MOVE_S + _soft(snapshot, case.size, drain_s, case.weight)
     return result
+
+
+def at_once(snapshot: Snapshot, layout: Layout, weights: Weights) -> str:
+    """The cheapest way to switch of those that do not wait for old requests to end."""
+    considered = costs(snapshot, layout, weights, urgent=False)
+    return min({"weave", "hard", "recompute"} & considered.keys(), key=lambda way: considered[way])
 
 
 def _has_idle_member(snapshot: Snapshot, members: set[int]) -> bool:

@@ -42,8 +42,10 @@ async def _start(client: FlyingClient) -> None:
     """Take what the engines measured when they started, and put them into the layout that a fixed policy wants."""
     for rows in await asyncio.gather(*client.of_engines("flying_calibration")):
         client.controller.steps.calibrate(
-            Step(int(size), seconds, int(tokens) if is_prefill else 0, 0 if is_prefill else int(tokens), 0)
-            for size, seconds, tokens, is_prefill in rows
+            Step(int(size), seconds, int(tokens), 0, 0)
+            if is_prefill
+            else Step(int(size), seconds, 0, int(tokens), int(tokens * context))
+            for size, seconds, tokens, is_prefill, context in rows
         )
     first = client.controller.layout
     if first != Layout.uniform(client.deployment.engines, 1):

@@ -149,7 +149,7 @@ class DegreeCheck:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 429:
-                wait_s = self._owner.state.engine_client.engine_core.controller.retry_after_s(time.monotonic())
+                wait_s = self._owner.state.engine_client.engine_core.controller.pool.retry_after_s(time.monotonic())
                 message["headers"] = [*message["headers"], (b"retry-after", str(wait_s).encode())]
             await send(message)
 

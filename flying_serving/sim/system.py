@@ -34,7 +34,7 @@ class Options:
 
     slots: int = 1024
     budget_tokens: int = 8192
-    horizon_s: float = 10.0
+    horizon_s: float = 20.0
     ttft_weight: float = 10.0
     weave_steps: int = 1
     max_pause_s: float = 1.0
@@ -156,12 +156,13 @@ def _calibration(times: Mapping[int, DegreeTime], shape: ClusterShape) -> tuple[
     steps = []
     for size in shape.sizes:
         room = (shape.blocks - 1) * shape.block_tokens[size]
-        ended: set[bool] = set()
+        ended: set[tuple[bool, int]] = set()
         for probe in probes(shape.slots, shape.budget_tokens, room):
             prompt, sequences = (probe.tokens, 0) if probe.is_prefill else (0, probe.tokens)
-            took_s = times[size](Plan([], [(prompt, 0)] if prompt else [], prompt, sequences, sequences))
-            if probe.is_prefill not in ended:
-                steps.append(Step(size, took_s, prompt, sequences, 0))
+            context = sequences * probe.context_tokens
+            took_s = times[size](Plan([], [(prompt, 0)] if prompt else [], prompt, sequences, context))
+            if probe.kind not in ended:
+                steps.append(Step(size, took_s, prompt, sequences, context))
             if took_s > ENOUGH_S:
-                ended.add(probe.is_prefill)
+                ended.add(probe.kind)
     return tuple(steps)

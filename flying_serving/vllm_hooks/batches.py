@@ -8,8 +8,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 _TOKEN = 1
-_CONTEXT_TOKENS = 16
-"""What a request that decodes has behind it."""
 
 
 def prefill_steps(count: int, tokens: int, block_tokens: int) -> Iterator[SchedulerOutput]:
@@ -20,18 +18,21 @@ def prefill_steps(count: int, tokens: int, block_tokens: int) -> Iterator[Schedu
     yield _end(names)
 
 
-def decode_steps(count: int, sequences: int, block_tokens: int) -> Iterator[SchedulerOutput]:
-    """`count` steps in which `sequences` requests decode a token each, and last one that ends them."""
-    names = [f"calibration-decode-{sequences}-{i}" for i in range(sequences)]
+def decode_steps(count: int, sequences: int, context: int, block_tokens: int) -> Iterator[SchedulerOutput]:
+    """`count` steps in which `sequences` requests decode a token each, and last one that ends them.
+
+    After the last one each request has `context` tokens, at least `count`.
+    """
+    names = [f"calibration-decode-{sequences}-{context}-{i}" for i in range(sequences)]
     each = dict.fromkeys(names, 1)
-    tokens = _CONTEXT_TOKENS + count
-    yield _step([_new(name, _CONTEXT_TOKENS, _CONTEXT_TOKENS - 1, tokens, block_tokens) for name in names], each)
+    prompt = context - count + 1
+    yield _step([_new(name, prompt, prompt - 1, context, block_tokens) for name in names], each)
     for number in range(1, count):
         plan = _step([], each)
         cached = plan.scheduled_cached_reqs
         cached.req_ids = names
         cached.new_block_ids = [None] * sequences
-        cached.num_computed_tokens = [_CONTEXT_TOKENS - 1 + number] * sequences
+        cached.num_computed_tokens = [prompt - 1 + number] * sequences
         cached.num_output_tokens = [number] * sequences
         yield plan
     yield _end(names)

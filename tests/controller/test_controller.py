@@ -5,6 +5,7 @@ import pytest
 from flying_serving.controller.requests import Wanted
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import Decision
 from flying_serving.policy.steps import Step
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs, measured
@@ -35,6 +36,25 @@ def test_a_sequential_switch_holds_new_requests_until_the_old_ones_have_ended() 
     assert shell.ordered is not None
     assert shell.moves == [("c", (0, 1))]
     assert shell.ordered.waited_for_idle_ms == pytest.approx(2000.0)
+
+
+@pytest.mark.parametrize("preempt", ["sequential", "soft"])
+def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(preempt: str) -> None:
+    """In a way for which nobody waits: one long output does not keep the others waiting for its end."""
+    shell = manual()
+    shell.arrive("long", SHORT)
+    decision = Decision(WIDE, preempt, "load: 1.00 requests/s", 5.0, 1.0, drain_s=0.4)
+    shell.carry_out(shell.controller.order(WIDE, preempt, None, shell.now_s, decision)[1])
+    shell.arrive("c", SHORT)
+    shell.tick(0.5)
+    assert shell.ordered is None
+    shell.tick(0.5)
+    assert shell.ordered is not None
+    assert shell.ordered.preempt in ("weave", "hard", "recompute")
+    shell.acknowledge()
+    assert shell.waiting() == []
+    assert shell.open["c"].group == (0, 1)
+    shell.settle(3)
 
 
 def test_a_soft_switch_lets_an_idle_engine_begin_and_moves_that_to_the_group() -> None:
@@ -137,11 +157,15 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
     """A whole number of seconds, at least one, more if those in front wait long."""
     shell = Shell(settings("load", 2, slots=1, most_waiting=2))
     for number in range(4):
-        assert shell.controller.retry_after_s(shell.now_s) == 1
+        assert shell.controller.pool.retry_after_s(shell.now_s) == 1
         shell.arrive(f"r{number}", SHORT)
     with pytest.raises(PoolFull, match="2 requests wait already"):
         shell.arrive("r4", SHORT)
-    assert shell.controller.retry_after_s(shell.now_s + 9.0) > shell.controller.retry_after_s(shell.now_s + 3.0) > 1
+    assert (
+        shell.controller.pool.retry_after_s(shell.now_s + 9.0)
+        > shell.controller.pool.retry_after_s(shell.now_s + 3.0)
+        > 1
+    )
     shell.check()
 
 

@@ -8,9 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.demand import Outputs
 from flying_serving.policy.snapshot import GroupLoad
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
+
+
+EVEN = Outputs(20.0, 4 / 3 * 20.0**2)
 
 
 def tracked(number: int, prompt: int = 10, priority: int = 0) -> Tracked:
@@ -19,15 +23,15 @@ def tracked(number: int, prompt: int = 10, priority: int = 0) -> Tracked:
 
 
 def test_what_a_policy_sees() -> None:
-    """Means over the requests of a group; somebody who has had more than usual has one token left."""
+    """Means over the requests of a group."""
     loads = Loads()
     first, second = tracked(1, prompt=100), tracked(2, prompt=300)
     loads.add(first, (0, 1), 120.0)
     loads.add(second, (0, 1), 320.0)
     loads.token(first, 4)
-    assert loads.as_seen(20.0) == {(0, 1): GroupLoad(2, 18.0, 38.0, 202.0, 300)}
+    assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300)}
     loads.token(second, 60)
-    assert loads.as_seen(20.0) == {(0, 1): GroupLoad(2, 1.0, 8.0, 232.0, 0)}
+    assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(32.0), EVEN.longest(32.0, 2), 232.0, 0)}
 
 
 def test_a_request_that_moves_is_prefilled_again() -> None:
@@ -117,7 +121,7 @@ class Books(RuleBasedStateMachine):
             assert work.urgent == sum(one.wanted.urgent for one in mine)
         for engine in range(4):
             assert {group for group, _ in loads.of_engine(engine)} == {g for g in loads.groups if engine in g}
-        assert sum(load.requests for load in loads.as_seen(10.0).values()) == len(self.inside)
+        assert sum(load.requests for load in loads.as_seen(EVEN).values()) == len(self.inside)
 
     @invariant()
     def unfinished_ones_come_in_the_order_of_their_start(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.config import PREEMPTS
-from flying_serving.controller.switches import KEPT, Changeover, Switch, Switches
+from flying_serving.controller.switches import KEPT, PATIENCE, Changeover, Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 
@@ -164,6 +164,16 @@ def test_when_engines_are_told(preempt: str) -> None:
     assert not change.ready
     assert not change.holds
     assert (change.switch.ordered_s, change.switch.waited_for_idle_ms) == (102.0, 2000.0)
+
+
+@pytest.mark.parametrize("preempt", PREEMPTS)
+def test_a_policy_waits_for_the_old_only_about_as_long_as_it_expected(preempt: str) -> None:
+    """An operator's order waits until they have ended."""
+    ordered, decided = (Switch(1, OLD, NEW, preempt, 100.0, 1, draining={"a"}) for _ in range(2))
+    decided.decision = Decision(NEW, preempt, "load: 1.00 requests/s", 12.5, 0.5, drain_s=2.0)
+    assert not Changeover(decided, 1).late(100.0 + PATIENCE * 2.0)
+    assert Changeover(decided, 1).late(101.0 + PATIENCE * 2.0) == (preempt in ("sequential", "soft"))
+    assert not Changeover(ordered, 1).late(1e6)
 
 
 def begin(switches: Switches, at: float, *draining: str, decision: Decision | None = None) -> Switch:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from flying_serving.engine.calibration import ENOUGH_S, REPETITIONS, Batch, Limits, batches, calibrate
+from flying_serving.policy.probes import SHORT_TOKENS, Probe
 
+DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
 SMALL = Limits(sequences=8, tokens=256, request_tokens=4096, block_tokens=32)
 
 
@@ -56,20 +58,23 @@ def scheduled(machine: Machine, engine: int) -> list[int]:
 
 def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
     """The fastest step counts."""
-    times = iter((0.03, 0.02, 0.025, 0.0, 0.04, 0.05, 0.06, 0.0, 0.09, 0.08, 0.1, 0.0, 0.15, 0.16, 0.14, 0.0))
+    fastest = (0.02, 0.04, 0.03, 0.06, 0.08, 0.14)
+    times = iter([time for best in fastest for time in (best + 0.01, best, best + 0.005, 0.0)])
     machine = Machine(1, lambda _, __: next(times))
     (measured,) = machine.calibrate(batches(SMALL))
     assert measured == [
-        [2, pytest.approx(0.02), 1, 0.0],
-        [2, pytest.approx(0.04), 8, 0.0],
-        [2, pytest.approx(0.08), 64, 1.0],
-        [2, pytest.approx(0.14), 256, 1.0],
+        [2, pytest.approx(0.02), 1, 0.0, 16],
+        [2, pytest.approx(0.04), 8, 0.0, 16],
+        [2, pytest.approx(0.03), 1, 0.0, 1024],
+        [2, pytest.approx(0.06), 8, 0.0, 1024],
+        [2, pytest.approx(0.08), 64, 1.0, 0],
+        [2, pytest.approx(0.14), 256, 1.0, 0],
     ]
-    assert scheduled(machine, 0) == [1, 1, 1, 0, 8, 8, 8, 0, 64, 64, 64, 0, 256, 256, 256, 0]
+    assert scheduled(machine, 0) == [*DECODE, *DECODE, 64, 64, 64, 0, 256, 256, 256, 0]
     begun = {new.req_id for step in machine.ran[0] for new in step.scheduled_new_reqs}
     ended = {name for step in machine.ran[0] for name in step.finished_req_ids}
     assert begun == ended
-    assert len(begun) == 1 + 8 + 2 * REPETITIONS
+    assert len(begun) == 2 * (1 + 8) + 2 * REPETITIONS
 
 
 def test_members_that_differ_in_speed_run_the_same_steps() -> None:
@@ -80,15 +85,15 @@ def test_members_that_differ_in_speed_run_the_same_steps() -> None:
     measured = machine.calibrate(batches(SMALL))
     for engine in range(4):
         took_s = pytest.approx((1.1 if engine == 2 else 0.1) * ENOUGH_S)
-        assert scheduled(machine, engine) == [1, 0, 64, 0]
-        assert measured[engine] == [[2, took_s, 1, 0.0], [2, took_s, 64, 1.0]]
+        assert scheduled(machine, engine) == [1, 0, 1, 0, 64, 0]
+        assert measured[engine] == [[2, took_s, 1, 0.0, 16], [2, took_s, 1, 0.0, 1024], [2, took_s, 64, 1.0, 0]]
 
 
 def test_a_batch_is_repeated_until_it_took_long_enough() -> None:
     """Each step is fast enough to go on to a larger batch, but not to make all of them."""
     machine = Machine(2, lambda _, step: 0.6 * ENOUGH_S if step.total_num_scheduled_tokens == 64 else 0.0)
     machine.calibrate(batches(SMALL))
-    assert scheduled(machine, 1) == [1, 1, 1, 0, 8, 8, 8, 0, 64, 64, 0, 256, 256, 256, 0]
+    assert scheduled(machine, 1) == [*DECODE, *DECODE, 64, 64, 0, 256, 256, 256, 0]
 
 
 def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
@@ -101,9 +106,9 @@ def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
 
     machine = Machine(2, seconds)
     one, other = machine.calibrate(batches(SMALL))
-    assert scheduled(machine, 0) == scheduled(machine, 1) == [1, 1, 1, 0, 8, 8, 8, 0, 64, 0]
-    assert [entry[2] for entry in one] == [1, 8, 64]
-    assert [entry[2] for entry in other] == [1, 8]
+    assert scheduled(machine, 0) == scheduled(machine, 1) == [*DECODE, *DECODE, 64, 0]
+    assert [entry[2] for entry in one] == [1, 8, 1, 8, 64]
+    assert [entry[2] for entry in other] == [1, 8, 1, 8]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +127,8 @@ def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
 )
 def test_batches_are_what_a_step_can_take(limits: Limits, expected: list[tuple[int, bool]]) -> None:
     """The most that it allows in place of what it does not."""
-    assert [(batch.tokens, batch.is_prefill) for batch in batches(limits)] == expected
+    found = [batch.probe for batch in batches(limits) if batch.probe.context_tokens <= SHORT_TOKENS]
+    assert [(probe.tokens, probe.is_prefill) for probe in found] == expected
 
 
 def test_the_limits_of_a_lane() -> None:
@@ -136,7 +142,16 @@ def test_the_limits_of_a_lane() -> None:
     assert Limits.of(config, 4) == Limits(5, 512, 192, 64)
 
 
-@pytest.mark.parametrize("batch", [Batch(1, False, 16), Batch(8, False, 32), Batch(64, True, 32), Batch(100, True, 64)])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(Probe(1, False, 16), 16),
+        Batch(Probe(8, False, 1024), 32),
+        Batch(Probe(8, False, 2), 32),
+        Batch(Probe(64, True), 32),
+        Batch(Probe(100, True), 64),
+    ],
+)
 def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(batch: Batch) -> None:
     """As vLLM's scheduler would order them: a decoding request computes its next token."""
     computed: dict[str, int] = {}

@@ -1,12 +1,13 @@
 """Demand: how often requests come and how long they are, lately."""
 
 import random
+from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.policy.demand import Demand
+from flying_serving.policy.demand import Demand, Outputs
 
 
 def after(times_s: list[float]) -> Demand:
@@ -81,3 +82,54 @@ def test_lengths_follow_a_change() -> None:
     for length in [1000] * 300 + [50] * 300:
         demand.finished(length)
     assert demand.output_tokens < 60
+
+
+LENGTHS = {
+    "equal": lambda draw: 100.0,
+    "even": lambda draw: draw.uniform(0, 200),
+    "exponential": lambda draw: draw.expovariate(1 / 100),
+    "heavy": lambda draw: draw.lognormvariate(4, 1.2),
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_what_running_requests_still_get(lengths: str) -> None:
+    """Of sixteen at a time, each replaced when it ends: as simulated, within a third, the longest within a half."""
+    draw, drawn = random.Random(1), list[float]()
+
+    def new() -> float:
+        drawn.append(max(1.0, LENGTHS[lengths](draw)))
+        return drawn[-1]
+
+    running = [[new(), 0.0] for _ in range(16)]
+    left, longest, had = list[float](), list[float](), list[float]()
+    for step in range(60_000):
+        for one in running:
+            one[1] += 1
+            if one[1] >= one[0]:
+                one[0], one[1] = new(), 0.0
+        if step > 5_000 and step % 20 == 0:
+            rest = [whole - got for whole, got in running]
+            left.append(mean(rest))
+            longest.append(max(rest))
+            had.append(mean(got for _, got in running))
+    outputs = Outputs(mean(drawn), mean(length**2 for length in drawn))
+    assert mean(outputs.left(got) for got in had) == pytest.approx(mean(left), rel=0.34)
+    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(mean(longest), rel=0.5)
+
+
+@given(mean_tokens=st.floats(1, 1e4), spread=st.floats(1, 50), had=st.floats(0, 1e5), count=st.integers(1, 500))
+def test_somebody_who_runs_gets_a_token_at_least(mean_tokens: float, spread: float, had: float, count: int) -> None:
+    """The longest of many gets no less than one of them does."""
+    outputs = Outputs(mean_tokens, spread * mean_tokens**2)
+    assert 1 <= outputs.left(had) <= outputs.longest(had, count)
+    assert outputs.left(0) == pytest.approx(mean_tokens)
+
+
+def test_lengths_are_learned() -> None:
+    """Their squares too."""
+    demand = Demand()
+    for tokens in (10, 10, 10, 210):
+        demand.finished(tokens)
+    assert demand.outputs.mean == pytest.approx(60)
+    assert demand.outputs.square == pytest.approx((3 * 10**2 + 210**2) / 4)

@@ -11,9 +11,14 @@ COUNTS = st.integers(1, 100_000)
 @given(COUNTS, COUNTS, COUNTS)
 def test_probes_fit_and_each_kind_ascends(sequences: int, step_tokens: int, prompt_tokens: int) -> None:
     found = probes(sequences, step_tokens, prompt_tokens)
-    decode = [probe.tokens for probe in found if not probe.is_prefill]
-    prompts = [probe.tokens for probe in found if probe.is_prefill]
-    assert decode == sorted(set(decode))
-    assert prompts == sorted(set(prompts))
-    assert 0 < max(decode) <= min(sequences, step_tokens)
-    assert 0 < max(prompts) <= min(step_tokens, prompt_tokens)
+    for kind in {probe.kind for probe in found}:
+        tokens = [probe.tokens for probe in found if probe.kind == kind]
+        assert tokens == sorted(set(tokens))
+        assert 0 < max(tokens) <= (min(step_tokens, prompt_tokens) if kind[0] else min(sequences, step_tokens))
+        assert kind[1] <= prompt_tokens
+
+
+def test_decoding_is_measured_with_little_context_and_with_much() -> None:
+    """Else nothing tells what context costs."""
+    assert {probe.context_tokens for probe in probes(256, 8192, 9000) if not probe.is_prefill} == {16, 1024}
+    assert {probe.context_tokens for probe in probes(256, 8192, 500) if not probe.is_prefill} == {16, 500}
