@@ -6,11 +6,13 @@ commands that it returns, in order.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.loads import Loads
+from flying_serving.controller.moving import to_move
 from flying_serving.controller.needs import needs_of
 from flying_serving.controller.placing import Placing, Round
 from flying_serving.controller.pool import TaskPool
@@ -173,8 +175,7 @@ class Controller:
         """What may happen now that something has ended: a switch that waited for it, then requests that waited."""
         change = self._changeover
         if change is not None and change.late(now_s):
-            snapshot = self.snapshot(self.lanes(), now_s)
-            change.switch.preempt = at_once(snapshot, change.switch.new, self.settings.weights)
+            change.switch.preempt = self._at_once(change.switch, now_s)
         if change is not None and change.ready:
             change.ordered(now_s)
             self.layout = change.switch.new
@@ -183,27 +184,18 @@ class Controller:
         return self._dispatch(now_s)
 
     def _take_back(self, switch: Switch, now_s: float) -> list[Command]:
-        """Requests of the old layout that go on in the new one: prompts that their group has not come to.
-
-        With "recompute" also those that it has: what they have so far is prefilled again.
-        """
-        begun: Counter[Group] = Counter()
         commands: list[Command] = []
-        sizes = {len(group) for group in switch.new.groups}
-        recompute = switch.preempt == "recompute"
-        for tracked in [r for r in self._running.values() if r.request_id in switch.draining]:
-            group = tracked.group
-            assert group is not None
-            wanted = tracked.wanted
-            early = tracked.prefill_tokens > 0 and begun[group] >= self.settings.limits.step_tokens
-            begun[group] += tracked.prefill_tokens  # perhaps in the step under way
-            stays = wanted.degree is not None or not sizes.intersection(tracked.fitting(self.settings.capacity.tokens))
-            if stays or not (early or (recompute and wanted.movable)):
-                continue
-            commands.append(Withdraw(tracked.request_id, group))
+        for tracked in to_move(switch, self._running.values(), self.settings):
+            assert tracked.group is not None
+            commands.append(Withdraw(tracked.request_id, tracked.group))
             self._suspend(tracked, now_s)
             self.pool.add(tracked)
         return commands
+
+    def _at_once(self, switch: Switch, now_s: float) -> str:
+        """The best way, by now, to make a switch without waiting for its old requests."""
+        seen = replace(self.snapshot(self.lanes(), now_s), layout=switch.old)
+        return at_once(seen, switch.new, self.settings.weights)
 
     def _dispatch(self, now_s: float) -> list[Command]:
         if not len(self.pool) or (self._changeover is not None and self._changeover.holds):

@@ -94,14 +94,14 @@ LENGTHS = {
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_what_running_requests_still_get(lengths: str) -> None:
-    """Of sixteen at a time, each replaced when it ends: as simulated, within a third, the longest within a half."""
+    """Of sixteen at a time, each replaced when it ends: as simulated, within a third, the longest within 60 %."""
     draw, drawn = random.Random(1), list[float]()
 
     def new() -> float:
         drawn.append(max(1.0, LENGTHS[lengths](draw)))
         return drawn[-1]
 
-    running = [[new(), 0.0] for _ in range(16)]
+    running = [[new(), draw.uniform(0, 90)] for _ in range(16)]
     left, longest, had = list[float](), list[float](), list[float]()
     for step in range(60_000):
         for one in running:
@@ -115,7 +115,7 @@ def test_what_running_requests_still_get(lengths: str) -> None:
             had.append(mean(got for _, got in running))
     outputs = Outputs(mean(drawn), mean(length**2 for length in drawn))
     assert mean(outputs.left(got) for got in had) == pytest.approx(mean(left), rel=0.34)
-    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(mean(longest), rel=0.5)
+    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(mean(longest), rel=0.6)
 
 
 @given(mean_tokens=st.floats(1, 1e4), spread=st.floats(1, 50), had=st.floats(0, 1e5), count=st.integers(1, 500))

@@ -1,0 +1,29 @@
+"""Which requests of the old layout go on in the new one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from flying_serving.controller.requests import Tracked
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.switches import Switch
+from flying_serving.layout.groups import Group
+
+
+def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> list[Tracked]:
+    """Prompts that their group has not come to; with "recompute" also those that it has, to be prefilled again."""
+    begun: Counter[Group] = Counter()
+    sizes = {len(group) for group in switch.new.groups}
+    found = []
+    for tracked in running:
+        if tracked.request_id not in switch.draining:
+            continue
+        assert tracked.group is not None
+        early = tracked.prefill_tokens > 0 and begun[tracked.group] >= settings.limits.step_tokens
+        begun[tracked.group] += tracked.prefill_tokens  # perhaps in the step under way
+        wanted = tracked.wanted
+        fits = wanted.degree is None and sizes.intersection(tracked.fitting(settings.capacity.tokens))
+        if fits and (early or (switch.preempt == "recompute" and wanted.movable)):
+            found.append(tracked)
+    return found
