@@ -26,6 +26,7 @@ from flying_serving.report.style import (
     WIDTH_IN,
     degree_colour,
     line,
+    plain,
     scale,
     styled,
 )
@@ -265,7 +266,7 @@ def _gaps(axis: Any, one: System) -> None:
     ):
         if chosen.any():
             median, high, most = np.percentile(gaps_ms[chosen], [50, 99, 100])
-            label = f"{name}: {chosen.sum():,}; median {median:.3g}, P99 {high:.3g}, longest {most:.3g} ms"
+            label = f"{name}: {chosen.sum():,}; median {plain(median)}, P99 {plain(high)}, longest {plain(most)} ms"
             share = np.full(chosen.sum(), 100.0 / chosen.sum())
             axis.hist(gaps_ms[chosen], bins=edges, weights=share, label=label, **look)
     axis.set(yscale="log", ylabel="gaps (%)", xlabel="ms from one event with tokens to the next of the stream")

@@ -80,6 +80,11 @@ def degree_colour(degree: int) -> str:
     return DEGREES.get(degree) or DEGREES[max(known for known in DEGREES if known <= max(1, degree))]
 
 
+def plain(value: float) -> str:
+    """Three digits, or all before the point: never a power of ten."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def scale(axis: Any, low: float, high: float) -> None:
     """A logarithmic axis for values that span a decade or more, a linear one from 0 else.
 

@@ -120,3 +120,12 @@ def test_degrees_are_told_apart_without_colour() -> None:
     """Each is clearly darker than the one before."""
     values = [luminance(colour) for colour in style.DEGREES.values()]
     assert all((brighter + 0.05) / (darker + 0.05) > 1.5 for brighter, darker in itertools.pairwise(values))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.1234, "0.123"), (52.34, "52.3"), (999.4, "999"), (999.6, "1,000"), (26512.0, "26,512")],
+)
+def test_numbers_are_plain(value: float, text: str) -> None:
+    """No power of ten in a legend."""
+    assert style.plain(value) == text
