@@ -82,10 +82,11 @@ def test_an_operators_layout_is_refused(server: Server) -> None:
 
 
 def test_a_prompt_too_long_for_an_engine_is_served_by_a_group(server: Server) -> None:
+    had_group = [0, 1] in status(server)["layout"]
     answer = post(server, prompt(1, 3000), 20)
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"][0]["token_ids"]) == 20
-    assert [0, 1] in status(server)["layout"] or any("context" in s["reason"] for s in switches(server))
+    assert had_group or any("context" in s["reason"] for s in switches(server))
 
 
 def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(server: Server) -> None:
