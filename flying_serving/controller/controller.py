@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.loads import Loads
@@ -194,8 +193,7 @@ class Controller:
 
     def _at_once(self, switch: Switch, now_s: float) -> str:
         """The best way, by now, to make a switch without waiting for its old requests."""
-        seen = replace(self.snapshot(self.lanes(), now_s), layout=switch.old)
-        return at_once(seen, switch.new, self.settings.weights)
+        return at_once(self.snapshot(self.lanes(), now_s), switch.new, self.settings.weights)
 
     def _dispatch(self, now_s: float) -> list[Command]:
         if not len(self.pool) or (self._changeover is not None and self._changeover.holds):

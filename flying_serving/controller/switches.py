@@ -69,10 +69,6 @@ class Switch:
         """A stream got a token `gap_s` after its last one."""
         self.worst_token_gap_ms = max(self.worst_token_gap_ms, gap_s * 1e3)
 
-    def patience_s(self) -> float:
-        """How long the policy that made it waits for old requests while nothing else runs; an operator waits always."""
-        return math.inf if self.decision is None else PATIENCE * self.decision.drain_s + LEAST_PATIENCE_S
-
     @property
     def open(self) -> bool:
         """Whether requests of the old layout still run, or engines have not answered."""
@@ -120,9 +116,10 @@ class Changeover:
     is_ordered: bool = False
 
     def late(self, now_s: float) -> bool:
-        """Whether it has waited for old requests for much longer than the policy has expected."""
-        waited_s = now_s - self.switch.decided_s
-        return not self.is_ordered and not self.ready and waited_s > self.switch.patience_s()
+        """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
+        decision = self.switch.decision
+        patience_s = math.inf if decision is None else PATIENCE * decision.drain_s + LEAST_PATIENCE_S
+        return not self.is_ordered and not self.ready and now_s - self.switch.decided_s > patience_s
 
     @property
     def ready(self) -> bool:

@@ -71,8 +71,20 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     choices = [_cheapest(snapshot, layout, weights, urgent) for layout in snapshot.layouts if meets(layout, needs)]
     _, layout, preempt, considered = min(choices, key=lambda choice: choice[0])
     reason = "; ".join(sorted({need.reason for need in needs}))
-    drain = switching.drain_s(snapshot, layout)
-    return Decision(layout, preempt, reason, math.inf, considered[preempt], considered, None, drain)
+    return _decision(snapshot, layout, preempt, reason, math.inf, considered)
+
+
+def _decision(
+    snapshot: Snapshot,
+    layout: Layout,
+    preempt: str,
+    reason: str,
+    gain: float,
+    considered: dict[str, float],
+    stay: float | None = None,
+) -> Decision:
+    drain_s = switching.drain_s(snapshot, layout)
+    return Decision(layout, preempt, reason, gain, considered[preempt], considered, stay, drain_s)
 
 
 def _cheapest(
@@ -113,9 +125,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
         return None
     work = snapshot.work
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return Decision(
-        layout, preempt, reason, gain, considered[preempt], considered, stay, switching.drain_s(snapshot, layout)
-    )
+    return _decision(snapshot, layout, preempt, reason, gain, considered, stay)
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision | None:
@@ -123,5 +133,4 @@ def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision
     if layout == snapshot.layout:
         return None
     _, _, preempt, considered = _cheapest(snapshot, layout, weights, urgent=False)
-    drain = switching.drain_s(snapshot, layout)
-    return Decision(layout, preempt, "no request needs a group", 0.0, considered[preempt], considered, None, drain)
+    return _decision(snapshot, layout, preempt, "no request needs a group", 0.0, considered)

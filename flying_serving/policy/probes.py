@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flying_serving.policy.steps import Step
+
 ENOUGH_S = 0.5
 """A probe is not repeated any more after so long, and no larger one of its kind follows if this one took so long."""
 SHORT_TOKENS, LONG_TOKENS = 16, 1024
@@ -28,6 +30,12 @@ class Probe:
     def kind(self) -> tuple[bool, int]:
         """What it has in common with smaller and larger ones."""
         return self.is_prefill, self.context_tokens
+
+    def step(self, size: int, duration_s: float) -> Step:
+        """What is learned from it: it took so long in groups of `size`."""
+        if self.is_prefill:
+            return Step(size, duration_s, self.tokens, 0, 0)
+        return Step(size, duration_s, 0, self.tokens, self.tokens * self.context_tokens)
 
 
 def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:

@@ -26,8 +26,8 @@ def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
 
 def drain_s(snapshot: Snapshot, layout: Layout) -> float:
     """Seconds until the last request has ended that `layout` has no group for, if nothing else runs meanwhile."""
-    lanes = snapshot.lanes
-    return max((_alone_s(lanes[len(group)], load) for group, load in leaving(snapshot, layout).items()), default=0.0)
+    groups = leaving(snapshot, layout).items()
+    return max((_alone_s(snapshot.lanes[len(group)], load) for group, load in groups), default=0.0)
 
 
 def _step_s(lane: LaneFigures, load: GroupLoad) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.probes import Probe
 from flying_serving.policy.steps import Step
 from flying_serving.tracing.switches import trace_switches
 
@@ -42,9 +43,7 @@ async def _start(client: FlyingClient) -> None:
     """Take what the engines measured when they started, and put them into the layout that a fixed policy wants."""
     for rows in await asyncio.gather(*client.of_engines("flying_calibration")):
         client.controller.steps.calibrate(
-            Step(int(size), seconds, int(tokens), 0, 0)
-            if is_prefill
-            else Step(int(size), seconds, 0, int(tokens), int(tokens * context))
+            Probe(int(tokens), bool(is_prefill), int(context)).step(int(size), seconds)
             for size, seconds, tokens, is_prefill, context in rows
         )
     first = client.controller.layout

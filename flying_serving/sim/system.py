@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits, Placing
@@ -158,11 +158,11 @@ def _calibration(times: Mapping[int, DegreeTime], shape: ClusterShape) -> tuple[
         room = (shape.blocks - 1) * shape.block_tokens[size]
         ended: set[tuple[bool, int]] = set()
         for probe in probes(shape.slots, shape.budget_tokens, room):
-            prompt, sequences = (probe.tokens, 0) if probe.is_prefill else (0, probe.tokens)
-            context = sequences * probe.context_tokens
-            took_s = times[size](Plan([], [(prompt, 0)] if prompt else [], prompt, sequences, context))
+            step = probe.step(size, 0.0)
+            chunks = [(step.prefill_tokens, 0)] if probe.is_prefill else []
+            took_s = times[size](Plan([], chunks, step.prefill_tokens, step.sequences, step.context_tokens))
             if probe.kind not in ended:
-                steps.append(Step(size, took_s, prompt, sequences, context))
+                steps.append(replace(step, duration_s=took_s))
             if took_s > ENOUGH_S:
                 ended.add(probe.kind)
     return tuple(steps)
