@@ -27,6 +27,7 @@ from flying_serving.server.clock import keep_time
 from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.settings import describe, settings_of
 from flying_serving.server.streams import DEGREE_KEY, Streams
+from flying_serving.tracing.writer import CLOSE_S
 from flying_serving.vllm_hooks.history import why_it_stays
 
 logger = logging.getLogger("vllm.flying_serving")
@@ -242,7 +243,12 @@ class FlyingClient(EngineCalls):
             return switch
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """vLLM's; but streams that are still open then end with an error, where vLLM may wait for their clients."""
+        """vLLM's; but streams that are still open then end with an error, where vLLM may wait for their clients.
+
+        Engines that trace are given the time to write what is left, where vLLM would kill them at once.
+        """
+        if self.deployment.flying.trace_out is not None and timeout is not None:
+            timeout = max(timeout, CLOSE_S)
         task = self.resources.output_queue_task
         for own in (self._clock, *self._tasks):
             if own is not None and not own.get_loop().is_closed():

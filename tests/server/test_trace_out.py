@@ -82,6 +82,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         running = read_trace(path)
         server.process.terminate()
         assert server.process.wait(END_S) == 0
+        assert "force killing" not in server.log()  # engines were given the time to write what was left
     yield Traced(running, closed(path), switches, streams, server.process.pid)
 
 
