@@ -40,6 +40,10 @@ class TicketOrder:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         return numbers
 
+    def taken(self, member: int) -> int:
+        """How many numbers of a member have been taken: their tickets are there or on their way."""
+        return self._next[member]
+
     def close(self) -> None:
         """Unmap and close the file."""
         self._next.release()

@@ -93,7 +93,8 @@ class FlyingEngineCore(Orders, EngineCoreProc):
 
     def _build_groups(self) -> None:
         self.own = SchedulerPool(self.scheduler)
-        self.channel = Channel(self.deployment.run_dir, self.engine, self.deployment.engines, self._wake)
+        deadline_s = self.deployment.flying.collective_timeout_s
+        self.channel = Channel(self.deployment.run_dir, self.engine, self.deployment.engines, self._wake, deadline_s)
         self._hashers: dict[int, Any] = dict.fromkeys(self.deployment.group_sizes, self.request_block_hasher)
         for size, (config, kv_config) in self._lane_configs.items():
             group = aligned_group(self.engine, size)
@@ -139,7 +140,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             elif turn.size == 1:
                 self._step_alone()
             else:
-                self._emit(self.leaders[turn.size].order(time.monotonic(), goes_on=self.turns.goes_on(turn.size)))
+                self._emit(self.leaders[turn.size].order(time.monotonic(), goes_on=self.turns.announce(turn.size)))
         raise SystemExit
 
     def _choose(self) -> Turn:
@@ -183,9 +184,10 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         self._last_step_s = (started, ended)
         self.board.ended(self.engine, size, ended)
         began = self.board.together_since(aligned_group(self.engine, size), size, started)
-        self.turns.ran(size, ended, more=more, led_here=led_here, took_s=max(0.0, ended - began))
+        took_s, waited_s = max(0.0, ended - began), max(0.0, began - started)
+        self.turns.ran(size, ended, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
         if self.trace is not None:
-            self.trace.stepped(size, plan, started, ended, waited_s=began - started)
+            self.trace.stepped(size, plan, started, ended, waited_s)
 
     def _serve(self, ticket: Any) -> None:
         size = len(ticket.group)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import queue
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,10 +84,14 @@ class Channel:
         run_dir: directory of this server's sockets and of the order file.
         engine, engines: this engine's number, and how many there are.
         wake: called from the listening thread when a ticket has come.
+        deadline_s: how long a ticket may be on its way.
     """
 
-    def __init__(self, run_dir: str, engine: int, engines: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, run_dir: str, engine: int, engines: int, wake: Callable[[], None], deadline_s: float = 60.0
+    ) -> None:
         self._engine = engine
+        self._deadline_s = deadline_s
         self._order = TicketOrder(f"{run_dir}/order", engines)
         self._context = zmq.Context()
         self._out: dict[int, zmq.Socket[bytes]] = {}
@@ -99,7 +104,7 @@ class Channel:
         inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
         self._next = 0
         self._early: dict[int, bytes | Ticket] = {}
-        self._arrived: deque[tuple[int, bytes | Ticket]] = deque()
+        self._arrived: queue.SimpleQueue[tuple[int, bytes | Ticket]] = queue.SimpleQueue()
         self._wake = wake
         self._listener = threading.Thread(target=self._listen, args=(inbox,), name="flying-inbox", daemon=True)
         self._listener.start()
@@ -110,7 +115,7 @@ class Channel:
         blob = None
         for member, number in zip(members, numbers, strict=True):
             if member == self._engine:
-                self._arrived.append((number, ticket))
+                self._arrived.put((number, ticket))
                 continue
             if blob is None:
                 blob = pickle.dumps(ticket, protocol=pickle.HIGHEST_PROTOCOL)
@@ -120,17 +125,28 @@ class Channel:
                 raise EngineLost(f"engine {member} does not take tickets any more") from None
 
     def pending(self) -> bool:
-        """Whether the next ticket in order is here."""
-        while self._arrived:
-            number, ticket = self._arrived.popleft()
-            self._early[number] = ticket
-        return self._next in self._early
+        """Whether the next ticket in order is here, or on its way: it has its number before it is sent."""
+        return self._order.taken(self._engine) > self._next
 
     def receive(self) -> Ticket:
-        """The next ticket in order; only when `pending()`."""
-        ticket = self._early.pop(self._next)
+        """The next ticket in order; only when `pending()`.
+
+        Raises:
+            EngineLost: if it does not come.
+        """
+        until_s = time.monotonic() + self._deadline_s
+        while self._next not in self._early:
+            try:
+                number, ticket = self._arrived.get(timeout=max(0.0, until_s - time.monotonic()))
+            except queue.Empty:
+                raise EngineLost(
+                    f"engine {self._engine}: an engine that shares a group with it took a number for a ticket and did "
+                    f"not send it for {self._deadline_s:g} s"
+                ) from None
+            self._early[number] = ticket
+        found = self._early.pop(self._next)
         self._next += 1
-        return pickle.loads(ticket) if isinstance(ticket, bytes) else ticket
+        return pickle.loads(found) if isinstance(found, bytes) else found
 
     def _listen(self, inbox: zmq.Socket[bytes]) -> None:
         while True:
@@ -139,7 +155,7 @@ class Channel:
             except zmq.ContextTerminated:
                 inbox.close(0)
                 return
-            self._arrived.append((int.from_bytes(number, "little"), blob))
+            self._arrived.put((int.from_bytes(number, "little"), blob))
             self._wake()
 
     def close(self) -> None:

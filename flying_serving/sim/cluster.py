@@ -118,6 +118,7 @@ class SimEngine:
     outstanding: set[int] = field(default_factory=set)
     orders: list[Order] = field(default_factory=list)
     busy: bool = False
+    came_s: float = 0.0
     wakes_at_s: float = -1.0
 
 
@@ -224,19 +225,16 @@ class Cluster:
             ready[turn.size] = False
 
     def _obvious(self, engine: SimEngine) -> int | None:
-        """What `Turns.choose` says if no older lane that this engine leads has work: most of the time, and slowly.
-
-        0 for the oldest ticket, the present size for a step of that, None if it has to be asked.
-        """
+        """0: the oldest ticket; a size: a step of the present lane; None: `Turns.choose` has to be asked (slow)."""
+        if engine.turns.keeps_still(self.clock.now_s):
+            return None
         present, ready = engine.turns.present, 0
         for size, lane in engine.led.items():
             if lane.requests and size not in engine.outstanding:
                 if size != present:
                     return None
                 ready = size
-        if engine.inbox:
-            return 0
-        return ready or None
+        return 0 if engine.inbox else ready or None
 
     def _wake(self, engine: SimEngine, time_s: float) -> None:
         if not self.clock.now_s < engine.wakes_at_s <= time_s:
@@ -255,6 +253,7 @@ class Cluster:
             self._starved[lane.group] = lane
             return False
         if size == 1:
+            engine.busy, engine.came_s = True, self.clock.now_s
             self._run(lane, [engine])
             return True
         engine.outstanding.add(size)
@@ -269,7 +268,7 @@ class Cluster:
         return True
 
     def _join(self, engine: SimEngine, ticket: Ticket) -> None:
-        engine.busy = True
+        engine.busy, engine.came_s = True, self.clock.now_s
         ticket.missing -= 1
         if ticket.missing == 0:
             self._run(ticket.lane, [self.engines[e] for e in ticket.lane.group])
@@ -277,11 +276,9 @@ class Cluster:
     def _run(self, lane: SimLane, engines: Sequence[SimEngine]) -> None:
         plan = lane.plan
         assert plan is not None
-        for engine in engines:
-            engine.busy = True
         duration_s = self._step_time(lane.size, plan)
         self._on_step(lane, duration_s, plan)
-        more = lane.requests > 0 and engines[0].turns.goes_on(lane.size)
+        more = lane.requests > 0 and engines[0].turns.announce(lane.size)
         self.clock.after(duration_s, self._ran, lane, engines, duration_s, more)
 
     def _ran(self, lane: SimLane, engines: Sequence[SimEngine], took_s: float, more: bool) -> None:
@@ -290,7 +287,8 @@ class Cluster:
         leader = engines[0]
         for engine in engines:
             engine.busy = False
-            engine.turns.ran(lane.size, now, more=more, led_here=engine is leader, took_s=took_s)
+            waited_s = max(0.0, now - took_s - engine.came_s)
+            engine.turns.ran(lane.size, now, more=more, led_here=engine is leader, took_s=took_s, waited_s=waited_s)
         leader.outstanding.discard(lane.size)
         if first or ended:
             self._on_tokens(first, ended)

@@ -32,6 +32,8 @@ class EngineState:
 
     turns: Turns
     wakes: float = 0.0
+    came: float = 0.0
+    """When it began to wait for the other members of its step."""
     inbox: list[Ticket] = field(default_factory=list)
     at: Ticket | None = None
     stepping: int | None = None
@@ -89,7 +91,9 @@ class Node:
         if engine.at is not None and led_here:
             engine.ordered.discard(size)
         engine.at = None
-        engine.turns.ran(size, self.now, more=more, led_here=led_here, took_s=self.now - began)
+        waited_s = began - engine.came if size > 1 else 0.0
+        took_s = self.now - began
+        engine.turns.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
 
     def _choose(self, number: int, engine: EngineState) -> None:
         ready = {
@@ -116,7 +120,7 @@ class Node:
         engine.ordered.add(size)
         engine.wakes = self.now + self.order_s()
         group = aligned_group(number, size)
-        ticket = Ticket(group, engine.wakes, more=engine.turns.goes_on(size))
+        ticket = Ticket(group, engine.wakes, more=engine.turns.announce(size))
         for member in group:
             state = self.engines[member]
             state.inbox.append(ticket)
@@ -124,7 +128,7 @@ class Node:
                 state.wakes = min(state.wakes, max(self.now, state.inbox[0].arrives))
 
     def _come(self, number: int, engine: EngineState, ticket: Ticket) -> None:
-        engine.at, engine.wakes = ticket, NEVER
+        engine.at, engine.wakes, engine.came = ticket, NEVER, self.now
         ticket.came[number] = self.now
         if len(ticket.came) == len(ticket.group):
             duration = self.step_s(ticket.group)

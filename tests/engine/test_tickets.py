@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from itertools import combinations
 from tempfile import TemporaryDirectory
@@ -114,14 +114,16 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
         socket.send_multipart([numbers[which].to_bytes(8, "little"), pickle.dumps(messages[which])])
         assert inbox.came.wait(DEADLINE_S)
 
+    assert inbox.channel.pending()  # numbered, so on its way
     deliver(early, 2)
-    assert not inbox.channel.pending()
     deliver(early, 1)
-    assert not inbox.channel.pending()
     own = Need((0, 1), 0, 13)
     inbox.channel.send([0], own)  # this engine's own tickets wait too
-    assert not inbox.channel.pending()
-    deliver(late, 0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(inbox.receive, 1)
+        assert wait([first], timeout=0.1).not_done
+        deliver(late, 0)
+        assert first.result(DEADLINE_S) == messages[:1]
     assert inbox.receive(4) == [*messages, own]
     assert not inbox.channel.pending()
     for socket in (late, early):
@@ -129,6 +131,18 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
     context.term()
     order.close()
     inbox.channel.close()
+
+
+def test_a_ticket_that_does_not_come_is_an_error(run_dir: str) -> None:
+    """Whoever took its number has died before it was sent."""
+    order = TicketOrder(f"{run_dir}/order", ENGINES)
+    channel = Channel(run_dir, 2, ENGINES, lambda: None, deadline_s=0.05)
+    order.take([2, 3])
+    assert channel.pending()
+    with pytest.raises(EngineLost, match=r"engine 2: .* did not send it for 0.05 s"):
+        channel.receive()
+    order.close()
+    channel.close()
 
 
 def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from flying_serving.engine.turns import EXPECT_S, Serve, Step, Turns, Wait
+from flying_serving.engine.turns import EXPECT_S, STILL_S, Serve, Step, Turns, Wait
 from flying_serving.layout.groups import Group, Layout
 from tests.engine.node import NEVER, TICK_S, Node
 
@@ -170,6 +170,43 @@ def test_an_older_lane_of_short_steps_makes_several(step_s: float, in_a_row: int
     assert len(steps(engines, 0, 2)) > 20 / (step_s + 0.02) / 2
 
 
+def test_members_keep_still_while_an_older_groups_turn_goes_on() -> None:
+    """Its steps follow each other at once, so that engines stand still only for as long as a step of theirs took."""
+    engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: {2: 0.02, 1: (0.2, 0.1)[group[0]]}[len(group)])
+    engines.run_until(20.0)
+    for engine, longest_s in ((0, 0.2), (1, 0.1)):
+        ends = [ended for _, ended, _ in steps(engines, engine, 1)]
+        assert max(late - early for early, late in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
+    for (size, began), (after, ended) in pairwise((step[2], step[0]) for step in steps(engines, 1)):
+        assert (size, after) != (2, 2) or ended - began < 0.02 + STILL_S
+
+
+def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
+    """Its step was shorter than the one before, so there is time for another; but the members have gone on."""
+    ready = {1: True, 2: True}
+    for before_s, told in ((0.02, True), (0.1, False)):
+        turns = Turns(1, 10.0)
+        turns.switch(1, hard=False, weave_steps=1, now=0.0)
+        turns.ran(2, 0.0, more=False, led_here=True, took_s=before_s)
+        turns.ran(1, 0.1, more=True, led_here=True, took_s=0.1)
+        assert turns.announce(2) is told
+        turns.ran(2, 0.12, more=told, led_here=True, took_s=0.02)
+        assert turns.choose(0.12, ready, ticket=False) == Step(2 if told else 1)
+
+
+def test_where_members_do_something_else_an_older_lane_pays_for_the_wait() -> None:
+    """Coming together costs it nothing, doing so again for its next step does."""
+    turns = Turns(1, 10.0)
+    turns.switch(1, hard=False, weave_steps=1, now=0.0)
+    ready = {1: True, 2: True}
+    turns.ran(1, 0.2, more=True, led_here=True, took_s=0.2)
+    for now in (0.4, 0.6):
+        assert turns.choose(now - 0.1, ready, ticket=False) == Step(2)
+        assert turns.announce(2)
+        turns.ran(2, now, more=True, led_here=True, took_s=0.02, waited_s=0.2)
+    assert turns.choose(0.6, ready, ticket=False) == Step(1)
+
+
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_two_older_lanes_share_the_turns_that_are_not_the_presents(k: int) -> None:
     """Each of them gets at most one step for k of the present lane, and at least one for k plus the other's."""
@@ -265,6 +302,8 @@ class Choices(RuleBasedStateMachine):
         self.present_steps = 0
         self.last: dict[int, float] = {}
         self.still_until = 0.0
+        self.for_older = False
+        self.told: set[int] = set()
         self.left_s = 0.0
         self.turned: set[int] = set()
         self.took_s: dict[int, float] = {}
@@ -287,19 +326,29 @@ class Choices(RuleBasedStateMachine):
         more=st.booleans(),
         led_here=st.booleans(),
         took_s=st.sampled_from([0.0, 0.01, 0.04]),
+        waited_s=st.sampled_from([0.0, 0.02]),
     )
-    def a_step_has_run(self, size: int, more: bool, led_here: bool, took_s: float) -> None:
+    def a_step_has_run(self, size: int, more: bool, led_here: bool, took_s: float, waited_s: float) -> None:
         self.last[size] = self.now
         self.present_steps = self.present_steps + 1 if size == self.present else 0
         if not led_here or size == self.present:
-            self.still_until = self.now + EXPECT_S if more and not led_here else 0.0
-        self.took_s[size] = took_s
+            self.for_older = size != self.present
+            still_s = STILL_S if self.for_older else EXPECT_S
+            self.still_until = self.now + still_s if more and not led_here else 0.0
+        self.took_s[size] = took_s + (waited_s if size in self.turned else 0.0)
         if size == self.present:
             self.left_s, self.turned = self.took_s[size], set()
         else:
             self.left_s -= self.took_s[size]
             self.turned.add(size)
-        self.turns.ran(size, self.now, more=more, led_here=led_here, took_s=took_s)
+        self.turns.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
+
+    @rule(size=st.sampled_from([2, 4]))
+    def announce(self, size: int) -> None:
+        took_s = self.took_s.get(size, 0.0)
+        more = size == self.present or (not self.hard and self.left_s - took_s > took_s / 2)
+        assert self.turns.announce(size) is more
+        self.told = self.told | {size} if more else self.told - {size}
 
     @rule(
         ready=st.dictionaries(st.sampled_from([1, 2, 4]), st.booleans(), min_size=1),
@@ -320,20 +369,23 @@ class Choices(RuleBasedStateMachine):
             if turn.size != self.present and busy:
                 late = self.now - self.last[turn.size] >= self.max_pause_s
                 in_turn = turn.size in self.turned and self.left_s > self.took_s[turn.size] / 2
+                in_turn = in_turn and turn.size in {1, *self.told}
                 assert late or (not self.hard and (in_turn or self.present_steps >= self.k))
                 assert in_turn or self.present_steps > 0 or not ready.get(self.present, False)
             if turn.size == self.present:
                 assert not ticket  # others wait for a ticket, nobody for this
+                assert not (still and self.for_older)
         else:
+            present = ready.get(self.present, False)
             assert not ticket
-            assert not ready.get(self.present, False)
+            assert not present or (still and self.for_older)
             assert not older or still
-            assert (turn.timeout_s is None) == (not older)
+            assert (turn.timeout_s is None) == (not older and not present)
             if turn.timeout_s is not None:
                 assert 0 <= turn.timeout_s <= EXPECT_S
                 after = self.turns.choose(self.now + turn.timeout_s + TICK_S, ready, ticket=False)
                 assert isinstance(after, Step)
-                assert after.size in older
+                assert after.size in older or present
 
 
 TestChoices = Choices.TestCase

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -427,7 +428,7 @@ async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: S
 async def test_paused_requests_make_progress(
     server: Server, http: httpx.AsyncClient, old: list[list[int]], new: list[list[int]]
 ) -> None:
-    """How much is for tests/engine/test_turns.py: it depends on the time that steps take here."""
+    """Who runs steps more often than who is paused. By how much is for tests/engine/test_turns.py: steps take time."""
     await asyncio.to_thread(server.layout, old)
     paused = [Stream() for _ in range(2)]
     tasks = [asyncio.create_task(_long(server, http, 120 + i, into)) for i, into in enumerate(paused)]
@@ -437,14 +438,25 @@ async def test_paused_requests_make_progress(
         await asyncio.to_thread(server.layout, new, "hard")
         busy = [Stream() for _ in range(4)]
         tasks += [asyncio.create_task(_long(server, http, 130 + i, into)) for i, into in enumerate(busy)]
-        while any(len(into.tokens) < 20 for into in busy):
+        while not all(into.tokens for into in busy):
             await asyncio.sleep(0.01)
-        before = [len(into.tokens) for into in paused]
-        while any(len(into.tokens) < min(count + 6, LONG_TOKENS) for into, count in zip(paused, before, strict=True)):
+        counts, before = [len(into.tokens) for into in paused], await _steps(http)
+        while any(len(into.tokens) < count + 6 for into, count in zip(paused, counts, strict=True)):
             await asyncio.sleep(0.01)
+        made = await _steps(http) - before
+    assert made[len(new[0])] > made[len(old[0])] > 0
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _steps(http: httpx.AsyncClient) -> Counter[int]:
+    """Steps that engines have led so far, by lane."""
+    engines = (await http.get("/flying/status")).json()["engines"]
+    made: Counter[int] = Counter()
+    for engine in engines:
+        made.update({int(size): count for size, count in engine["steps"].items()})
+    return made
 
 
 async def _long(server: Server, http: httpx.AsyncClient, seed: int, into: Stream) -> None:
