@@ -44,7 +44,7 @@ FLAGS = [
     "--no-enable-prefix-caching",
     "--disable-uvicorn-access-log",
 ]
-REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,1"]}
+REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,10"]}
 CASES = ("load", "priority")
 POLICIES = ("static-dp", "static-tp", "auto")
 OUT = ROOT / ".bench"

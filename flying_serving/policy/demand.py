@@ -9,7 +9,8 @@ NEAR = 0.5
 """Standard deviations."""
 BELIEF = 0.6
 """Share of a sudden change of the rate that is expected to last: much of what looks like a burst is over at once."""
-
+FIRST = 3
+"""So many requests count what lengths are taken for before there is any."""
 
 _EULER = 0.5772
 
@@ -46,7 +47,8 @@ class Demand:
         slow_s, fast_s: time constants of two arrival rates. The slow one is believed as long as the fast one is within
             NEAR standard deviations of it: arrivals are random, and not every cluster of them is a burst.
         requests: number of requests over which lengths are averaged.
-        prompt_tokens, output_tokens: taken for the lengths until there is one.
+        prompt_tokens, output_tokens: what lengths are taken for at first; a server's first request is
+            often a probe, which says little.
     """
 
     def __init__(
@@ -59,10 +61,9 @@ class Demand:
     ) -> None:
         self._slow, self._fast = _Rate(slow_s), _Rate(fast_s)
         self._share = 1.0 / requests
-        self._prompts = _Mean(self._share)
-        self._outputs = _Mean(self._share)
-        self._squares = _Mean(self._share)
-        self._first = (prompt_tokens, output_tokens)
+        self._prompts = _Mean(prompt_tokens, self._share)
+        self._outputs = _Mean(output_tokens, self._share)
+        self._squares = _Mean(4 / 3 * output_tokens**2, self._share)
 
     def arrived(self, prompt_tokens: int, now_s: float) -> None:
         """A request has come."""
@@ -84,17 +85,17 @@ class Demand:
     @property
     def prompt_tokens(self) -> float:
         """Mean length of prompts."""
-        return self._prompts.value or self._first[0]
+        return self._prompts.value
 
     @property
     def output_tokens(self) -> float:
         """Mean length of outputs."""
-        return self._outputs.value or self._first[1]
+        return self._outputs.value
 
     @property
     def outputs(self) -> Outputs:
         """Lengths of outputs."""
-        return Outputs(self.output_tokens, self._squares.value or 4 / 3 * self._first[1] ** 2)
+        return Outputs(self._outputs.value, self._squares.value)
 
 
 class _Rate:
@@ -116,9 +117,9 @@ class _Rate:
 class _Mean:
     """A plain mean at first, a fading one after 1/share values."""
 
-    def __init__(self, share: float) -> None:
-        self.value = 0.0
-        self._count = 0
+    def __init__(self, first: float, share: float) -> None:
+        self.value = first
+        self._count = FIRST
         self._share = share
 
     def add(self, value: float) -> None:

@@ -12,7 +12,9 @@ from flying_serving.policy.forecast import Weights, capacity, judge
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 
 MARGIN = 0.05
-"""A switch for load has to gain its cost and this share of what staying would cost."""
+"""A switch for load has to gain this share of what staying would cost, beside its cost."""
+CAUTION = 3.0
+"""It has to gain its cost so many times: what it costs is certain, and what looks like a burst may be over at once."""
 HARDER = 3.0
 """For each switch for load in the last minute that margin grows so many times, unless the new layout gets prompts done
 faster: at the crossover the server comes to rest where it has the most capacity, and a burst is never kept waiting."""
@@ -121,7 +123,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
         snapshot.layout, snapshot.lanes, snapshot.work, weights
     )
     harder = HARDER**snapshot.recent_switches if slower else 1.0
-    if gain <= considered[preempt] + MARGIN * harder * stay:
+    if gain <= CAUTION * considered[preempt] + MARGIN * harder * stay:
         return None
     work = snapshot.work
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"

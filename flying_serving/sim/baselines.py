@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -103,12 +104,12 @@ class Draining(Policy):
     """Decides when to switch as `auto` does, but can neither weave nor keep KV."""
 
     def decide(self, snapshot: Snapshot, weights: Weights) -> Decision | None:
-        """As its base; for urgent requests by a hard preempt, else by waiting for the old ones."""
+        """As its base; for urgent requests by a hard preempt, else by waiting for the old ones, however long."""
         decision = super().decide(snapshot, weights)
         if decision is None:
             return None
         urgent = any(need.urgent for need in snapshot.needs)
-        return replace(decision, preempt="hard" if urgent else "sequential")
+        return replace(decision, preempt="hard" if urgent else "sequential", drain_s=math.inf)
 
 
 class RoundRobin(Placing):

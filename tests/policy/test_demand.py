@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.policy.demand import Demand, Outputs
+from flying_serving.policy.demand import FIRST, Demand, Outputs
 
 
 def after(times_s: list[float]) -> Demand:
@@ -63,16 +63,17 @@ def test_without_arrivals_the_rate_only_falls(times_s: list[float], first_s: flo
 
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
 def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
-    """Of all at first, of the last ones later; a typical length until there is one."""
-    demand = Demand(prompt_tokens=77.0, output_tokens=33.0)
-    assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 33.0)
+    """Of all at first, of the last ones later; a typical length until there is one, which counts for a while."""
+    demand = Demand(prompt_tokens=77.0, output_tokens=77.0)
+    assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 77.0)
     for number, length in enumerate(lengths):
         demand.arrived(length, float(number))
         demand.finished(length)
-        if number < 50:
-            assert demand.prompt_tokens == pytest.approx(sum(lengths[: number + 1]) / (number + 1))
-        assert min(lengths) <= demand.prompt_tokens * (1 + 1e-9)
-        assert demand.prompt_tokens <= max(lengths) * (1 + 1e-9)
+        if number + FIRST < 50:
+            so_far = [77] * FIRST + lengths[: number + 1]
+            assert demand.prompt_tokens == pytest.approx(sum(so_far) / len(so_far))
+        assert min(77, *lengths) <= demand.prompt_tokens * (1 + 1e-9)
+        assert demand.prompt_tokens <= max(77, *lengths) * (1 + 1e-9)
     assert demand.output_tokens == demand.prompt_tokens
 
 
@@ -128,8 +129,8 @@ def test_somebody_who_runs_gets_a_token_at_least(mean_tokens: float, spread: flo
 
 def test_lengths_are_learned() -> None:
     """Their squares too."""
-    demand = Demand()
+    demand = Demand(output_tokens=30.0)
     for tokens in (10, 10, 10, 210):
         demand.finished(tokens)
-    assert demand.outputs.mean == pytest.approx(60)
-    assert demand.outputs.square == pytest.approx((3 * 10**2 + 210**2) / 4)
+    assert demand.outputs.mean == pytest.approx((FIRST * 30 + 240) / (FIRST + 4))
+    assert demand.outputs.square == pytest.approx((FIRST * 4 / 3 * 30**2 + 3 * 10**2 + 210**2) / (FIRST + 4))

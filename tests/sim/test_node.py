@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.demand import Demand
 from flying_serving.policy.policies import POLICIES
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
@@ -120,9 +121,10 @@ def test_one_request_alone_takes_what_its_steps_take() -> None:
 
 def test_the_controller_knows_every_token_at_the_end() -> None:
     """What policies learn of lengths is what requests got, however short the time since the last tick."""
-    node = node_of("auto", engines=2)
+    node, expected = node_of("auto", engines=2), Demand()
     run(node, [Request(0, 0.0, 10, 7)])
-    assert node.controller.demand.output_tokens == 7
+    expected.finished(7)
+    assert node.controller.demand.output_tokens == expected.output_tokens
 
 
 def test_a_request_with_a_deadline_that_waits_too_long_is_refused() -> None:
