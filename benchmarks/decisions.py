@@ -21,7 +21,7 @@ from flying_serving.controller.placing import Limits
 from flying_serving.controller.requests import Wanted
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.policy.forecast import Weights
+from flying_serving.policy.work import Weights
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.steps import Step
 

@@ -20,10 +20,10 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Changeover, Switch, Switches
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.demand import Demand
-from flying_serving.policy.forecast import LaneFigures, Work
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.policy.steps import Step, StepModel
 from flying_serving.policy.switching import at_once
+from flying_serving.policy.work import LaneFigures, Work
 
 QUIET_RATE = 0.05
 """Requests per second that are expected when none has come for long, so that the layout suits the next one."""
@@ -67,7 +67,7 @@ class Controller:
         sizes = self.check(wanted)
         self._arrivals += 1
         self.pool.add(Tracked(request_id, wanted, sizes, self._arrivals, now_s))
-        self.demand.arrived(wanted.prompt_tokens, now_s)
+        self.demand.arrived(wanted.prompt_tokens, wanted.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
         if request_id in self.pool or wanted.urgent:
             commands += self._decide(now_s)

@@ -10,7 +10,7 @@ from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import Tracked
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import LaneFigures
+from flying_serving.policy.work import LaneFigures
 
 STEPS_AHEAD = 3
 """Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
-from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import Policy
+from flying_serving.policy.work import Weights
 
 
 @dataclass(frozen=True)

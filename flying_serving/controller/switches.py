@@ -186,10 +186,11 @@ class Switches:
             self._open = [switch for switch in self._open if switch.open]
 
     def for_load_since(self, since_s: float) -> int:
-        """How many switches the load policy has made since then."""
+        """How many switches the load policy has made since then under load: those of an idle server cost nothing."""
         recent = 0
         for switch in reversed(self.kept):
             if switch.decided_s < since_s:
                 break
-            recent += switch.decision is not None and switch.decision.reason.startswith("load")
+            by_load = switch.decision is not None and switch.decision.reason.startswith("load")
+            recent += by_load and switch.requests_in_flight > 0
         return recent

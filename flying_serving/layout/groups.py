@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from flying_serving.errors import LayoutError
 
@@ -40,6 +41,11 @@ class Layout:
     """A partition of the engines 0..n-1 into aligned groups, ordered by first engine."""
 
     groups: tuple[Group, ...]
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the groups, the narrowest first."""
+        return tuple(sorted(map(len, self.groups)))
 
     @classmethod
     def uniform(cls, engines: int, size: int) -> Layout:

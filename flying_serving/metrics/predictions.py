@@ -1,7 +1,7 @@
 """What the policy predicts of switches for load, and how far that was what came.
 
-It predicts request-seconds (see `policy/forecast.py`) of the requests that have no token yet or come within the
-horizon: each second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the
+It predicts request-seconds (see `policy/forecast.py`) of the requests that are there or come within the horizon: each
+second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the
 same is measured here, for the same requests, by looking at them at every tick. For the layout that was left there is
 nothing to measure, so a gain is predicted only.
 """
@@ -13,17 +13,16 @@ from dataclasses import dataclass
 
 from flying_serving.controller.requests import Tracked
 from flying_serving.controller.switches import Switch
-from flying_serving.policy.forecast import Weights
+from flying_serving.policy.work import Weights
 
 
 @dataclass
 class _Window:
-    """A switch whose requests are watched. `old`: those that had a token, so that they are not counted."""
+    """A switch whose requests are watched."""
 
     switch: Switch
     predicted: float
     until_s: float
-    old: frozenset[str]
     measured: float = 0.0
 
 
@@ -50,8 +49,8 @@ class Predictions:
         """Whether `sample` needs the requests."""
         return bool(self._windows)
 
-    def begun(self, switch: Switch, requests: Iterable[Tracked]) -> None:
-        """A switch was decided; `requests`: all that wait or run."""
+    def begun(self, switch: Switch) -> None:
+        """A switch was decided."""
         self._windows = [window for window in self._windows if window.until_s <= switch.decided_s]
         decision = switch.decision
         if decision is None or decision.stay is None:
@@ -61,8 +60,7 @@ class Predictions:
         self.cost += decision.cost
         predicted = decision.stay - decision.gain + decision.cost
         until_s = switch.decided_s + self._weights.horizon_s
-        old = frozenset(tracked.request_id for tracked in requests if tracked.output_tokens)
-        self._windows.append(_Window(switch, predicted, until_s, old))
+        self._windows.append(_Window(switch, predicted, until_s))
 
     def sample(self, requests: Iterable[Tracked], now_s: float) -> None:
         """Count the time since the last call for each request; `requests`: all that wait or run."""
@@ -74,7 +72,7 @@ class Predictions:
         if window.switch.problem is not None:
             return False
         passed_s = now_s - max(self._at_s, window.switch.decided_s)
-        watched = [r for r in present if r.arrived_s <= window.until_s and r.request_id not in window.old]
+        watched = [r for r in present if r.arrived_s <= window.until_s]
         first = sum(not tracked.output_tokens for tracked in watched)
         window.measured += passed_s * (len(watched) + (self._weights.ttft_weight - 1) * first)
         if watched or now_s < window.until_s:

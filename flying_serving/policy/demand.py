@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-NEAR = 0.5
-"""Standard deviations."""
-BELIEF = 0.6
-"""Share of a sudden change of the rate that is expected to last: much of what looks like a burst is over at once."""
-FIRST = 3
+from flying_serving.policy.arrivals import Arrivals
+
+FIRST = 1
 """So many requests count what lengths are taken for before there is any."""
 
 _EULER = 0.5772
@@ -41,41 +39,31 @@ class Outputs:
 
 
 class Demand:
-    """Exponentially weighted arrival rate and lengths.
+    """Arrival rate, and lengths that fade.
 
     Args:
-        slow_s, fast_s: time constants of two arrival rates. The slow one is believed as long as the fast one is within
-            NEAR standard deviations of it: arrivals are random, and not every cluster of them is a burst.
         requests: number of requests over which lengths are averaged.
         prompt_tokens, output_tokens: what lengths are taken for at first; a server's first request is
             often a probe, which says little.
     """
 
-    def __init__(
-        self,
-        slow_s: float = 8.0,
-        fast_s: float = 1.0,
-        requests: int = 50,
-        prompt_tokens: float = 512.0,
-        output_tokens: float = 128.0,
-    ) -> None:
-        self._slow, self._fast = _Rate(slow_s), _Rate(fast_s)
+    def __init__(self, requests: int = 50, prompt_tokens: float = 512.0, output_tokens: float = 128.0) -> None:
+        self._arrivals = Arrivals()
         self._share = 1.0 / requests
         self._prompts = _Mean(prompt_tokens, self._share)
         self._outputs = _Mean(output_tokens, self._share)
+        self._caps = _Mean(output_tokens, self._share)
         self._squares = _Mean(4 / 3 * output_tokens**2, self._share)
 
-    def arrived(self, prompt_tokens: int, now_s: float) -> None:
-        """A request has come."""
-        self._slow.count(now_s)
-        self._fast.count(now_s)
+    def arrived(self, prompt_tokens: int, most_tokens: int, now_s: float) -> None:
+        """A request has come that will get `most_tokens` at most."""
+        self._caps.add(most_tokens)
+        self._arrivals.add(now_s)
         self._prompts.add(prompt_tokens)
 
     def rate(self, now_s: float) -> float:
         """Requests per second."""
-        slow, fast = self._slow.value(now_s), self._fast.value(now_s)
-        deviation = NEAR * math.sqrt(fast / (2 * self._fast.window_s))
-        return slow + BELIEF * (min(max(slow, fast - deviation), fast + deviation) - slow)
+        return self._arrivals.rate(now_s)
 
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""
@@ -90,28 +78,13 @@ class Demand:
     @property
     def output_tokens(self) -> float:
         """Mean length of outputs."""
-        return self._outputs.value
+        return min(self._outputs.value, self._caps.value)
 
     @property
     def outputs(self) -> Outputs:
         """Lengths of outputs."""
-        return Outputs(self._outputs.value, self._squares.value)
-
-
-class _Rate:
-    """Events per second, older ones weighing less."""
-
-    def __init__(self, window_s: float) -> None:
-        self.window_s = window_s
-        self._rate = 0.0
-        self._at_s = 0.0
-
-    def count(self, now_s: float) -> None:
-        self._rate = self.value(now_s) + 1.0 / self.window_s
-        self._at_s = now_s
-
-    def value(self, now_s: float) -> float:
-        return self._rate * math.exp(-max(0.0, now_s - self._at_s) / self.window_s) if self._rate else 0.0
+        mean, known = self.output_tokens, self._outputs.value
+        return Outputs(mean, self._squares.value * (mean / known) ** 2)
 
 
 class _Mean:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy import switching
-from flying_serving.policy.forecast import Weights, capacity, judge
+from flying_serving.policy.forecast import capacity, judge
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
+from flying_serving.policy.work import Weights
 
 MARGIN = 0.05
 """A switch for load has to gain this share of what staying would cost, beside its cost."""
-CAUTION = 3.0
-"""It has to gain its cost so many times: what it costs is certain, and what looks like a burst may be over at once."""
 HARDER = 3.0
 """For each switch for load in the last minute that margin grows so many times, unless the new layout gets prompts done
 faster: at the crossover the server comes to rest where it has the most capacity, and a burst is never kept waiting."""
@@ -67,13 +66,39 @@ def meets(layout: Layout, needs: Sequence[Need]) -> bool:
     return all(need.least_size <= layout.widest for need in needs)
 
 
+def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> dict[tuple[int, ...], Layout]:
+    """By sizes of groups, the layout among those that meet the needs that has the fewest requests to leave behind."""
+    best: dict[tuple[int, ...], tuple[int, Layout]] = {}
+    for layout in snapshot.layouts:
+        if meets(layout, needs):
+            old = sum(load.requests for load in switching.leaving(snapshot, layout).values())
+            if layout.shape not in best or old < best[layout.shape][0]:
+                best[layout.shape] = (old, layout)
+    return {shape: layout for shape, (_, layout) in best.items()}
+
+
 def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Decision:
-    """The layout that meets the needs and is best otherwise; a request waits for it, so no margin is asked for."""
+    """The layout that meets the needs and is best otherwise; a request waits for it, so no margin is asked for.
+
+    How to switch is chosen for that request's sake: as if no others came.
+    """
     urgent = any(need.urgent for need in needs)
-    choices = [_cheapest(snapshot, layout, weights, urgent) for layout in snapshot.layouts if meets(layout, needs)]
-    _, layout, preempt, considered = min(choices, key=lambda choice: choice[0])
+    lanes, work = snapshot.lanes, snapshot.work
+    one = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, waiting_tokens=work.prompt_tokens))
+    layouts = sorted(
+        (judge(one, lanes, work, weights), n, one) for n, one in enumerate(_shapes(snapshot, needs).values())
+    )
+    best: tuple[float, Layout, str, dict[str, float]] | None = None
+    for judged, _, layout in layouts:
+        if best is not None and judged >= best[0]:
+            break
+        considered = switching.costs(one, layout, weights, urgent=urgent)
+        preempt = min(considered, key=considered.__getitem__)
+        if best is None or judged + considered[preempt] < best[0]:
+            best = (judged + considered[preempt], layout, preempt, considered)
+    assert best is not None
     reason = "; ".join(sorted({need.reason for need in needs}))
-    return _decision(snapshot, layout, preempt, reason, math.inf, considered)
+    return _decision(snapshot, *best[1:3], reason, math.inf, best[3])
 
 
 def _decision(
@@ -89,43 +114,26 @@ def _decision(
     return Decision(layout, preempt, reason, gain, considered[preempt], considered, stay, drain_s)
 
 
-def _cheapest(
-    snapshot: Snapshot, layout: Layout, weights: Weights, urgent: bool
-) -> tuple[float, Layout, str, dict[str, float]]:
-    considered = switching.costs(snapshot, layout, weights, urgent=urgent)
-    preempt = min(considered, key=lambda way: considered[way])
-    return judge(layout, snapshot.lanes, snapshot.work, weights) + considered[preempt], layout, preempt, considered
-
-
 def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Decision | None:
     """Wide when quiet, narrow under load: whatever is predicted to be better by more than it costs."""
-    stay = judge(snapshot.layout, snapshot.lanes, snapshot.work, weights)
-    judged: dict[tuple[int, ...], float] = {}
-    best: tuple[float, float, Layout] | None = None
-    alone = snapshot.work.running == 1 and not snapshot.work.waiting
-    for layout in snapshot.layouts:
-        if layout == snapshot.layout or not meets(layout, needs):
-            continue
-        if alone and layout.widest < snapshot.layout.widest:
-            continue  # who is alone gains nothing, and one arrival says little of how many will follow
-        shape = tuple(sorted(map(len, layout.groups)))
-        if shape not in judged:
-            judged[shape] = judge(layout, snapshot.lanes, snapshot.work, weights)
-        gain = stay - judged[shape]
-        old = sum(load.requests for load in switching.leaving(snapshot, layout).values())
-        if gain > 0 and (best is None or (gain, -old) > (best[0], best[1])):
-            best = (gain, -old, layout)
-    if best is None:
+    lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
+    stay = judge(present, lanes, work, weights)
+    alone = work.running == 1 and not work.waiting
+    judged = {}
+    for layout in _shapes(snapshot, needs).values():
+        # who is alone gains nothing by narrow groups, and one arrival says little of how many will follow
+        if layout.shape != present.shape and not (alone and layout.widest < present.widest):
+            judged[layout] = judge(layout, lanes, work, weights)
+    layout = min(judged, key=judged.__getitem__, default=present)
+    gain = stay - judged.get(layout, stay)
+    if gain <= 0:
         return None
-    gain, _, layout = best
-    _, _, preempt, considered = _cheapest(snapshot, layout, weights, urgent=False)
-    slower = capacity(layout, snapshot.lanes, snapshot.work, weights) <= capacity(
-        snapshot.layout, snapshot.lanes, snapshot.work, weights
-    )
+    considered = switching.costs(snapshot, layout, weights, urgent=False)
+    preempt = min(considered, key=considered.__getitem__)
+    slower = capacity(layout, lanes, work) <= capacity(present, lanes, work)
     harder = HARDER**snapshot.recent_switches if slower else 1.0
-    if gain <= CAUTION * considered[preempt] + MARGIN * harder * stay:
+    if gain <= considered[preempt] + MARGIN * harder * stay:
         return None
-    work = snapshot.work
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
     return _decision(snapshot, layout, preempt, reason, gain, considered, stay)
 
@@ -134,5 +142,6 @@ def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision
     """Back to what there is when nobody needs a group."""
     if layout == snapshot.layout:
         return None
-    _, _, preempt, considered = _cheapest(snapshot, layout, weights, urgent=False)
+    considered = switching.costs(snapshot, layout, weights, urgent=False)
+    preempt = min(considered, key=considered.__getitem__)
     return _decision(snapshot, layout, preempt, "no request needs a group", 0.0, considered)

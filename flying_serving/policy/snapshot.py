@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import LaneFigures, Work
+from flying_serving.policy.work import LaneFigures, Work
 
 
 @dataclass(frozen=True)

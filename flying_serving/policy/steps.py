@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-_SCALE = np.array([1.0, 256.0, 8.0, 4096.0])
+FEW, SOME = 8, 64
+"""Tokens of a step: the first so many may cost more than those after them."""
+_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME])
 """Typical size of each feature, so that the equations are well conditioned."""
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
@@ -36,20 +38,32 @@ class Step:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step in one lane, linear in what it holds."""
+    """Seconds of a step in one lane: linear in what it holds, and more for its first tokens.
+
+    Args:
+        fixed_s: of every step.
+        prefill_token_s, sequence_s, context_token_s: for each prompt token, decoding request and token of context.
+        few_token_s, some_token_s: more for each of the first FEW and of the first SOME tokens, of prompts or decoding:
+            the weights of experts are read for the first token that needs them, and small batches fill no kernel.
+    """
 
     fixed_s: float
     prefill_token_s: float
     sequence_s: float
     context_token_s: float
+    few_token_s: float = 0.0
+    some_token_s: float = 0.0
 
     def step_s(self, prefill_tokens: float, sequences: float, context_tokens: float) -> float:
         """Seconds of a step with these contents."""
+        tokens = prefill_tokens + sequences
         return (
             self.fixed_s
             + self.prefill_token_s * prefill_tokens
             + self.sequence_s * sequences
             + self.context_token_s * context_tokens
+            + self.few_token_s * (tokens if tokens < FEW else FEW)  # builtin min takes twice as long
+            + self.some_token_s * (tokens if tokens < SOME else SOME)
         )
 
 
@@ -113,11 +127,13 @@ class _Sums:
     """X'WX and X'Wy of rows that are divided by their duration, so that the right-hand side is 1."""
 
     def __init__(self) -> None:
-        self.gram: Any = np.zeros((4, 4))
-        self.right: Any = np.zeros(4)
+        self.gram: Any = np.zeros((_SCALE.size, _SCALE.size))
+        self.right: Any = np.zeros(_SCALE.size)
 
     def add(self, step: Step, weight: float) -> None:
-        features = np.array([1.0, step.prefill_tokens, step.sequences, step.context_tokens])
+        tokens = step.prefill_tokens + step.sequences
+        few, some = min(tokens, FEW), min(tokens, SOME)
+        features = np.array([1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some])
         row = features / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
         self.right += weight * row

@@ -5,11 +5,12 @@ Whoever runs in a group that the new layout lacks is *old*, whoever waits or com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import LaneFigures, Outlook, Weights, outlook
+from flying_serving.policy.forecast import Outlook, first_per_s, judge, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
+from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Work
 
 PAUSE_WEIGHT = 3.0
 """A stream that stands still is worse than one that is slow."""
@@ -40,130 +41,131 @@ def _alone_s(lane: LaneFigures, load: GroupLoad) -> float:
 
 @dataclass(frozen=True)
 class _Case:
-    """A switch that is considered: who is new."""
+    """A switch that is considered: what it leaves, and what it makes of the rest of the work.
+
+    Args:
+        groups: how many share the work in the new layout.
+        size: engines in the widest of those that are new.
+        weights: of requests that are new.
+        aside: the work without what runs in groups that go away.
+        ahead: what the new groups would do with that.
+        used: share of the time in which they have any.
+    """
 
     snapshot: Snapshot
+    layout: Layout
+    old: list[_Old]
+    groups: int
+    size: int
     weights: Weights
-    weight: float
-    """What a second before the first token of a new request counts for."""
-    groups: list[Group]
+    aside: Work
     ahead: Outlook
+    used: float
 
-    @property
-    def members(self) -> set[int]:
-        """Engines of groups that are new."""
-        return {engine for group in self.groups for engine in group}
+    @classmethod
+    def of(cls, snapshot: Snapshot, layout: Layout, weights: Weights) -> _Case:
+        leave = leaving(snapshot, layout)
+        old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
+        size = max(len(group) for group in layout.groups if group not in snapshot.layout.groups)
+        work = snapshot.work
+        aside = replace(work, running=max(0.0, work.running - sum(one.load.requests for one in old)))
+        groups = sum(map(len, layout.groups)) // size
+        ahead = outlook(snapshot.lanes[size], groups, aside, weights)
+        busy = work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
+        return cls(snapshot, layout, old, groups, size, weights, aside, ahead, min(1.0, busy))
 
-    @property
-    def size(self) -> int:
-        """Engines in the widest new group."""
-        return max(map(len, self.groups))
+    def with_old(self, hindrance: Hindrance) -> float:
+        """Request-seconds if requests of the old layout are not in the new one, but in its way."""
+        return judge(self.layout, self.snapshot.lanes, self.aside, self.weights, hindrance)
 
-    def queue(self, busy_s: float, share: float) -> float:
-        """Request-seconds in the queue that builds up while new work has only a share of the time, until it is gone."""
-        work, horizon_s, most = self.snapshot.work, self.weights.horizon_s, self.ahead.first_per_s
-        slow = max(0.0, work.waiting + (work.rate - share * most) * busy_s)
-        fast = max(0.0, work.waiting + (work.rate - most) * busy_s)
-        spare = most - work.rate
-        clears_s = min(horizon_s, (slow - fast) / spare) if spare > 0 else horizon_s
-        return (slow - fast) * (busy_s + clears_s) / 2
+    def weave(self) -> float:
+        """Both sides get half of the time while both have work, until the last old request has ended."""
+        engines = sum(one.engines for one in self.old)
+        overlap = min(1.0, engines / sum(map(len, self.layout.groups)))
+        turn_s = sum(one.step_s * one.engines for one in self.old) / engines
+        synced = max(1.0, max(one.engines for one in self.old) / self.size)
+        held = sum(one.load.requests * one.load.context_tokens for one in self.old)
+        step_s = self.ahead.tpot_s
+        stretch = 1 + self.used * step_s / max(step_s, turn_s)
+        woven_s = stretch * max(one.alone_s for one in self.old)
+        streaming = stretch * sum(one.load.requests * one.mean_s for one in self.old)
+        return streaming + self.with_old(Hindrance(0.0, woven_s, turn_s, overlap, synced, held))
+
+    def hard(self) -> float:
+        """Old requests stand still as long as there is new work: for long if it comes nearly as fast as it can go."""
+        work, ahead, requests = self.aside, self.ahead, sum(one.load.requests for one in self.old)
+        coming = work.rate * 2 * max(one.alone_s for one in self.old)
+        busy_s = (work.waiting + coming) * ahead.ttft_s / self.groups + work.output_tokens * ahead.tpot_s
+        longest_s = LONG_HORIZONS * self.weights.horizon_s
+        used = min(1.0, work.rate / first_per_s(self.snapshot.lanes[self.size], self.groups, work))
+        paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
+        streaming = sum(one.load.requests * one.mean_s for one in self.old)
+        return PAUSE_WEIGHT * requests * paused_s + streaming + self.with_old(FREE)
+
+    def sequential(self) -> float:
+        """New requests wait until the last old one has ended."""
+        streaming = sum(one.load.requests * one.mean_s for one in self.old)
+        return streaming + self.with_old(Hindrance(blocked_s=max(one.alone_s for one in self.old)))
+
+    def recompute(self) -> float:
+        """Old requests go on in the new groups once these have prefilled all that they have; new ones wait behind."""
+        cost, requests = self.snapshot.lanes[self.size].cost, sum(one.load.requests for one in self.old)
+        tokens = sum(one.load.requests * one.load.context_tokens for one in self.old)
+        again_s = tokens * cost.prefill_token_s / self.groups
+        there = judge(self.layout, self.snapshot.lanes, self.snapshot.work, self.weights, Hindrance(again_s))
+        return PAUSE_WEIGHT * requests * again_s / 2 + there
 
 
 @dataclass(frozen=True)
 class _Old:
     """A group that goes away, with its requests.
 
-    `alone_s`: until its last request has ended, if nothing else runs; `mean_s`: until one of them has, on average;
-    `crowded_s`: how long its steps would take if it stayed and got its part of new work.
+    `alone_s`: until its last request has ended, if nothing else runs; `mean_s`: until one of them has, on average.
     """
 
     load: GroupLoad
-    overlap: float
+    engines: int
     step_s: float
-    crowded_s: float
     alone_s: float
     mean_s: float
 
     @classmethod
-    def of(cls, case: _Case, group: Group, load: GroupLoad) -> _Old:
-        snapshot = case.snapshot
+    def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> _Old:
         lane = snapshot.lanes[len(group)]
-        step_s = _step_s(lane, load)
         prefill_s = load.prefill_tokens * lane.cost.prefill_token_s
-        engines = sum(map(len, snapshot.layout.groups))
-        part = len(group) / engines if group in snapshot.layout.groups else 0.0
-        stay = outlook(lane, 1, snapshot.work.part(part), case.weights)
-        return cls(
-            load=load,
-            overlap=len(case.members.intersection(group)) / max(1, len(case.members)),
-            step_s=step_s,
-            crowded_s=max(step_s, stay.tpot_s),
-            alone_s=_alone_s(lane, load),
-            mean_s=prefill_s + load.tokens_left * step_s,
-        )
-
-    def weave(self, case: _Case) -> float:
-        """Both sides get half of the time until its last request has ended."""
-        work, woven_s = case.snapshot.work, 2 * self.alone_s
-        coming = work.rate * woven_s
-        # it would not have been alone in its steps if it had stayed, either
-        slower_s = max(0.0, 2 * self.mean_s - self.load.tokens_left * self.crowded_s)
-        old = self.load.requests * slower_s * min(1.0, work.waiting + coming)
-        first = case.queue(woven_s, 0.5) + coming * min(self.alone_s, case.ahead.tpot_s)
-        later = coming * min(woven_s, work.output_tokens * case.ahead.tpot_s) / 2
-        return self.overlap * (old + case.weight * first + later)
-
-    def hard(self, case: _Case) -> float:
-        """Its requests stand still as long as there is new work: for long if that comes nearly as fast as it can go."""
-        work, ahead = case.snapshot.work, case.ahead
-        coming = work.rate * 2 * self.alone_s
-        busy_s = (work.waiting + coming) * ahead.ttft_s / len(case.groups) + work.output_tokens * ahead.tpot_s
-        longest_s = LONG_HORIZONS * case.weights.horizon_s
-        used = min(1.0, work.rate / ahead.first_per_s)
-        paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
-        return PAUSE_WEIGHT * self.load.requests * paused_s
-
-    def again_s(self, case: _Case) -> float:
-        """Seconds in which the new groups prefill what its requests have."""
-        cost = case.snapshot.lanes[case.size].cost
-        return self.load.requests * self.load.context_tokens * cost.prefill_token_s / len(case.groups)
+        step_s = _step_s(lane, load)
+        return cls(load, len(group), step_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
 
 
 def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool) -> dict[str, float]:
-    """Predicted request-seconds of a switch to `layout`, by way to make it.
+    """Predicted request-seconds of a switch to `layout`, by way to make it: more than if all were there already.
 
     Args:
         urgent: the switch is for requests that must not wait: a second of theirs weighs `ttft_weight` times more.
     """
-    leave = leaving(snapshot, layout)
-    if not leave:
+    if not leaving(snapshot, layout):
         return {"weave": MOVE_S}
-    groups = [group for group in layout.groups if group not in snapshot.layout.groups]
-    ahead = outlook(snapshot.lanes[max(map(len, groups))], len(groups), snapshot.work, weights)
-    case = _Case(snapshot, weights, weights.ttft_weight ** (2 if urgent else 1), groups, ahead)
-    old = [_Old.of(case, group, load) for group, load in leave.items()]
-    work = snapshot.work
-    drain_s = max(one.alone_s for one in old)
-    again_s = sum(one.again_s(case) for one in old)
-    stalled = sum(one.load.requests for one in old) * again_s / 2
-    result = {
-        "weave": MOVE_S + sum(one.weave(case) for one in old),
-        "hard": MOVE_S + sum(one.hard(case) for one in old),
-        "sequential": MOVE_S + case.weight * (work.waiting * drain_s + work.rate * drain_s**2 / 2),
-        "recompute": MOVE_S + PAUSE_WEIGHT * stalled + case.weight * case.queue(again_s, 0.0),
-    }
-    if case.size > 1 and _has_idle_member(snapshot, case.members):
-        result["soft"] = MOVE_S + _soft(snapshot, case.size, drain_s, case.weight)
+    if urgent:
+        weights = replace(weights, ttft_weight=weights.ttft_weight**2)
+    case = _Case.of(snapshot, layout, weights)
+    there = judge(layout, snapshot.lanes, snapshot.work, weights)
+    ways = {"weave": case.weave(), "sequential": case.sequential(), "recompute": case.recompute()}
+    if urgent:  # nobody else has the right to stop those that run
+        ways["hard"] = case.hard()
+    result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}
+    if case.size > 1 and _has_idle_member(snapshot, layout):
+        result["soft"] = MOVE_S + _soft(snapshot, case.size, max(one.alone_s for one in case.old), weights.ttft_weight)
     return result
 
 
 def at_once(snapshot: Snapshot, layout: Layout, weights: Weights) -> str:
     """The cheapest way to switch of those that do not wait for old requests to end."""
     considered = costs(snapshot, layout, weights, urgent=False)
-    return min({"weave", "hard", "recompute"} & considered.keys(), key=lambda way: considered[way])
+    return min({"weave", "recompute"} & considered.keys(), key=lambda way: considered[way])
 
 
-def _has_idle_member(snapshot: Snapshot, members: set[int]) -> bool:
+def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
+    members = {engine for group in layout.groups if group not in snapshot.layout.groups for engine in group}
     busy = {engine for group, load in snapshot.loads.items() if load.requests for engine in group}
     return bool(members - busy)
 

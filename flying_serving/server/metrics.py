@@ -41,7 +41,7 @@ class ServerMetrics:
     def tick(self, now_s: float) -> None:
         """Follow the switches."""
         for switch in self._tally.update(self._controller.switches.kept):
-            self._predictions.begun(switch, self._requests())
+            self._predictions.begun(switch)
         if self._predictions.watching:
             self._predictions.sample(self._requests(), now_s)
 

@@ -10,8 +10,8 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
-from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.work import Weights
 
 
 def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settings:

@@ -22,9 +22,9 @@ from flying_serving.controller.requests import Tracked
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import LaneFigures, Weights
 from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.policy.snapshot import Decision, Snapshot
+from flying_serving.policy.work import LaneFigures, Weights
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.machine import DegreeTime, Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES

@@ -9,10 +9,10 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits, Placing
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
-from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import Policy
 from flying_serving.policy.probes import ENOUGH_S, probes
 from flying_serving.policy.steps import Step
+from flying_serving.policy.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape, StepTime
 from flying_serving.sim.cost import Execution
 from flying_serving.sim.machine import DegreeTime, Engine, Machine

@@ -10,8 +10,8 @@ from flying_serving.controller.requests import Wanted
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout, aligned_group
-from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.work import Weights
 from tests.policy.costs import Costs, costs, measured
 
 REPORT = {"in_flight_ms": 1.0, "overhead_ms": 1.0, "work_ms": 0.1}

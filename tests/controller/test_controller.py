@@ -172,8 +172,8 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
 def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_is_done() -> None:
     """The next one goes to a group that already is wide."""
     shell = Shell(settings("context", 4))
-    shell.arrive("short", SHORT)
-    shell.arrive("long", Wanted(230, 250, 20))
+    shell.arrive("short", Wanted(5, 10, 5))
+    shell.arrive("long", Wanted(221, 240, 19))
     assert ("long", (0, 1, 2, 3)) in shell.moves
     assert shell.ordered is not None
     assert shell.ordered.decision is not None

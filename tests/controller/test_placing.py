@@ -10,7 +10,7 @@ from flying_serving.controller.placing import PATIENCE_S, STEPS_AHEAD, Limits, P
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import LaneFigures
+from flying_serving.policy.work import LaneFigures
 from tests.policy.costs import costs
 
 SIZES = (1, 2, 4)

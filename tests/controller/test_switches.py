@@ -214,11 +214,13 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
 
 @given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), since=st.floats(0, 300))
 def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.DataObject, since: float) -> None:
-    """Not those of an operator, or for another use case."""
+    """Not those of an operator, or for another use case, or of an idle server."""
     switches = Switches()
     expected = 0
     for at in times:
         reason = reasons.draw(st.sampled_from([None, "load: 1.00 requests/s", "priority: 1 urgent requests"]))
-        begin(switches, at, decision=None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5))
-        expected += reason is not None and reason.startswith("load") and at >= since
+        running = reasons.draw(st.sampled_from([(), ("a",)]))
+        decision = None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5)
+        begin(switches, at, *running, decision=decision)
+        expected += reason is not None and reason.startswith("load") and at >= since and bool(running)
     assert switches.for_load_since(since) == expected

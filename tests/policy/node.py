@@ -5,8 +5,8 @@ import random
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
-from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape
 from flying_serving.sim.lanes import Plan
 from flying_serving.sim.node import SimNode

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import LaneFigures, Weights, Work
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
+from flying_serving.policy.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
 
 WEIGHTS = Weights(20.0, 10.0)

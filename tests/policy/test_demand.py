@@ -10,64 +10,13 @@ from hypothesis import strategies as st
 from flying_serving.policy.demand import FIRST, Demand, Outputs
 
 
-def after(times_s: list[float]) -> Demand:
-    """Return the demand after arrivals at these times."""
-    demand = Demand()
-    for time_s in times_s:
-        demand.arrived(100, time_s)
-    return demand
-
-
-def at_random(rate: float, seconds: float, seed: int) -> list[float]:
-    """Return times of arrivals."""
-    draw = random.Random(seed)
-    times_s = [draw.expovariate(rate)]
-    while times_s[-1] < seconds:
-        times_s.append(times_s[-1] + draw.expovariate(rate))
-    return times_s
-
-
-@pytest.mark.parametrize("rate", [0.5, 2.0, 10.0, 100.0])
-def test_a_steady_rate_is_found(rate: float) -> None:
-    """On average over a while, of arrivals at random."""
-    demand, seen = Demand(), []
-    for time_s in at_random(rate, 400.0, 1):
-        if time_s > 50.0:
-            seen.append(demand.rate(time_s))
-        demand.arrived(100, time_s)
-    assert sum(seen) / len(seen) == pytest.approx(rate, rel=0.25)
-
-
-def test_a_burst_is_noticed_at_once_and_its_end_soon() -> None:
-    """Within a few requests; chance alone is not taken for one."""
-    quiet_s = [2.0 * number for number in range(20)]
-    burst_s = [40.0 + 0.05 * number for number in range(21)]
-    assert after(quiet_s).rate(40.0) < 1.5
-    assert after(quiet_s + burst_s).rate(41.0) > 6.0
-    assert after(quiet_s + burst_s).rate(60.0) < 2.0
-
-
-@given(
-    times_s=st.lists(st.floats(0, 100), max_size=30).map(sorted),
-    first_s=st.floats(0, 50),
-    then_s=st.floats(0, 50),
-)
-def test_without_arrivals_the_rate_only_falls(times_s: list[float], first_s: float, then_s: float) -> None:
-    """To nothing; and it is never negative."""
-    demand = after(times_s)
-    now_s = times_s[-1] if times_s else 0.0
-    assert demand.rate(now_s + first_s) >= demand.rate(now_s + first_s + then_s) >= 0.0
-    assert demand.rate(now_s + 1000.0) < 0.01
-    assert (demand.rate(now_s) > 0) == bool(times_s)
-
-
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
 def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
     """Of all at first, of the last ones later; a typical length until there is one, which counts for a while."""
     demand = Demand(prompt_tokens=77.0, output_tokens=77.0)
     assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 77.0)
     for number, length in enumerate(lengths):
-        demand.arrived(length, float(number))
+        demand.arrived(length, 10_000, float(number))
         demand.finished(length)
         if number + FIRST < 50:
             so_far = [77] * FIRST + lengths[: number + 1]
@@ -83,6 +32,16 @@ def test_lengths_follow_a_change() -> None:
     for length in [1000] * 300 + [50] * 300:
         demand.finished(length)
     assert demand.output_tokens < 60
+
+
+def test_no_output_is_expected_to_be_longer_than_it_may_get() -> None:
+    """What clients ask for at most is known before any request has ended."""
+    demand = Demand(output_tokens=128.0)
+    for number in range(9):
+        demand.arrived(100, 8, float(number))
+    assert demand.output_tokens == pytest.approx((128 + 9 * 8) / 10)
+    assert demand.outputs.mean == demand.output_tokens
+    assert demand.outputs.square == pytest.approx(4 / 3 * demand.output_tokens**2)
 
 
 LENGTHS = {
@@ -131,6 +90,7 @@ def test_lengths_are_learned() -> None:
     """Their squares too."""
     demand = Demand(output_tokens=30.0)
     for tokens in (10, 10, 10, 210):
+        demand.arrived(100, 1000, 0.0)
         demand.finished(tokens)
     assert demand.outputs.mean == pytest.approx((FIRST * 30 + 240) / (FIRST + 4))
     assert demand.outputs.square == pytest.approx((FIRST * 4 / 3 * 30**2 + 3 * 10**2 + 210**2) / (FIRST + 4))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.forecast import Work
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.policy.switching import costs, leaving
+from flying_serving.policy.work import Work
 from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
@@ -51,20 +51,6 @@ def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) 
     assert (set(found) == {"weave"}) == (not old)
 
 
-@settings(max_examples=300)
-@given(situation=situations(), more=st.integers(1, 100))
-def test_an_urgent_switch_never_looks_cheaper(situation: tuple[Snapshot, Layout], more: int) -> None:
-    """Nor does a sequential one if more requests wait for it."""
-    shot, new = situation
-    calm, urgent = (costs(shot, new, WEIGHTS, urgent=hurry) for hurry in (False, True))
-    assert all(urgent[way] >= calm[way] for way in calm)
-    work = shot.work
-    queued = replace(work, waiting=work.waiting + more, waiting_tokens=work.waiting_tokens + 300.0 * more)
-    crowded = costs(replace(shot, work=queued), new, WEIGHTS, urgent=False)
-    if "sequential" in calm:
-        assert crowded["sequential"] > calm["sequential"]
-
-
 def test_nobody_is_in_the_way_of_an_idle_server() -> None:
     """Nor of groups that stay; then it costs next to nothing."""
     assert set(costs(snapshot(NARROW), WIDE, WEIGHTS, urgent=False)) == {"weave"}
@@ -97,9 +83,14 @@ def test_waiting_for_old_requests_costs_who_waits_and_comes() -> None:
 
 def test_a_pause_costs_the_paused() -> None:
     """As long as there is new work, the more of them the more."""
+
+    def pause(work: Work, loads: dict[Group, GroupLoad]) -> float:
+        return price("hard", NARROW, WIDE, work, loads, urgent=True)
+
     few, many = {(0,): load(2)}, {(0,): load(20)}
-    assert price("hard", NARROW, WIDE, BUSY, few) < price("hard", NARROW, WIDE, BUSY, many)
-    assert price("hard", NARROW, WIDE, QUIET, many) < price("hard", NARROW, WIDE, BUSY, many)
+    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, WEIGHTS, urgent=False)
+    assert pause(BUSY, few) < pause(BUSY, many)
+    assert pause(QUIET, many) < pause(BUSY, many)
 
 
 def test_computing_again_costs_by_what_there_is() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
-from flying_serving.policy.forecast import Weights
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.steps import Step
+from flying_serving.policy.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import Plan

@@ -1,0 +1,104 @@
+"""How often requests come: a rate that may change at any time, found by Bayesian online change point detection.
+
+After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a gamma prior: for each
+time at which the present rate may have begun there is a weight, and what has come since. A cluster of arrivals counts
+for a burst as soon as chance explains it less well than a change would, and not before.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy.special import gammaln
+
+BIN_S = 0.25
+"""Arrivals are counted in spans of this length; only in one of them can a rate begin."""
+CHANGE_S = 30.0
+"""A rate lasts so long on average, as far as is known beforehand."""
+AHEAD = 4.0
+"""A new rate is expected to be so many times the long-run mean, give or take as much: bursts are what matters."""
+LONG_S = 300.0
+"""Time constant of the long-run mean."""
+LEAST_RATE = 0.05
+"""No long-run mean is taken to be lower."""
+_RUNS = 200
+_NEGLIGIBLE = 1e-6
+_IDLE_BINS = 40
+"""More empty ones than this count as one long one."""
+
+
+class Arrivals:
+    """Arrivals so far, and the rate that follows from them.
+
+    `_weight`: how probable it is that the present rate has begun at each of the times that are kept, the latest last;
+    `_count`, `_span_s`: arrivals and time since.
+    """
+
+    def __init__(self) -> None:
+        self._weight: Any = np.ones(1)
+        self._count: Any = np.zeros(1)
+        self._span_s: Any = np.zeros(1)
+        self._mean = 0.0
+        self._bin_from: float | None = None
+        self._bin_count = 0
+        self._any = False
+
+    def add(self, now_s: float) -> None:
+        """A request has come."""
+        self._catch_up(now_s)
+        self._bin_count += 1
+        self._any = True
+
+    def rate(self, now_s: float) -> float:
+        """Requests per second; 0 before the first one."""
+        bin_from = self._catch_up(now_s)
+        if not self._any:
+            return 0.0
+        span_s = max(1e-3, now_s - bin_from)
+        count, spans_s = self._bin_count, np.append(self._span_s, 0.0) + span_s
+        rates = (1.0 + np.append(self._count, 0.0) + count) / (self._prior_s + spans_s)
+        return float(self._posterior(count, span_s) @ rates)
+
+    @property
+    def _prior_s(self) -> float:
+        """The gamma prior of a new rate has shape 1: it is as if one request had come in this time."""
+        return 1.0 / (AHEAD * max(self._mean, LEAST_RATE))
+
+    def _posterior(self, count: int, span_s: float) -> Any:
+        """Weights after `count` arrivals in `span_s` more: of the rates that are kept, and of one that begins then."""
+        shape = 1.0 + np.append(self._count, 0.0)
+        known_s = self._prior_s + np.append(self._span_s, 0.0)
+        # the negative binomial distribution that a gamma one makes of Poisson counts
+        likelihood = gammaln(shape + count) - gammaln(shape) + shape * np.log(known_s / (known_s + span_s))
+        likelihood += count * np.log(span_s / (known_s + span_s))
+        change = 1.0 - math.exp(-min(span_s, CHANGE_S) / CHANGE_S)
+        weight = np.append(self._weight * (1.0 - change), change)
+        weight *= np.exp(likelihood - likelihood.max())
+        return weight / weight.sum()
+
+    def _catch_up(self, now_s: float) -> float:
+        """Close the bins that have ended. Returns when the present one has begun."""
+        if self._bin_from is None:
+            self._bin_from = now_s
+        bins = int((now_s - self._bin_from) / BIN_S)
+        if bins > 0:
+            self._close(self._bin_count, BIN_S)
+            self._bin_count = 0
+            if bins > _IDLE_BINS:
+                self._close(0, (bins - 1) * BIN_S)
+            else:
+                for _ in range(bins - 1):
+                    self._close(0, BIN_S)
+            self._bin_from += bins * BIN_S
+        return self._bin_from
+
+    def _close(self, count: int, span_s: float) -> None:
+        weight = self._posterior(count, span_s)
+        counts, spans_s = np.append(self._count, 0.0) + count, np.append(self._span_s, 0.0) + span_s
+        kept = np.flatnonzero(weight > _NEGLIGIBLE)[-_RUNS:]
+        self._weight = weight[kept] / weight[kept].sum()
+        self._count, self._span_s = counts[kept], spans_s[kept]
+        keep = math.exp(-span_s / LONG_S)
+        self._mean = keep * self._mean + (1.0 - keep) * count / span_s

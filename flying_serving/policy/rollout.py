@@ -1,0 +1,130 @@
+"""One group of several, rolled out: what becomes of its work in a few coarse steps.
+
+Work is a fluid: prompts wait, are taken in as fast as steps allow while slots are free, and stream until they end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flying_serving.policy.work import Hindrance, LaneFigures, Work
+
+LEAST_RATE = 1e-6
+_MOST_USED = 0.85
+"""What would grow without bound has no time to do so within the horizon."""
+_SPREAD = 0.65
+"""(1 + c^2) / 2 for lengths whose standard deviation is c = 0.55 of their mean: how much longer a queue gets for it."""
+
+
+class Rolled(NamedTuple):
+    """Request-seconds of one group in its queue, before a first token once taken, and streaming; and its means."""
+
+    queued_s: float
+    first_s: float
+    streamed_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One group of several, and the work that it gets: what does not change while it is rolled out."""
+
+    lane: LaneFigures
+    hindrance: Hindrance
+    groups: int
+    prompt: float
+    outputs: float
+    budget: float
+    rate: float
+    chunks: float
+    most: float
+
+    @classmethod
+    def of(cls, lane: LaneFigures, groups: int, work: Work, hindrance: Hindrance) -> Flow:
+        """A group's share of the work."""
+        prompt, outputs, budget = work.prompt_tokens, max(1.0, work.output_tokens), float(lane.budget_tokens)
+        rate, chunks = max(work.rate, LEAST_RATE) / groups, max(1.0, prompt / budget)
+        most = max(1.0, min(lane.slots, lane.kv_tokens / (prompt + outputs)))
+        return cls(lane, hindrance, groups, prompt, outputs, budget, rate, chunks, most)
+
+    def slots(self, now_s: float) -> float:
+        """Requests that it can run."""
+        if now_s >= self.hindrance.woven_s:
+            return self.most
+        held = self.hindrance.held_tokens / self.groups
+        return max(1.0, min(self.lane.slots, (self.lane.kv_tokens - held) / (self.prompt + self.outputs)))
+
+    def times(self, crowd: float) -> tuple[float, float, float]:
+        """Seconds of a step with `crowd` requests: alone, with (a chunk of) one prompt, and with all it can take."""
+        step_s, context = self.lane.cost.step_s, crowd * (self.prompt + self.outputs / 2)
+        return (
+            step_s(0, crowd, context),
+            step_s(min(self.prompt, self.budget), crowd, context),
+            step_s(self.budget, crowd, context),
+        )
+
+    def roll(self, spans: list[tuple[float, float]], now_s: float, queue: float, running: float) -> Rolled:
+        """Let spans of time pass, each with its arrivals per second: prompts are taken, requests stream and end.
+
+        Streaming requests are in two stages of half their output each, so that those that have just begun do not end
+        at once.
+        """
+        hindrance, outputs, chunks = self.hindrance, self.outputs, self.chunks
+        full_prompts = self.budget / self.prompt
+        early = late = running / 2
+        queued_s = first_s = streamed_s = taken_in = lives = 0.0
+        crowding = self._crowded()
+        for span_s, rate in spans:
+            running = early + late
+            slots, times = self.slots(now_s), self.times(running if running > 1.0 else 1.0)
+            woven = now_s < hindrance.woven_s
+            base_s, single_s, full_s = map(hindrance.cycle_s, times) if woven else times
+            wanted, free = queue / span_s + rate, slots - running if slots > running else 0.0
+            prompt_s = chunks * (single_s - base_s) * (hindrance.synced if woven else 1.0)
+            # steps are as long as prompts make them: all that want, as many as slots get free for, or full ones
+            all_share, free_share = 1.0 - prompt_s * wanted, 1.0 - prompt_s * free / span_s
+            step_s = base_s / all_share if all_share * full_s > base_s else full_s
+            let_in_s = base_s + prompt_s * running / outputs
+            step_s = let_in_s / free_share if free_share * step_s > let_in_s else step_s
+            stage_s = outputs * step_s / 2
+            stays = math.exp(-span_s / stage_s)
+            taken = min(wanted * span_s, span_s * full_prompts / full_s, free + running * (1 - stays) / 2)
+            left = queue + rate * span_s - taken
+            queued_s += (queue + left) / 2 * span_s
+            first_s += taken * crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + chunks * single_s)
+            spread = (1 - stays) * stage_s / span_s
+            halfway = early + taken - (early := early * stays + taken * spread)
+            ended = late + halfway - (late := late * stays + halfway * spread)
+            streamed_s += (halfway + ended) * stage_s
+            taken_in, lives, queue, now_s = taken_in + taken, lives + (halfway + ended) / 2, left, now_s + span_s
+        rest = self._rest(now_s, queue, early, late)
+        means = first_s / taken_in, streamed_s / (lives * outputs)
+        return Rolled(queued_s + rest[0], first_s + rest[1], streamed_s + rest[2], *means)
+
+    def _rest(self, now_s: float, queue: float, early: float, late: float) -> tuple[float, float, float]:
+        """Request-seconds as in `Rolled` of what is left, worked off."""
+        slots = self.slots(now_s)
+        base_s, single_s, full_s = self.times(max(1.0, min(slots, early + late + queue)))
+        per_s = min(self.budget / (self.prompt * full_s), slots / (self.outputs * base_s))
+        streaming_s = (early + late / 2 + queue) * self.outputs * base_s
+        return queue**2 / (2 * per_s), queue * self.chunks * single_s, streaming_s
+
+    def _crowded(self) -> float:
+        base_s, _, full_s = self.times(1.0)
+        return _crowding(min(_MOST_USED, self.rate * (full_s - base_s) / self.budget * self.prompt), self.groups)
+
+
+def _crowding(used: float, groups: int) -> float:
+    """By how much requests that come at random delay each other's prompts, where the least loaded group gets the next.
+
+    The mean wait of a queue with several servers, as Sakasegawa approximates it ("An approximation formula
+    L_q = alpha * rho^beta / (1 - rho)", 1977), for service times that are less random than exponential ones.
+
+    Args:
+        used: share of time that prompts take, below 1.
+        groups: servers of the queue.
+    """
+    return 1 + _SPREAD * used ** (math.sqrt(2 * (groups + 1)) - 1) / (groups * (1 - used))

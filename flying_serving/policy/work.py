@@ -1,0 +1,94 @@
+"""What policies reckon with: what groups can do, the work there is, and how to judge what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flying_serving.policy.steps import StepCost
+
+
+@dataclass(frozen=True)
+class LaneFigures:
+    """What one group of a size can do.
+
+    Args:
+        cost: seconds of its steps.
+        slots: requests at a time.
+        kv_tokens: tokens that its pooled KV cache holds.
+        budget_tokens: tokens in a step at most.
+    """
+
+    cost: StepCost
+    slots: int
+    kv_tokens: int
+    budget_tokens: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Requests to come, requests that wait and requests that run.
+
+    Args:
+        rate: arrivals per second.
+        prompt_tokens, output_tokens: mean lengths.
+        waiting: requests that no group has yet.
+        waiting_tokens: prompt tokens of those.
+        running: requests that some group has, in this layout or another.
+    """
+
+    rate: float
+    prompt_tokens: float
+    output_tokens: float
+    waiting: float
+    waiting_tokens: float
+    running: float = 0.0
+
+    def part(self, share: float) -> Work:
+        """A share of it."""
+        return replace(
+            self,
+            rate=self.rate * share,
+            waiting=self.waiting * share,
+            waiting_tokens=self.waiting_tokens * share,
+            running=self.running * share,
+        )
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How to judge.
+
+    Args:
+        horizon_s: how far to look ahead.
+        ttft_weight: seconds of streaming that one second before the first token counts for.
+    """
+
+    horizon_s: float
+    ttft_weight: float
+
+
+@dataclass(frozen=True)
+class Hindrance:
+    """What keeps groups from work at first: an older layout's requests.
+
+    Args:
+        blocked_s: they do nothing of it for so long.
+        woven_s: for so long an older group gets as much time as they do, and one step of `turn_s` at least,
+        overlap: on this share of the engines.
+        synced: so many of them have an older group in common, so they wait for each other's prompts, too.
+        held_tokens: of all groups' KV cache, tokens that are not free meanwhile.
+    """
+
+    blocked_s: float = 0.0
+    woven_s: float = 0.0
+    turn_s: float = 0.0
+    overlap: float = 1.0
+    synced: float = 1.0
+    held_tokens: float = 0.0
+
+    def cycle_s(self, step_s: float) -> float:
+        """Seconds of a step of theirs and of the older group's turn after it."""
+        return step_s + self.overlap * max(self.turn_s, step_s)
+
+
+FREE = Hindrance()
