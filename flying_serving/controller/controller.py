@@ -273,7 +273,16 @@ class Controller:
         """What a policy sees now."""
         demand, pool = self.demand, self.pool
         rate = max(demand.rate(now_s), QUIET_RATE)
-        work = Work(rate, demand.prompt_tokens, demand.output_tokens, len(pool), pool.prompt_tokens, self.running)
+        work = Work(
+            rate,
+            demand.prompt_tokens,
+            demand.output_tokens,
+            len(pool),
+            pool.prompt_tokens,
+            self.running,
+            demand.usual_rate,
+            demand.burst_s,
+        )
         loads = self.loads.as_seen(demand.outputs)
         recent = self.switches.for_load_since(now_s - 60.0)
         return Snapshot(

@@ -47,6 +47,11 @@ class Layout:
         """Sizes of the groups, the narrowest first."""
         return tuple(sorted(map(len, self.groups)))
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all groups are of one size."""
+        return self.shape[0] == self.shape[-1]
+
     @classmethod
     def uniform(cls, engines: int, size: int) -> Layout:
         """All engines in groups of `size`."""

@@ -21,8 +21,14 @@ AHEAD = 4.0
 """A new rate is expected to be so many times the long-run mean, give or take as much: bursts are what matters."""
 LONG_S = 300.0
 """Time constant of the long-run mean."""
-LEAST_RATE = 0.05
+LEAST_RATE = 0.2
 """No long-run mean is taken to be lower."""
+BURST_S = 20.0
+"""Counts as one burst before any has been seen."""
+HIGH = 1.5
+"""So many times the long-run mean is a burst."""
+LEAST_LEFT = 1 / 3
+"""A burst goes on for this share of how long they usually last, or of how long it has, at least."""
 _RUNS = 200
 _NEGLIGIBLE = 1e-6
 _IDLE_BINS = 40
@@ -44,6 +50,17 @@ class Arrivals:
         self._bin_from: float | None = None
         self._bin_count = 0
         self._any = False
+        self._bursts = _Bursts()
+
+    @property
+    def usual_rate(self) -> float:
+        """The long-run mean."""
+        return self._mean
+
+    @property
+    def burst_s(self) -> float:
+        """How long a rate that is higher than usual is expected to go on."""
+        return self._bursts.left_s
 
     def add(self, now_s: float) -> None:
         """A request has come."""
@@ -100,5 +117,32 @@ class Arrivals:
         kept = np.flatnonzero(weight > _NEGLIGIBLE)[-_RUNS:]
         self._weight = weight[kept] / weight[kept].sum()
         self._count, self._span_s = counts[kept], spans_s[kept]
+        rate = float(self._weight @ ((1.0 + self._count) / (self._prior_s + self._span_s)))
+        self._bursts.passed(span_s, high=self._any and rate > HIGH * self._mean)
         keep = math.exp(-span_s / LONG_S)
         self._mean = keep * self._mean + (1.0 - keep) * count / span_s
+
+
+class _Bursts:
+    """How long bursts last: the mean of those so far, the present one included, and of BURST_S."""
+
+    def __init__(self) -> None:
+        self._total_s = BURST_S
+        self._count = 1
+        self._present_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Of the present one, or of one that began now."""
+        mean_s = self._total_s / self._count
+        return max(LEAST_LEFT * mean_s, LEAST_LEFT * self._present_s, mean_s - self._present_s)
+
+    def passed(self, span_s: float, *, high: bool) -> None:
+        """Some time has passed, with a high rate or not."""
+        if not high:
+            self._present_s = 0.0
+            return
+        if self._present_s == 0.0:
+            self._count += 1
+        self._present_s += span_s
+        self._total_s += span_s

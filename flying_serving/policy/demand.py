@@ -65,6 +65,16 @@ class Demand:
         """Requests per second."""
         return self._arrivals.rate(now_s)
 
+    @property
+    def usual_rate(self) -> float:
+        """Requests per second in the long run."""
+        return self._arrivals.usual_rate
+
+    @property
+    def burst_s(self) -> float:
+        """How long a higher rate than that is expected to go on."""
+        return self._arrivals.burst_s
+
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""
         self._outputs.add(max(1, output_tokens))

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.rollout import Flow
+from flying_serving.policy.rollout import LEAST_RATE, Flow
 from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Work
 
-_GRID = tuple(part / 32 for part in (1, 1, 2, 4, 8, 8, 8))
-"""Spans of time, as shares of the horizon: short at first, while a queue is worked off."""
+_GRID = tuple(part / 32 for part in (1, 2, 4, 8, 16, 24, 32))
+"""Ends of spans of time, as shares of the horizon: short at first, while a queue is worked off."""
 _AFTER = (0.5, 1.0)
 """And those after it, while nothing comes any more."""
 _CALM = 0.5
@@ -39,9 +40,12 @@ def outlook(lane: LaneFigures, groups: int, work: Work, weights: Weights, hindra
     flow = Flow.of(lane, groups, work, hindrance)
     horizon_s, blocked_s = weights.horizon_s, hindrance.blocked_s
     running = min(flow.most, work.running / groups)
-    rate, queue = flow.rate, (work.waiting + work.running) / groups - running
+    queue = (work.waiting + work.running) / groups - running
     left_s = max(0.01 * horizon_s, horizon_s - blocked_s)
-    spans = [(part * left_s, rate) for part in _GRID] + [(part * horizon_s, 0.0) for part in _AFTER]
+    ends = [blocked_s, *(blocked_s + part * left_s for part in _GRID)]
+    spans = [(to - at, max(LEAST_RATE, work.rate_in(at, to)) / groups) for at, to in pairwise(ends)]
+    spans += [(part * horizon_s, 0.0) for part in _AFTER]
+    rate = work.rate_in(0.0, blocked_s) / groups if blocked_s else 0.0
     rolled = flow.roll(spans, blocked_s, queue + rate * blocked_s, running)
     waited_s = rolled.queued_s + (queue + rate * blocked_s / 2) * blocked_s
     area = weights.ttft_weight * (waited_s + rolled.first_s) + rolled.streamed_s

@@ -14,6 +14,8 @@ from flying_serving.policy.work import Weights
 
 MARGIN = 0.05
 """A switch for load has to gain this share of what staying would cost, beside its cost."""
+ABOUT = 1.25
+"""Layouts whose predicted costs differ by less than this factor are about as good."""
 HARDER = 3.0
 """For each switch for load in the last minute that margin grows so many times, unless the new layout gets prompts done
 faster: at the crossover the server comes to rest where it has the most capacity, and a burst is never kept waiting."""
@@ -118,21 +120,24 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     """Wide when quiet, narrow under load: whatever is predicted to be better by more than it costs."""
     lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
     stay = judge(present, lanes, work, weights)
-    alone = work.running == 1 and not work.waiting
-    judged = {}
-    for layout in _shapes(snapshot, needs).values():
-        # who is alone gains nothing by narrow groups, and one arrival says little of how many will follow
-        if layout.shape != present.shape and not (alone and layout.widest < present.widest):
-            judged[layout] = judge(layout, lanes, work, weights)
+    # who is alone gains nothing by narrow groups, and one arrival says little of how many will follow
+    least = present.widest if work.running == 1 and not work.waiting else 1
+    layouts = [one for one in _shapes(snapshot, needs).values() if one.shape != present.shape and one.widest >= least]
+    judged = {one: judge(one, lanes, work, weights) for one in layouts if one.is_uniform}
+    # a mixed layout is between two of these: it is better than both only if they are about as good
+    uniform = judged | ({present: stay} if present.is_uniform else {})
+    good = {one.widest for one in uniform if uniform[one] <= ABOUT * min(uniform.values())}
+    mixed = [one for one in layouts if not one.is_uniform and (not uniform or good.issuperset(one.shape))]
+    judged |= {one: judge(one, lanes, work, weights) for one in mixed}
     layout = min(judged, key=judged.__getitem__, default=present)
     gain = stay - judged.get(layout, stay)
-    if gain <= 0:
+    slower = capacity(layout, lanes, work) <= capacity(present, lanes, work)
+    margin = MARGIN * stay * (HARDER**snapshot.recent_switches if slower else 1.0)
+    if gain <= margin:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False)
     preempt = min(considered, key=considered.__getitem__)
-    slower = capacity(layout, lanes, work) <= capacity(present, lanes, work)
-    harder = HARDER**snapshot.recent_switches if slower else 1.0
-    if gain <= considered[preempt] + MARGIN * harder * stay:
+    if gain <= considered[preempt] + margin:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
     return _decision(snapshot, layout, preempt, reason, gain, considered, stay)

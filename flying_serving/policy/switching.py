@@ -149,7 +149,7 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
         weights = replace(weights, ttft_weight=weights.ttft_weight**2)
     case = _Case.of(snapshot, layout, weights)
     there = judge(layout, snapshot.lanes, snapshot.work, weights)
-    ways = {"weave": case.weave(), "sequential": case.sequential(), "recompute": case.recompute()}
+    ways = {"weave": case.weave(), "recompute": case.recompute(), "sequential": case.sequential()}
     if urgent:  # nobody else has the right to stop those that run
         ways["hard"] = case.hard()
     result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}

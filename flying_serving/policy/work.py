@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from flying_serving.policy.steps import StepCost
@@ -34,6 +35,8 @@ class Work:
         waiting: requests that no group has yet.
         waiting_tokens: prompt tokens of those.
         running: requests that some group has, in this layout or another.
+        usual_rate: what the rate falls back to if it is higher than that now.
+        burst_s: in so many seconds, as expected.
     """
 
     rate: float
@@ -42,12 +45,22 @@ class Work:
     waiting: float
     waiting_tokens: float
     running: float = 0.0
+    usual_rate: float = 0.0
+    burst_s: float = math.inf
+
+    def rate_in(self, from_s: float, to_s: float) -> float:
+        """Arrivals per second expected between two times from now: a burst does not last."""
+        if self.rate <= self.usual_rate or to_s <= self.burst_s:
+            return self.rate
+        lasting = max(0.0, self.burst_s - from_s) / (to_s - from_s)
+        return self.usual_rate + (self.rate - self.usual_rate) * lasting
 
     def part(self, share: float) -> Work:
         """A share of it."""
         return replace(
             self,
             rate=self.rate * share,
+            usual_rate=self.usual_rate * share,
             waiting=self.waiting * share,
             waiting_tokens=self.waiting_tokens * share,
             running=self.running * share,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.policy.arrivals import Arrivals
+from flying_serving.policy.arrivals import BURST_S, Arrivals
 
 
 def after(times_s: list[float]) -> Arrivals:
@@ -66,3 +66,18 @@ def test_many_at_once_are_no_trouble() -> None:
     arrivals = after([0.0, *[7200.0] * 5000])
     assert 500.0 < arrivals.rate(7200.1) < 1e6
     assert arrivals.rate(7230.0) < 10.0
+
+
+def test_how_long_bursts_last_is_learned() -> None:
+    """Of those that there were, and one of a usual length; one that goes on is expected to end, but not at once."""
+    arrivals = Arrivals()
+    assert arrivals.burst_s == BURST_S
+    for number in range(12):
+        begin_s = 60.0 * number
+        for time_s in (*at_random(1.0, 52.0, number, begin_s), *at_random(10.0, 8.0, number, begin_s + 52.0)):
+            arrivals.add(time_s)
+    assert arrivals.rate(720.0) > 6.0
+    assert arrivals.burst_s < 8.0
+    assert arrivals.rate(740.0) < 2.0
+    assert arrivals.burst_s == pytest.approx((BURST_S + 12 * 8.0) / 13, rel=0.25)
+    assert 0.5 < arrivals.usual_rate < 5.0

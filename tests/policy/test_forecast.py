@@ -168,3 +168,17 @@ def test_steps_get_longer_with_load() -> None:
     assert busier[0].tpot_s == pytest.approx(lane.cost.step_s(0, 1, 330), rel=0.1)
     full = outlook(lane, 2, replace(QUIET, rate=1000.0), WEIGHTS)
     assert full.tpot_s <= 2 * lane.cost.step_s(512, lane.slots, 330 * lane.slots)
+
+
+@given(rate=st.floats(0.1, 50), usual=st.floats(0, 50), burst_s=st.floats(0.1, 60), at=st.floats(0, 20))
+def test_a_burst_does_not_last(rate: float, usual: float, burst_s: float, at: float) -> None:
+    """Until it is expected to end the rate stays, then it is as usual; who expects less makes less of it."""
+    work = replace(QUIET, rate=rate, usual_rate=usual, burst_s=burst_s)
+    expected = work.rate_in(at, at + 5.0)
+    assert min(rate, usual) * (1 - 1e-9) <= expected <= rate * (1 + 1e-9) if rate > usual else expected == rate
+    if rate > usual:
+        assert work.rate_in(burst_s, burst_s + 1.0) == pytest.approx(usual)
+        assert work.rate_in(0.0, burst_s) == pytest.approx(rate)
+    lanes, pair = figures(costs()), Layout.uniform(2, 1)
+    lasting = judge(pair, lanes, replace(work, burst_s=math.inf), WEIGHTS)
+    assert judge(pair, lanes, work, WEIGHTS) <= lasting * (1 + COARSE)
