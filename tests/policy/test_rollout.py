@@ -28,7 +28,7 @@ def figures(size: int) -> LaneFigures:
 @pytest.mark.parametrize(("policy", "size"), [("static-dp", 1), ("static-tp", 2)])
 @pytest.mark.parametrize("rate", [0.5, 1.0, 1.5])
 def test_it_is_close_to_what_a_simulated_server_does(policy: str, size: int, rate: float) -> None:
-    """Of all that come within the horizon, to their ends, while no queue builds up: first tokens and streaming, weighed."""
+    """For all that come within the horizon, to their ends, while no queue builds up."""
     found = []
     for seed in range(16):
         requests = arrivals(rate, WEIGHTS.horizon_s, seed)
