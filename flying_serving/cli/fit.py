@@ -28,6 +28,7 @@ def fit(
     api_key: Key = "",
 ) -> None:
     """Describe a server to the simulator: its step times by group size, as it has measured them, and its memory."""
+    from flying_serving.policy.steps import FEW, SOME
     from flying_serving.sim.live import from_status
 
     if source.startswith(("http://", "https://")):
@@ -45,6 +46,8 @@ def fit(
     for size, cost in sorted(machine.step_cost.items()):
         typer.echo(
             f"group size {size}: {cost.fixed_s * 1e3:.2f} ms, {cost.prefill_token_s * 1e6:.1f} us per prompt token, "
-            f"{cost.sequence_s * 1e6:.0f} us per request, {cost.context_token_s * 1e9:.1f} ns per token of context"
+            f"{cost.sequence_s * 1e6:.0f} us per request, {cost.context_token_s * 1e9:.1f} ns per token of context; "
+            f"more for each of the first {FEW} tokens: {cost.few_token_s * 1e6:.1f} us, of {SOME}: "
+            f"{cost.some_token_s * 1e6:.1f} us"
         )
     typer.echo(f"{out}: use it as `flying-serving simulate --hardware {out} ...`")

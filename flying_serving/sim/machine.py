@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
+from flying_serving.policy.steps import StepCost
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices
 from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, kv_pool_bytes
@@ -131,21 +133,23 @@ class _Data(BaseModel):
 
 
 class MeasuredCost(_Data):
-    """Seconds of a step, linear in what it holds, as a server's controller has learned it."""
+    """A `StepCost` as a server's controller has learned it."""
 
     fixed_s: float = Field(ge=0, allow_inf_nan=False)
     prefill_token_s: float = Field(ge=0, allow_inf_nan=False)
     sequence_s: float = Field(ge=0, allow_inf_nan=False)
     context_token_s: float = Field(ge=0, allow_inf_nan=False)
+    few_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    some_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @cached_property
+    def cost(self) -> StepCost:
+        """The same for the policies."""
+        return StepCost(**self.model_dump())
 
     def seconds(self, plan: Plan) -> float:
         """Of one step."""
-        return (
-            self.fixed_s
-            + self.prefill_token_s * plan.prefill_tokens
-            + self.sequence_s * plan.sequences
-            + self.context_token_s * plan.context_tokens
-        )
+        return self.cost.step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)
 
 
 class Measured(_Data):

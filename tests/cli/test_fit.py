@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from typer.testing import CliRunner
 from flying_serving.cli import fit, simulate  # noqa: F401 - add their commands
 from flying_serving.cli.admin import app
 from flying_serving.errors import FlyingError
+from flying_serving.policy.steps import StepCost
 from flying_serving.sim.live import from_status
 from flying_serving.sim.machine import load_measured
 
-COST = {"fixed_s": 0.02, "prefill_token_s": 1e-4, "sequence_s": 1e-3, "context_token_s": 1e-8}
+COST = asdict(StepCost(0.02, 1e-4, 1e-3, 1e-8, 2e-3, 1e-5))
+"""What `/flying/status` says of a lane."""
 STATUS: dict[str, Any] = {
     "policy": "auto",
     "layout": [[0], [1]],
@@ -45,7 +48,11 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     assert "group size 2: 12.00 ms" in text
     machine = load_measured(out)
     assert (machine.engines, machine.blocks, dict(machine.block_tokens)) == (2, 401, {1: 32, 2: 64})
-    assert machine.step_cost[2].fixed_s == 0.012 and machine.frontend_s == 0.005
+    assert (
+        machine.step_cost[2].fixed_s == 0.012
+        and asdict(machine.step_cost[1].cost) == COST
+        and machine.frontend_s == 0.005
+    )
     workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
     assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
 
