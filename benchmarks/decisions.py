@@ -21,9 +21,9 @@ from flying_serving.controller.placing import Limits
 from flying_serving.controller.requests import Wanted
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.policy.work import Weights
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.steps import Step
+from flying_serving.policy.work import Weights
 
 ENGINES = 8
 SIZES = (1, 2, 4, 8)
