@@ -73,27 +73,28 @@ class Arrivals:
         bin_from = self._catch_up(now_s)
         if not self._any:
             return 0.0
-        span_s = max(1e-3, now_s - bin_from)
-        count, spans_s = self._bin_count, np.append(self._span_s, 0.0) + span_s
-        rates = (1.0 + np.append(self._count, 0.0) + count) / (self._prior_s + spans_s)
-        return float(self._posterior(count, span_s) @ rates)
+        return self._expected(*self._after(self._bin_count, max(1e-3, now_s - bin_from)))
 
     @property
     def _prior_s(self) -> float:
         """The gamma prior of a new rate has shape 1: it is as if one request had come in this time."""
         return 1.0 / (AHEAD * max(self._mean, LEAST_RATE))
 
-    def _posterior(self, count: int, span_s: float) -> Any:
-        """Weights after `count` arrivals in `span_s` more: of the rates that are kept, and of one that begins then."""
-        shape = 1.0 + np.append(self._count, 0.0)
-        known_s = self._prior_s + np.append(self._span_s, 0.0)
+    def _after(self, count: int, span_s: float) -> tuple[Any, Any, Any]:
+        """Weights, arrivals and times after `count` arrivals in `span_s` more, also of a rate that begins only then."""
+        counts, spans_s = np.append(self._count, 0.0), np.append(self._span_s, 0.0)
+        shape, known_s = 1.0 + counts, self._prior_s + spans_s
         # the negative binomial distribution that a gamma one makes of Poisson counts
         likelihood = gammaln(shape + count) - gammaln(shape) + shape * np.log(known_s / (known_s + span_s))
         likelihood += count * np.log(span_s / (known_s + span_s))
         change = 1.0 - math.exp(-min(span_s, CHANGE_S) / CHANGE_S)
         weight = np.append(self._weight * (1.0 - change), change)
         weight *= np.exp(likelihood - likelihood.max())
-        return weight / weight.sum()
+        return weight / weight.sum(), counts + count, spans_s + span_s
+
+    def _expected(self, weight: Any, counts: Any, spans_s: Any) -> float:
+        """The mean rate."""
+        return float(weight @ ((1.0 + counts) / (self._prior_s + spans_s)))
 
     def _catch_up(self, now_s: float) -> float:
         """Close the bins that have ended. Returns when the present one has begun."""
@@ -112,12 +113,11 @@ class Arrivals:
         return self._bin_from
 
     def _close(self, count: int, span_s: float) -> None:
-        weight = self._posterior(count, span_s)
-        counts, spans_s = np.append(self._count, 0.0) + count, np.append(self._span_s, 0.0) + span_s
+        weight, counts, spans_s = self._after(count, span_s)
         kept = np.flatnonzero(weight > _NEGLIGIBLE)[-_RUNS:]
         self._weight = weight[kept] / weight[kept].sum()
         self._count, self._span_s = counts[kept], spans_s[kept]
-        rate = float(self._weight @ ((1.0 + self._count) / (self._prior_s + self._span_s)))
+        rate = self._expected(self._weight, self._count, self._span_s)
         self._bursts.passed(span_s, high=self._any and rate > HIGH * self._mean)
         keep = math.exp(-span_s / LONG_S)
         self._mean = keep * self._mean + (1.0 - keep) * count / span_s

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.rollout import LEAST_RATE, Flow
+from flying_serving.policy.rollout import Flow
 from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Work
 
 _GRID = tuple(part / 32 for part in (1, 2, 4, 8, 16, 24, 32))
 """Ends of spans of time, as shares of the horizon: short at first, while a queue is worked off."""
 _AFTER = (0.5, 1.0)
 """And those after it, while nothing comes any more."""
+_LEAST_RATE = 1e-6
+"""Some request comes, so that there are means over requests."""
 _CALM = 0.5
 """While no more requests come than this share of what the widest groups can take, they may get all of them."""
 
@@ -43,7 +45,7 @@ def outlook(lane: LaneFigures, groups: int, work: Work, weights: Weights, hindra
     queue = (work.waiting + work.running) / groups - running
     left_s = max(0.01 * horizon_s, horizon_s - blocked_s)
     ends = [blocked_s, *(blocked_s + part * left_s for part in _GRID)]
-    spans = [(to - at, max(LEAST_RATE, work.rate_in(at, to)) / groups) for at, to in pairwise(ends)]
+    spans = [(to - at, max(_LEAST_RATE, work.rate_in(at, to)) / groups) for at, to in pairwise(ends)]
     spans += [(part * horizon_s, 0.0) for part in _AFTER]
     rate = work.rate_in(0.0, blocked_s) / groups if blocked_s else 0.0
     rolled = flow.roll(spans, blocked_s, queue + rate * blocked_s, running)

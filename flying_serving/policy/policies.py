@@ -68,15 +68,15 @@ def meets(layout: Layout, needs: Sequence[Need]) -> bool:
     return all(need.least_size <= layout.widest for need in needs)
 
 
-def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> dict[tuple[int, ...], Layout]:
-    """By sizes of groups, the layout among those that meet the needs that has the fewest requests to leave behind."""
+def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
+    """For all sizes of groups, the layout that meets the needs and has the fewest requests to leave behind."""
     best: dict[tuple[int, ...], tuple[int, Layout]] = {}
     for layout in snapshot.layouts:
         if meets(layout, needs):
             old = sum(load.requests for load in switching.leaving(snapshot, layout).values())
             if layout.shape not in best or old < best[layout.shape][0]:
                 best[layout.shape] = (old, layout)
-    return {shape: layout for shape, (_, layout) in best.items()}
+    return [layout for _, layout in best.values()]
 
 
 def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Decision:
@@ -86,32 +86,31 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     """
     urgent = any(need.urgent for need in needs)
     lanes, work = snapshot.lanes, snapshot.work
-    one = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, waiting_tokens=work.prompt_tokens))
-    layouts = sorted(
-        (judge(one, lanes, work, weights), n, one) for n, one in enumerate(_shapes(snapshot, needs).values())
-    )
-    best: tuple[float, Layout, str, dict[str, float]] | None = None
-    for judged, _, layout in layouts:
-        if best is not None and judged >= best[0]:
+    needy = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, waiting_tokens=work.prompt_tokens))
+    judged = {layout: judge(layout, lanes, work, weights) for layout in _shapes(snapshot, needs)}
+    best: tuple[float, Layout, dict[str, float]] | None = None
+    for layout in sorted(judged, key=judged.__getitem__):
+        if best is not None and judged[layout] >= best[0]:
             break
-        considered = switching.costs(one, layout, weights, urgent=urgent)
-        preempt = min(considered, key=considered.__getitem__)
-        if best is None or judged + considered[preempt] < best[0]:
-            best = (judged + considered[preempt], layout, preempt, considered)
+        considered = switching.costs(needy, layout, weights, urgent=urgent)
+        total = judged[layout] + min(considered.values())
+        if best is None or total < best[0]:
+            best = (total, layout, considered)
     assert best is not None
-    reason = "; ".join(sorted({need.reason for need in needs}))
-    return _decision(snapshot, *best[1:3], reason, math.inf, best[3])
+    _, layout, considered = best
+    return _decision(snapshot, layout, "; ".join(sorted({need.reason for need in needs})), math.inf, considered)
 
 
 def _decision(
     snapshot: Snapshot,
     layout: Layout,
-    preempt: str,
     reason: str,
     gain: float,
     considered: dict[str, float],
     stay: float | None = None,
 ) -> Decision:
+    """Go there in the cheapest way."""
+    preempt = min(considered, key=considered.__getitem__)
     drain_s = switching.drain_s(snapshot, layout)
     return Decision(layout, preempt, reason, gain, considered[preempt], considered, stay, drain_s)
 
@@ -122,7 +121,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     stay = judge(present, lanes, work, weights)
     # who is alone gains nothing by narrow groups, and one arrival says little of how many will follow
     least = present.widest if work.running == 1 and not work.waiting else 1
-    layouts = [one for one in _shapes(snapshot, needs).values() if one.shape != present.shape and one.widest >= least]
+    layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape and one.widest >= least]
     judged = {one: judge(one, lanes, work, weights) for one in layouts if one.is_uniform}
     # a mixed layout is between two of these: it is better than both only if they are about as good
     uniform = judged | ({present: stay} if present.is_uniform else {})
@@ -131,16 +130,17 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     judged |= {one: judge(one, lanes, work, weights) for one in mixed}
     layout = min(judged, key=judged.__getitem__, default=present)
     gain = stay - judged.get(layout, stay)
+    if gain <= MARGIN * stay:
+        return None
     slower = capacity(layout, lanes, work) <= capacity(present, lanes, work)
     margin = MARGIN * stay * (HARDER**snapshot.recent_switches if slower else 1.0)
     if gain <= margin:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False)
-    preempt = min(considered, key=considered.__getitem__)
-    if gain <= considered[preempt] + margin:
+    if gain <= min(considered.values()) + margin:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return _decision(snapshot, layout, preempt, reason, gain, considered, stay)
+    return _decision(snapshot, layout, reason, gain, considered, stay)
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision | None:
@@ -148,5 +148,4 @@ def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision
     if layout == snapshot.layout:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False)
-    preempt = min(considered, key=considered.__getitem__)
-    return _decision(snapshot, layout, preempt, "no request needs a group", 0.0, considered)
+    return _decision(snapshot, layout, "no request needs a group", 0.0, considered)

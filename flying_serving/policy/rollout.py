@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from flying_serving.policy.work import Hindrance, LaneFigures, Work
 
-LEAST_RATE = 1e-6
 _MOST_USED = 0.85
 """What would grow without bound has no time to do so within the horizon."""
 _SPREAD = 0.65
@@ -30,7 +29,10 @@ class Rolled(NamedTuple):
 
 @dataclass(frozen=True)
 class Flow:
-    """One group of several, and the work that it gets: what does not change while it is rolled out."""
+    """One group of several, and the work that it gets: what does not change while it is rolled out.
+
+    `most`: requests that it can run, `most_woven` while an older group holds memory.
+    """
 
     lane: LaneFigures
     hindrance: Hindrance
@@ -41,21 +43,20 @@ class Flow:
     rate: float
     chunks: float
     most: float
+    most_woven: float
 
     @classmethod
     def of(cls, lane: LaneFigures, groups: int, work: Work, hindrance: Hindrance) -> Flow:
         """A group's share of the work."""
         prompt, outputs, budget = work.prompt_tokens, max(1.0, work.output_tokens), float(lane.budget_tokens)
-        rate, chunks = max(work.rate, LEAST_RATE) / groups, max(1.0, prompt / budget)
-        most = max(1.0, min(lane.slots, lane.kv_tokens / (prompt + outputs)))
-        return cls(lane, hindrance, groups, prompt, outputs, budget, rate, chunks, most)
+        tokens, held = prompt + outputs, hindrance.held_tokens / groups
+        most, most_woven = (max(1.0, min(lane.slots, kv / tokens)) for kv in (lane.kv_tokens, lane.kv_tokens - held))
+        chunks = max(1.0, prompt / budget)
+        return cls(lane, hindrance, groups, prompt, outputs, budget, work.rate / groups, chunks, most, most_woven)
 
     def slots(self, now_s: float) -> float:
         """Requests that it can run."""
-        if now_s >= self.hindrance.woven_s:
-            return self.most
-        held = self.hindrance.held_tokens / self.groups
-        return max(1.0, min(self.lane.slots, (self.lane.kv_tokens - held) / (self.prompt + self.outputs)))
+        return self.most if now_s >= self.hindrance.woven_s else self.most_woven
 
     def times(self, crowd: float) -> tuple[float, float, float]:
         """Seconds of a step with `crowd` requests: alone, with (a chunk of) one prompt, and with all it can take."""

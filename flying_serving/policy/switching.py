@@ -44,6 +44,9 @@ class _Case:
     """A switch that is considered: what it leaves, and what it makes of the rest of the work.
 
     Args:
+        requests, tokens: in groups that go away, and the context that they have.
+        last_s: until the last of these has ended, if nothing else runs.
+        streaming_s: request-seconds of these until then.
         groups: how many share the work in the new layout.
         size: engines in the widest of those that are new.
         weights: of requests that are new.
@@ -55,6 +58,10 @@ class _Case:
     snapshot: Snapshot
     layout: Layout
     old: list[_Old]
+    requests: int
+    tokens: float
+    last_s: float
+    streaming_s: float
     groups: int
     size: int
     weights: Weights
@@ -63,16 +70,31 @@ class _Case:
     used: float
 
     @classmethod
-    def of(cls, snapshot: Snapshot, layout: Layout, weights: Weights) -> _Case:
-        leave = leaving(snapshot, layout)
+    def of(cls, snapshot: Snapshot, layout: Layout, leave: dict[Group, GroupLoad], weights: Weights) -> _Case:
+        """What `layout` makes of it, when requests of `leave` have to go."""
         old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
+        requests = sum(one.load.requests for one in old)
         size = max(len(group) for group in layout.groups if group not in snapshot.layout.groups)
         work = snapshot.work
-        aside = replace(work, running=max(0.0, work.running - sum(one.load.requests for one in old)))
+        aside = replace(work, running=max(0.0, work.running - requests))
         groups = sum(map(len, layout.groups)) // size
         ahead = outlook(snapshot.lanes[size], groups, aside, weights)
         busy = work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
-        return cls(snapshot, layout, old, groups, size, weights, aside, ahead, min(1.0, busy))
+        return cls(
+            snapshot=snapshot,
+            layout=layout,
+            old=old,
+            requests=requests,
+            tokens=sum(one.load.requests * one.load.context_tokens for one in old),
+            last_s=max(one.alone_s for one in old),
+            streaming_s=sum(one.load.requests * one.mean_s for one in old),
+            groups=groups,
+            size=size,
+            weights=weights,
+            aside=aside,
+            ahead=ahead,
+            used=min(1.0, busy),
+        )
 
     def with_old(self, hindrance: Hindrance) -> float:
         """Request-seconds if requests of the old layout are not in the new one, but in its way."""
@@ -84,36 +106,33 @@ class _Case:
         overlap = min(1.0, engines / sum(map(len, self.layout.groups)))
         turn_s = sum(one.step_s * one.engines for one in self.old) / engines
         synced = max(1.0, max(one.engines for one in self.old) / self.size)
-        held = sum(one.load.requests * one.load.context_tokens for one in self.old)
         step_s = self.ahead.tpot_s
         stretch = 1 + self.used * step_s / max(step_s, turn_s)
-        woven_s = stretch * max(one.alone_s for one in self.old)
-        streaming = stretch * sum(one.load.requests * one.mean_s for one in self.old)
-        return streaming + self.with_old(Hindrance(0.0, woven_s, turn_s, overlap, synced, held))
+        hindrance = Hindrance(
+            woven_s=stretch * self.last_s, turn_s=turn_s, overlap=overlap, synced=synced, held_tokens=self.tokens
+        )
+        return stretch * self.streaming_s + self.with_old(hindrance)
 
     def hard(self) -> float:
         """Old requests stand still as long as there is new work: for long if it comes nearly as fast as it can go."""
-        work, ahead, requests = self.aside, self.ahead, sum(one.load.requests for one in self.old)
-        coming = work.rate * 2 * max(one.alone_s for one in self.old)
+        work, ahead = self.aside, self.ahead
+        coming = work.rate * 2 * self.last_s
         busy_s = (work.waiting + coming) * ahead.ttft_s / self.groups + work.output_tokens * ahead.tpot_s
         longest_s = LONG_HORIZONS * self.weights.horizon_s
         used = min(1.0, work.rate / first_per_s(self.snapshot.lanes[self.size], self.groups, work))
         paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
-        streaming = sum(one.load.requests * one.mean_s for one in self.old)
-        return PAUSE_WEIGHT * requests * paused_s + streaming + self.with_old(FREE)
+        return PAUSE_WEIGHT * self.requests * paused_s + self.streaming_s + self.with_old(FREE)
 
     def sequential(self) -> float:
         """New requests wait until the last old one has ended."""
-        streaming = sum(one.load.requests * one.mean_s for one in self.old)
-        return streaming + self.with_old(Hindrance(blocked_s=max(one.alone_s for one in self.old)))
+        return self.streaming_s + self.with_old(Hindrance(blocked_s=self.last_s))
 
     def recompute(self) -> float:
         """Old requests go on in the new groups once these have prefilled all that they have; new ones wait behind."""
-        cost, requests = self.snapshot.lanes[self.size].cost, sum(one.load.requests for one in self.old)
-        tokens = sum(one.load.requests * one.load.context_tokens for one in self.old)
-        again_s = tokens * cost.prefill_token_s / self.groups
-        there = judge(self.layout, self.snapshot.lanes, self.snapshot.work, self.weights, Hindrance(again_s))
-        return PAUSE_WEIGHT * requests * again_s / 2 + there
+        again_s = self.tokens * self.snapshot.lanes[self.size].cost.prefill_token_s / self.groups
+        work, blocked = self.snapshot.work, Hindrance(blocked_s=again_s)
+        there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
+        return PAUSE_WEIGHT * self.requests * again_s / 2 + there
 
 
 @dataclass(frozen=True)
@@ -143,25 +162,27 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
     Args:
         urgent: the switch is for requests that must not wait: a second of theirs weighs `ttft_weight` times more.
     """
-    if not leaving(snapshot, layout):
+    leave = leaving(snapshot, layout)
+    if not leave:
         return {"weave": MOVE_S}
     if urgent:
         weights = replace(weights, ttft_weight=weights.ttft_weight**2)
-    case = _Case.of(snapshot, layout, weights)
+    case = _Case.of(snapshot, layout, leave, weights)
     there = judge(layout, snapshot.lanes, snapshot.work, weights)
     ways = {"weave": case.weave(), "recompute": case.recompute(), "sequential": case.sequential()}
     if urgent:  # nobody else has the right to stop those that run
         ways["hard"] = case.hard()
     result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}
     if case.size > 1 and _has_idle_member(snapshot, layout):
-        result["soft"] = MOVE_S + _soft(snapshot, case.size, max(one.alone_s for one in case.old), weights.ttft_weight)
+        result["soft"] = MOVE_S + _soft(snapshot, case.size, case.last_s, weights.ttft_weight)
     return result
 
 
 def at_once(snapshot: Snapshot, layout: Layout, weights: Weights) -> str:
     """The cheapest way to switch of those that do not wait for old requests to end."""
     considered = costs(snapshot, layout, weights, urgent=False)
-    return min({"weave", "recompute"} & considered.keys(), key=lambda way: considered[way])
+    # not a set: of ways that cost the same it has to be the same one in every run
+    return min((way for way in ("weave", "recompute") if way in considered), key=considered.__getitem__)
 
 
 def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
