@@ -71,7 +71,7 @@ def main() -> list[Row]:
 
 def _rows(found: dict[tuple[float, str], Measured]) -> list[Row]:
     rows = []
-    for preempt in ("recompute", "weave"):
+    for preempt in ("move", "weave"):
         runs = [one for (_, way), one in found.items() if way == preempt]
         for n, direction in enumerate(("DP to TP", "TP to DP")):
             published = PAPER["release"][("drain_to_tp_s", "drain_to_dp_s")[n]]

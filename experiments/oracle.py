@@ -25,7 +25,7 @@ from flying_serving.workload.model import Request
 MODEL = "llama-3-70b"
 PLANS = ((2.5, 10.0), (5.0, 20.0), (5.0, 60.0))
 """(seconds between decisions, seconds ahead)."""
-WAYS = ("weave", "recompute")
+WAYS = ("weave", "move")
 NAMES = ("alternating", "azure code")
 AUTO = {"auto": Options().ttft_weight, "auto --ttft-weight 1": 1.0}
 """As it is, and asked for what the oracle is asked for: a second before the first token counts as one after it."""

@@ -15,7 +15,7 @@ MAX_ENGINES = 8
 MAX_LINK_US = 1_000_000
 MAX_LINK_GB_PER_S = 1_000_000
 
-PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "recompute")
+PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "move")
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
 
 

@@ -13,15 +13,18 @@ class Dispatch:
     """Send a request to the leader of a group.
 
     Args:
-        output_tokens: how many it has got already, in another group: its prompt and those are prefilled here.
+        output_tokens: how many it has got already, in another group.
         limit_tokens: it may have at most so many output tokens here (what the group holds); it then comes back by
             `Controller.outgrew`.
+        moved_from: the group that has its KV, which comes along, so that only what was not computed there is prefilled;
+            if None, its prompt and the tokens that it has are.
     """
 
     request_id: str
     group: Group
     output_tokens: int
     limit_tokens: int
+    moved_from: Group | None = None
 
 
 @dataclass(frozen=True)

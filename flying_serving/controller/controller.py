@@ -7,7 +7,7 @@ commands that it returns, in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.loads import Loads
@@ -20,17 +20,19 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Changeover, Switch, Switches
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.demand import Demand
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.policy.steps import Step, StepModel
 from flying_serving.policy.switching import at_once
-from flying_serving.policy.work import LaneFigures, Work
-
-QUIET_RATE = 0.05
-"""Requests per second that are expected when none has come for long, so that the layout suits the next one."""
+from flying_serving.policy.work import LaneFigures
 
 
 class Controller:
-    """Task pool, groups and layout of one server."""
+    """Task pool, groups and layout of one server.
+
+    `moves`: what it takes to move KV between groups, by the engines that have to meet; those for which it is not known,
+    at first all, cannot.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -41,6 +43,7 @@ class Controller:
         self.pool = TaskPool(settings.most_waiting)
         self.loads = Loads()
         self.steps = StepModel()
+        self.moves: dict[int, MoveCost] = {}
         self.demand = Demand()
         self.switches = Switches()
         self.would_do: deque[Decision] = deque(maxlen=100)
@@ -105,7 +108,7 @@ class Controller:
         stays = tracked.wanted.degree is not None or not tracked.wanted.movable
         if not sizes or stays or self.settings.loses_groups:
             return None
-        self._suspend(tracked, now_s)
+        self._suspend(tracked, now_s, None)  # its group has ended it
         self.pool.add(tracked)
         return self._dispatch(now_s) + self._decide(now_s)
 
@@ -184,10 +187,10 @@ class Controller:
 
     def _take_back(self, switch: Switch, now_s: float) -> list[Command]:
         commands: list[Command] = []
-        for tracked in to_move(switch, self._running.values(), self.settings):
+        for tracked, kept_in in to_move(switch, self._running.values(), self.settings):
             assert tracked.group is not None
             commands.append(Withdraw(tracked.request_id, tracked.group))
-            self._suspend(tracked, now_s)
+            self._suspend(tracked, now_s, kept_in)
             self.pool.add(tracked)
         return commands
 
@@ -199,37 +202,44 @@ class Controller:
         if not len(self.pool) or (self._changeover is not None and self._changeover.holds):
             return []
         commands: list[Command] = []
-        places = Round(self.placing, self.layout, self.loads, self.lanes(), now_s)
+        lanes = self.lanes()
+        places = Round(self.placing, self.layout, self.loads, lanes, now_s)
 
         def place(tracked: Tracked) -> bool:
             expected = self._expected(tracked)
             group = places.place(tracked, expected)
             if group is None:
                 return False
-            commands.append(self._start(tracked, group, expected))
+            commands.append(self._start(tracked, group, expected, lanes))
             return True
 
         self.pool.take(place)
         return commands
 
-    def _start(self, tracked: Tracked, group: Group, expected_tokens: float) -> Dispatch:
+    def _start(
+        self, tracked: Tracked, group: Group, expected_tokens: float, lanes: Mapping[int, LaneFigures]
+    ) -> Dispatch:
         change = self._changeover
         soft = change is not None and change.switch.preempt == "soft" and len(group) == 1
         tracked.soft = soft and tracked.wanted.movable
-        self.loads.add(tracked, group, expected_tokens)
+        moved_from = tracked.kept_in if self.placing.move(tracked, group, lanes) is not None else None
+        tracked.kept_in = group if moved_from is not None else None
+        self.loads.add(tracked, group, expected_tokens, kept=moved_from is not None)
         self._running[tracked.request_id] = tracked
         limit = self.settings.capacity.tokens[len(group)] - tracked.wanted.prompt_tokens
-        return Dispatch(tracked.request_id, group, tracked.output_tokens, limit)
+        return Dispatch(tracked.request_id, group, tracked.output_tokens, limit, moved_from)
 
-    def _suspend(self, tracked: Tracked, now_s: float) -> None:
+    def _suspend(self, tracked: Tracked, now_s: float, kept_in: Group | None) -> None:
         del self._running[tracked.request_id]
+        tracked.kept_in = kept_in
         tracked.sizes = tracked.fitting(self.settings.capacity.tokens)
         self.loads.remove(tracked)
-        self.switches.ended(tracked.request_id, now_s)
+        self.switches.moved(tracked.request_id, now_s)
 
     def _move_soft(self, now_s: float) -> list[Command]:
         """The group is free: requests that an idle member has begun meanwhile go there with the tokens they have."""
         commands: list[Command] = []
+        lanes = self.lanes()
         for tracked in [r for r in self._running.values() if r.soft]:
             tracked.soft = False
             assert tracked.group is not None
@@ -237,8 +247,8 @@ class Controller:
             if target == tracked.group or len(target) not in tracked.sizes:
                 continue
             commands.append(Withdraw(tracked.request_id, tracked.group))
-            self._suspend(tracked, now_s)
-            commands.append(self._start(tracked, target, self._expected(tracked)))
+            self._suspend(tracked, now_s, tracked.group)
+            commands.append(self._start(tracked, target, self._expected(tracked), lanes))
         return commands
 
     def _expected(self, tracked: Tracked) -> float:
@@ -264,27 +274,16 @@ class Controller:
         """What a group of each size can do, as far as it was measured."""
         limits = self.settings.limits
         return {
-            size: LaneFigures(self.steps.cost(size), limits.slots, tokens, limits.step_tokens)
+            size: LaneFigures(self.steps.cost(size), limits.slots, tokens, limits.step_tokens, self.moves.get(size))
             for size, tokens in self.settings.capacity.tokens.items()
             if self.steps.known(size)
         }
 
     def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
         """What a policy sees now."""
-        demand, pool = self.demand, self.pool
-        rate = max(demand.rate(now_s), QUIET_RATE)
-        work = Work(
-            rate,
-            demand.prompt_tokens,
-            demand.output_tokens,
-            len(pool),
-            pool.prompt_tokens,
-            self.running,
-            demand.usual_rate,
-            demand.burst_s,
-        )
-        loads = self.loads.as_seen(demand.outputs)
-        recent = self.switches.for_load_since(now_s - 60.0)
+        work = self.demand.work(len(self.pool), self.pool.prompt_tokens, self.running, now_s)
+        loads = self.loads.as_seen(self.demand.outputs)
+        recent = self.switches.for_load(now_s)
         return Snapshot(
             now_s,
             self.layout,

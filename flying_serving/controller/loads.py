@@ -39,10 +39,10 @@ class Loads:
         """Those with requests."""
         return list(self._groups)
 
-    def add(self, tracked: Tracked, group: Group, expected_tokens: float) -> None:
-        """`tracked` runs in `group` from now on and will have `expected_tokens` at its end."""
+    def add(self, tracked: Tracked, group: Group, expected_tokens: float, *, kept: bool = False) -> None:
+        """`tracked` runs in `group` from now on, with its KV if `kept`, and will have `expected_tokens` at its end."""
+        tracked.prefill_tokens = tracked.to_prefill(kept=kept)
         tracked.group, tracked.admitted = group, True
-        tracked.prefill_tokens = tracked.context_tokens
         tracked.committed_tokens = expected_tokens
         work = self._groups[group]
         work.requests[tracked.request_id] = tracked

@@ -11,8 +11,11 @@ from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group
 
 
-def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> list[Tracked]:
-    """Prompts that their group has not come to; with "recompute" also those that it has, to be prefilled again."""
+def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> list[tuple[Tracked, Group | None]]:
+    """Prompts that their group has not come to; with "move" also those that it has.
+
+    Beside each the group that has its KV: one that was not begun has some only if that came with it.
+    """
     begun: Counter[Group] = Counter()
     sizes = {len(group) for group in switch.new.groups}
     found = []
@@ -24,6 +27,6 @@ def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> l
         begun[tracked.group] += tracked.prefill_tokens  # perhaps in the step under way
         wanted = tracked.wanted
         fits = wanted.degree is None and sizes.intersection(tracked.fitting(settings.capacity.tokens))
-        if fits and (early or (switch.preempt == "recompute" and wanted.movable)):
-            found.append(tracked)
+        if fits and (early or (switch.preempt == "move" and wanted.movable)):
+            found.append((tracked, tracked.kept_in if early else tracked.group))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import Tracked
 from flying_serving.errors import RequestError
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, Layout, cover
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.work import LaneFigures
 
 STEPS_AHEAD = 3
@@ -91,19 +93,35 @@ class Placing:
         groups = [group for group in layout.groups if len(group) in tracked.sizes]
         if tracked.wanted.degree is not None and not groups:
             groups = list(Layout.uniform(self._engines, tracked.sizes[0]).groups)
-        groups = [group for group in groups if self._has_room(tracked, group, loads, expected_tokens)]
+        groups = [group for group in groups if self._has_room(tracked, group, loads, lanes, expected_tokens)]
         if not groups:
             return None
         return min(groups, key=lambda group: self._score(tracked, group, loads, lanes))
 
-    def _has_room(self, tracked: Tracked, group: Group, loads: Loads, expected_tokens: float) -> bool:
+    def move(self, tracked: Tracked, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
+        """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
+        if tracked.kept_in is None:
+            return None
+        both = cover(tracked.kept_in, group, self.capacity.tokens)
+        lane = lanes.get(len(both)) if both is not None else None
+        return lane.move if lane is not None else None
+
+    def _has_room(
+        self,
+        tracked: Tracked,
+        group: Group,
+        loads: Loads,
+        lanes: Mapping[int, LaneFigures],
+        expected_tokens: float,
+    ) -> bool:
         work = loads[group]
         if not self.limits.capped or not work.requests:
             return True
         if len(work.requests) >= self.limits.slots:
             return False
         # a prompt longer than a step counts as one: it gets its turn like any other
-        ahead = work.prefill_tokens + min(tracked.context_tokens, self.limits.step_tokens)
+        kept = self.move(tracked, group, lanes) is not None
+        ahead = work.prefill_tokens + min(tracked.to_prefill(kept=kept), self.limits.step_tokens)
         if work.prefill_tokens and not tracked.wanted.urgent and ahead > STEPS_AHEAD * self.limits.step_tokens:
             return False
         return all(
@@ -116,7 +134,8 @@ class Placing:
 
     def _score(
         self, tracked: Tracked, group: Group, loads: Loads, lanes: Mapping[int, LaneFigures]
-    ) -> tuple[float, float, int, Group]:
+    ) -> tuple[float, float, float, int, Group]:
+        """Soonest first; of those that are as soon the one to which its KV comes soonest, then the emptiest."""
         work = loads[group]
         shy = work.urgent > 0 and not tracked.wanted.urgent
         count = len(work.requests)
@@ -124,10 +143,13 @@ class Placing:
         others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine) if g != group)
         lane = lanes.get(len(group))
         if lane is None:
-            return (float(shy), (count + others) / len(group), count, group)
-        first_s = lane.cost.step_s(work.prefill_tokens + tracked.context_tokens, count, 0)
+            return (float(shy), (count + others) / len(group), 0.0, count, group)
+        move = self.move(tracked, group, lanes)
+        to_prefill = tracked.to_prefill(kept=move is not None)
+        first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
         drained_s = lane.cost.fixed_s * others
-        return (float(shy), first_s + drained_s, count, group)
+        moved_s = move.seconds(tracked.context_tokens) if move is not None else math.inf
+        return (float(shy), first_s + drained_s, moved_s, count, group)
 
 
 class Round:

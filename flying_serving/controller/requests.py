@@ -19,7 +19,7 @@ class Wanted:
         degree: the TP degree that it asks for (`tp_degree`), or None.
         priority: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
         deadline_s: refused when it still waits so long after its arrival; None for no limit.
-        movable: whether another group could go on with it (its prompt and tokens are prefilled again there).
+        movable: whether another group could go on with it (with its KV, or its prompt and tokens are prefilled again).
     """
 
     prompt_tokens: int
@@ -42,7 +42,8 @@ class Tracked:
 
     `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
     has not finished yet, 0 after the first token. `admitted`: some group had it, so its client reads a stream and its
-    deadline is met. `soft`: it runs in a narrow group until a wide one is free.
+    deadline is met. `soft`: it runs in a narrow group until a wide one is free. `kept_in`: the group that has KV of it,
+    where it runs or was taken from; None if none has, or it began where it runs.
     """
 
     request_id: str
@@ -56,11 +57,16 @@ class Tracked:
     admitted: bool = False
     soft: bool = False
     committed_tokens: float = field(default=0.0)
+    kept_in: Group | None = None
 
     @property
     def context_tokens(self) -> int:
         """Tokens that it has."""
         return self.wanted.prompt_tokens + self.output_tokens
+
+    def to_prefill(self, *, kept: bool) -> int:
+        """Prompt tokens that a group has to compute: all, or with its KV what the group before it had left of them."""
+        return max(1, self.prefill_tokens) if kept else self.context_tokens
 
     def fitting(self, tokens: Mapping[int, int]) -> tuple[int, ...]:
         """Those of its sizes that still hold it, with what it has got, and one token more; `tokens` by group size."""

@@ -11,6 +11,8 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 
 KEPT = 1000
+LATELY_S = 60.0
+"""A switch for load makes the next one harder for so long."""
 PATIENCE, LEAST_PATIENCE_S = 1.5, 0.2
 """A switch waits for old requests as many times longer than predicted, and a few ticks: then it goes another way."""
 
@@ -22,7 +24,8 @@ class Switch:
     `cutover_ms`: from the order until the last engine works in the new layout; of that, `in_flight_ms` is the step that
     was under way there, and `overhead_ms` the rest (messages, and waiting for a processor). `work_ms`: processor time
     that the switch itself took, the client's and the busiest engine's. `drain_ms`: until the last request of the old
-    layout ended. `worst_token_gap_ms`: the longest time between two tokens of any stream while the switch went on.
+    layout ended or moved. `worst_token_gap_ms`: the longest time between two tokens of any stream from the order until
+    then, and until the next token of each stream that moved.
     """
 
     number: int
@@ -43,6 +46,7 @@ class Switch:
     worst_token_gap_ms: float = 0.0
     problem: str | None = None
     draining: set[str] = field(default_factory=set)
+    moving: set[str] = field(default_factory=set)
 
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
         """All engines have answered."""
@@ -56,23 +60,35 @@ class Switch:
     def failed(self, problem: str, now_s: float) -> None:
         """Some engine did not answer."""
         self.problem = problem
+        self.moving.clear()
         self._drained(now_s)
 
     def ended(self, request_id: str, now_s: float) -> None:
         """A request is over; the last of the old layout ends the drain."""
+        self.moving.discard(request_id)
+        self._left(request_id, now_s)
+
+    def _left(self, request_id: str, now_s: float) -> None:
         if request_id in self.draining:
             self.draining.discard(request_id)
             if not self.draining and self.cutover_ms is not None:
                 self._drained(now_s)
 
-    def token_gap(self, gap_s: float) -> None:
+    def moved(self, request_id: str, now_s: float, *, streams: bool) -> None:
+        """A request has left its group, to go on elsewhere; `streams`: it has tokens."""
+        if streams and request_id in self.draining:
+            self.moving.add(request_id)
+        self._left(request_id, now_s)
+
+    def token_gap(self, request_id: str, gap_s: float) -> None:
         """A stream got a token `gap_s` after its last one."""
         self.worst_token_gap_ms = max(self.worst_token_gap_ms, gap_s * 1e3)
+        self.moving.discard(request_id)
 
     @property
     def open(self) -> bool:
-        """Whether requests of the old layout still run, or engines have not answered."""
-        return self.drain_ms is None
+        """Whether requests of the old layout still run, or are on their way, or engines have not answered."""
+        return self.drain_ms is None or bool(self.moving)
 
     def _drained(self, now_s: float) -> None:
         self.drain_ms = (now_s - self.ordered_s) * 1e3
@@ -171,13 +187,19 @@ class Switches:
         self._token_at[request_id] = now_s
         if last is not None:
             for switch in self._open:
-                switch.token_gap(now_s - max(last, switch.ordered_s))
+                switch.token_gap(request_id, now_s - max(last, switch.ordered_s))
 
     def ended(self, request_id: str, now_s: float) -> None:
-        """A request has left its group."""
+        """A request is over."""
         self._token_at.pop(request_id, None)
         for switch in self._open:
             switch.ended(request_id, now_s)
+        self.prune()
+
+    def moved(self, request_id: str, now_s: float) -> None:
+        """A request has left its group, to go on elsewhere."""
+        for switch in self._open:
+            switch.moved(request_id, now_s, streams=request_id in self._token_at)
         self.prune()
 
     def prune(self) -> None:
@@ -185,12 +207,13 @@ class Switches:
         if self._open:
             self._open = [switch for switch in self._open if switch.open]
 
-    def for_load_since(self, since_s: float) -> int:
-        """How many switches the load policy has made since then under load: those of an idle server cost nothing."""
-        recent = 0
+    def for_load(self, now_s: float) -> float:
+        """Switches that the load policy has made lately under load, each less the longer ago it was."""
+        recent = 0.0
         for switch in reversed(self.kept):
-            if switch.decided_s < since_s:
+            left = 1.0 - (now_s - switch.decided_s) / LATELY_S
+            if left <= 0.0:
                 break
             by_load = switch.decision is not None and switch.decision.reason.startswith("load")
-            recent += by_load and switch.requests_in_flight > 0
+            recent += left if by_load and switch.requests_in_flight > 0 else 0.0
         return recent

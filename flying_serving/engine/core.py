@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -13,23 +12,24 @@ from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
-from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
-from flying_serving.engine.keys import LANE_KEY
+from flying_serving.engine.moves import Led, Moves
 from flying_serving.engine.orders import Orders
 from flying_serving.engine.parent import end_with_parent, forget_port, forget_signals
 from flying_serving.engine.report import Report
+from flying_serving.engine.requests import LaneRequests
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tickets import (
     AskTicket,
     Channel,
     CommitTicket,
     Grant,
+    MoveTicket,
     Need,
     ReturnTicket,
     StepTicket,
@@ -41,14 +41,13 @@ from flying_serving.tracing.engine import EngineTrace
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.blocks import SchedulerPool
 from flying_serving.vllm_hooks.engines import engine_classes
-from flying_serving.vllm_hooks.history import resume
 from flying_serving.vllm_hooks.kv import pooled_capacity
 
 RETRY_S = 0.005
 """How long lane 1 leaves the engine to other lanes when nothing of it could run."""
 
 
-class FlyingEngineCore(Orders, EngineCoreProc):
+class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
     """One engine: its own scheduler and worker (lane 1), a part in each group, and the groups that it leads."""
 
     _alone_at = 0.0
@@ -70,7 +69,8 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         self.turns = Turns(flying.weave_steps, flying.max_pause_ms / 1000)
         self.members: dict[int, Member] = {}
         self.leaders: dict[int, Leader] = {}
-        self._lane_of: dict[str, int] = {}
+        self._lane_of = {}
+        self._moved_from = {}
         self._last_step_s = (0.0, 0.0)
         self.trace: EngineTrace | None = None
         super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
@@ -114,6 +114,17 @@ class FlyingEngineCore(Orders, EngineCoreProc):
                 )
                 lend = self.deployment.flying.lend_blocks
                 self.leaders[size] = Leader(group, scheduler, self.channel, lend)
+        self.moves = Moves(
+            self.engine,
+            {size: Led(s, p, s.block_size) for size, (s, p) in self._led().items()},
+            {1: self.scheduler.block_size}
+            | {size: k.kv_cache_groups[0].kv_cache_spec.block_size for size, (_, k) in self._lane_configs.items()},
+            self.members,
+            self.channel,
+            lambda method, *args: self.model_executor.collective_rpc(method, args=args)[0],
+            self._admit,
+            self._lacks,
+        )
         self.report = Report(self.scheduler, self.own, self.members, self.leaders)
         self.board = StepBoard(f"{self.deployment.run_dir}/steps", self.deployment.engines)
         self.steps = StepLog(self.board)
@@ -132,6 +143,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         """Observe, decide, act, until shut down."""
         while self._handle_shutdown():
             self._take_messages(None)
+            self.moves.begin(time.monotonic())
             turn = self._choose()
             if isinstance(turn, Wait):
                 self._take_messages(turn)
@@ -153,7 +165,7 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             retries = [r for r in (leader.retry_in_s(now) for leader in self.leaders.values()) if r is not None]
             if alone and not ready[1]:
                 retries.append(self._alone_at - now)
-            limits = [t for t in (turn.timeout_s, *retries) if t is not None]
+            limits = [t for t in (turn.timeout_s, self.moves.retry_in_s(now), *retries) if t is not None]
             return Wait(min(limits) if limits else None)
         return turn
 
@@ -193,6 +205,9 @@ class FlyingEngineCore(Orders, EngineCoreProc):
         size = len(ticket.group)
         if isinstance(ticket, StepTicket):
             self._step_together(size, ticket)
+        elif isinstance(ticket, MoveTicket):
+            self.moves.serve(ticket, time.monotonic())
+            self._alone_at = 0.0
         elif isinstance(ticket, AskTicket):
             self._want_back(self.members[size].offer(ticket), but=size)
         elif isinstance(ticket, CommitTicket):
@@ -225,7 +240,8 @@ class FlyingEngineCore(Orders, EngineCoreProc):
 
     def _reclaim_if_short(self) -> None:
         lending = any(member.lent.lent_count for member in self.members.values())
-        if lending and (self.scheduler.waiting or self.own.free_count() < len(self.scheduler.running)):
+        waiting = self.scheduler.waiting or self.scheduler.kv_holding_waiting
+        if lending and (waiting or self.own.free_count() < len(self.scheduler.running)):
             self._want_back(self.own.missing_for_next(), but=1)
 
     def _want_back(self, missing: int, *, but: int) -> None:
@@ -234,40 +250,19 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             if missing and size != but:
                 member.want_back(missing, time.monotonic())
 
-    # ---- requests
-
-    def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
-        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input thread."""
-        params = request.sampling_params
-        size = (params.extra_args or {}).pop(LANE_KEY, 1) if params is not None else 1
-        if size != 1:
-            self._lane_of[request.request_id] = size
-        self.request_block_hasher = self._hashers[size]
-        made, wave = super().preprocess_add_request(request)
-        resume(made, request, self.structured_output_manager)
-        return made, wave
-
-    def add_request(self, request: Request, request_wave: int = 0) -> None:
-        """To the scheduler of the lane that the client chose."""
-        size = self._lane_of.pop(request.request_id, 1)
+    def _lacks(self, size: int, missing: int) -> None:
+        """Blocks are missing for KV that is to come to the lane of this size."""
         if size == 1:
-            super().add_request(request, request_wave)
+            self._want_back(missing, but=1)
         else:
-            self.leaders[size].scheduler.add_request(request)
-        if request.num_output_tokens:
-            request.take_events()  # it began elsewhere: that it is queued is no news to vLLM's metrics
-
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """In whichever lane they are."""
-        ids = list(request_ids)
-        for scheduler in self._schedulers():
-            scheduler.finish_requests([i for i in ids if i in scheduler.requests], RequestStatus.FINISHED_ABORTED)
+            self.leaders[size].lacks(missing, time.monotonic())
 
     def has_work(self) -> bool:
         """Whether any lane has requests or a ticket waits."""
         return (
             super().has_work()
             or self.channel.pending()
+            or bool(self.moves)
             or any(leader.scheduler.has_requests() for leader in self.leaders.values())
         )
 
@@ -277,8 +272,9 @@ class FlyingEngineCore(Orders, EngineCoreProc):
             self.trace.close()
         super().shutdown()
 
-    def _schedulers(self) -> list[Any]:
-        return [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]
+    def _led(self) -> dict[int, tuple[Any, SchedulerPool]]:
+        led = {size: (leader.scheduler, leader.pool) for size, leader in self.leaders.items()}
+        return {1: (self.scheduler, self.own)} | led
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """vLLM's utility, in every lane; blocks that are lent stay so."""

@@ -128,8 +128,13 @@ class Leader:
         self._outstanding = False
         return self.scheduler.update_from_output(plan, output)
 
-    def _ask(self, now: float) -> bool:
-        missing = self.pool.missing_for_next()
+    def lacks(self, missing: int, now: float) -> None:
+        """Blocks are missing for KV that is to come: ask the members for them, unless they have just been asked."""
+        if self._grants is None and now >= self._ask_at:
+            self._ask(now, missing)
+
+    def _ask(self, now: float, ahead: int = 0) -> bool:
+        missing = self.pool.missing_for_next() + ahead
         if not missing or not self.borrowed.room():
             return False
         self._grants = {}

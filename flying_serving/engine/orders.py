@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flying_serving.engine.group import Leader, Member
+from flying_serving.engine.moves import Moves
 from flying_serving.engine.report import Report
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.turns import Turns
@@ -23,6 +24,7 @@ class Orders:
     own: SchedulerPool
     members: Mapping[int, Member]
     leaders: Mapping[int, Leader]
+    moves: Moves
     report: Report
     steps: StepLog
     trace: EngineTrace | None
@@ -59,7 +61,7 @@ class Orders:
     def flying_report(self) -> dict[str, Any]:
         """What each lane of this engine holds and has done: requests, blocks, steps led; for `GET /flying/status`."""
         steps = {str(size): count for size, count in self.steps.counts.items()}
-        return {"engine": self.engine, **self.report.status(), "steps": steps}
+        return {"engine": self.engine, **self.report.status(), "steps": steps, "moves": self.moves.counts()}
 
     def flying_metrics(self) -> dict[str, Any]:
         """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
@@ -81,6 +83,15 @@ class Orders:
         for leader in self.leaders.values():
             leader.check()
         return True
+
+    def flying_park(self, request_ids: list[str]) -> None:
+        """Requests leave this engine for another group, which may fetch their KV: see `engine/moves.py`."""
+        self.moves.park(request_ids, time.monotonic())
+
+    def flying_move_costs(self) -> list[list[float]]:
+        """What moving KV takes, as measured at start: see `KVExchange.measure`."""
+        measured: list[list[float]] = self.model_executor.collective_rpc("move_costs")[0]
+        return measured
 
     def flying_steps(self) -> list[list[float]]:
         """The steps that this engine has led since the last call: see `StepLog.take`."""

@@ -74,7 +74,34 @@ class Need:
     count: int
 
 
-Ticket = StepTicket | AskTicket | CommitTicket | ReturnTicket | Grant | Need
+@dataclass(frozen=True)
+class Move:
+    """A request that goes on in another group.
+
+    Args:
+        request_id: its id in the group that it leaves.
+        start: tokens whose KV the new group has already.
+        tokens: those whose KV it can have.
+        blocks: of the new group, for all of them.
+    """
+
+    request_id: str
+    start: int
+    tokens: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True)
+class MoveTicket:
+    """Bring the KV of requests from `source` to `target`; `group` are the engines that do it, all of both."""
+
+    group: Group
+    source: Group
+    target: Group
+    moves: list[Move]
+
+
+Ticket = StepTicket | MoveTicket | AskTicket | CommitTicket | ReturnTicket | Grant | Need
 
 
 class Channel:

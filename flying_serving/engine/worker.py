@@ -14,13 +14,16 @@ from vllm.v1.worker.gpu_worker import Worker
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import deployment_of
 from flying_serving.engine.calibration import Limits, batches, calibrate
+from flying_serving.engine.exchange import KVExchange
 from flying_serving.engine.heap import give_back_freed
 from flying_serving.engine.lane import Lane, lane_config, run_step
 from flying_serving.engine.parent import end_with_parent
 from flying_serving.engine.progress import phase
+from flying_serving.kv.transfer import LaneCache, heads_of
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.vllm_hooks import distributed, loading, table
+from flying_serving.vllm_hooks.kv import token_parts
 from flying_serving.weights.share import SharedWeights
 
 
@@ -91,7 +94,7 @@ class LaneWorker:
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
-        self._blocks = kv_cache_config.num_blocks
+        self._blocks, self._lane1_kv = kv_cache_config.num_blocks, kv_cache_config
         cache = self.model_runner.kv_caches[0]  # type: ignore[attr-defined]
         storage = cache.untyped_storage()
         buffer = torch.empty(0, dtype=torch.int8, device=cache.device).set_(storage)
@@ -101,10 +104,12 @@ class LaneWorker:
     def compile_or_warm_up_model(self) -> Any:
         """Warm lane 1 as vLLM does, then each lane, its members together."""
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
+        self.exchange = self._exchange()
         for lane in self.lanes.values():
             phase(self.engine, self.rank, f"warming up the group of {lane.size}, its members together")  # type: ignore[attr-defined]
             lane.warm()
         self._calibration = self._calibrate()
+        self._move_costs = self._measure_moves()
         give_back_freed()
         return times
 
@@ -118,6 +123,49 @@ class LaneWorker:
             limits = Limits.of(lane.config, self._blocks)
             measured += calibrate(size, batches(limits), partial(lane.execute, grammar=None), together)
         return measured
+
+    def _exchange(self) -> KVExchange | None:
+        """What brings KV from lane to lane; None if the attention backend's blocks cannot be read."""
+        worker: Any = self
+        heads = worker.vllm_config.model_config.get_total_num_kv_heads()
+        lanes = {1: (worker.vllm_config, self._lane1_kv)}
+        lanes |= {size: (lane.config, lane.kv_config) for size, lane in self.lanes.items()}
+        caches = {}
+        for size, (config, kv_config) in lanes.items():
+            context = config.compilation_config.static_forward_context
+            if len(kv_config.kv_cache_groups) != 1:
+                return None
+            parts = token_parts([context[name] for name in kv_config.kv_cache_groups[0].layer_names])
+            if parts is None:
+                return None
+            rank = worker.rank * size + self.engine % size
+            held = heads_of(rank, self.deployment.devices * size, heads)
+            caches[size] = LaneCache(parts, held, kv_config.kv_cache_groups[0].kv_cache_spec.block_size)
+        return KVExchange(caches, self.pool, self.engine, worker.rank, self.deployment.devices, heads)
+
+    @torch.inference_mode()
+    def _measure_moves(self) -> list[list[float]]:
+        if self.exchange is None:
+            return []
+        together = partial(self.pool.any_of, self.deployment.widest)
+        groups = [aligned_group(self.engine, size) for size in self.lanes]
+        return [row for group in groups for row in self.exchange.measure(group, self._blocks, together)]
+
+    def move_costs(self) -> list[list[float]]:
+        """What moving KV takes, as measured at start: see `KVExchange.measure`. Empty if it cannot move."""
+        return self._move_costs
+
+    @torch.inference_mode()
+    def tell_moved(self, *args: Any) -> list[int]:
+        """`KVExchange.tell`."""
+        assert self.exchange is not None
+        return self.exchange.tell(*args)
+
+    @torch.inference_mode()
+    def move_kv(self, *args: Any) -> None:
+        """`KVExchange.move`."""
+        assert self.exchange is not None
+        self.exchange.move(*args)
 
     def calibration(self) -> list[list[float]]:
         """What was measured at start: see `engine/calibration.py`."""

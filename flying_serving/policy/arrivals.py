@@ -19,8 +19,8 @@ CHANGE_S = 30.0
 """A rate lasts so long on average, as far as is known beforehand."""
 AHEAD = 4.0
 """A new rate is expected to be so many times the long-run mean, give or take as much: bursts are what matters."""
-LONG_S = 300.0
-"""Time constant of the long-run mean."""
+LONG_S, FIRST_S = 300.0, 60.0
+"""Time constant of the long-run mean, and what it begins with: it grows with the time that is known."""
 LEAST_RATE = 0.2
 """No long-run mean is taken to be lower."""
 BURST_S = 20.0
@@ -29,6 +29,8 @@ HIGH = 1.5
 """So many times the long-run mean is a burst."""
 LEAST_LEFT = 1 / 3
 """A burst goes on for this share of how long they usually last, or of how long it has, at least."""
+FEW = 6
+"""Fewer arrivals than this are not taken for more than the long-run mean, however fast they came."""
 _RUNS = 200
 _NEGLIGIBLE = 1e-6
 _IDLE_BINS = 40
@@ -47,6 +49,7 @@ class Arrivals:
         self._count: Any = np.zeros(1)
         self._span_s: Any = np.zeros(1)
         self._mean = 0.0
+        self._known_s = 0.0
         self._bin_from: float | None = None
         self._bin_count = 0
         self._any = False
@@ -94,7 +97,9 @@ class Arrivals:
 
     def _expected(self, weight: Any, counts: Any, spans_s: Any) -> float:
         """The mean rate."""
-        return float(weight @ ((1.0 + counts) / (self._prior_s + spans_s)))
+        rates = (1.0 + counts) / (self._prior_s + spans_s)
+        usual = max(self._mean, LEAST_RATE)
+        return float(weight @ np.where(counts < FEW, np.minimum(rates, usual), rates))
 
     def _catch_up(self, now_s: float) -> float:
         """Close the bins that have ended. Returns when the present one has begun."""
@@ -119,7 +124,8 @@ class Arrivals:
         self._count, self._span_s = counts[kept], spans_s[kept]
         rate = self._expected(self._weight, self._count, self._span_s)
         self._bursts.passed(span_s, high=self._any and rate > HIGH * self._mean)
-        keep = math.exp(-span_s / LONG_S)
+        self._known_s += span_s if self._any else 0.0
+        keep = math.exp(-span_s / min(LONG_S, max(FIRST_S, self._known_s)))
         self._mean = keep * self._mean + (1.0 - keep) * count / span_s
 
 

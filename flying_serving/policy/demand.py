@@ -6,9 +6,13 @@ import math
 from dataclasses import dataclass
 
 from flying_serving.policy.arrivals import Arrivals
+from flying_serving.policy.work import Work
 
 FIRST = 1
 """So many requests count what lengths are taken for before there is any."""
+
+QUIET_RATE = 0.05
+"""Requests per second that are expected when none has come for long, so that the layout suits the next one."""
 
 _EULER = 0.5772
 
@@ -95,6 +99,12 @@ class Demand:
         """Lengths of outputs."""
         mean, known = self.output_tokens, self._outputs.value
         return Outputs(mean, self._squares.value * (mean / known) ** 2)
+
+    def work(self, waiting: int, waiting_tokens: int, running: int, now_s: float) -> Work:
+        """What is to be done: what comes, beside requests that wait and that run."""
+        rate = max(self.rate(now_s), QUIET_RATE)
+        lengths = self.prompt_tokens, self.output_tokens
+        return Work(rate, *lengths, waiting, waiting_tokens, running, self.usual_rate, self.burst_s)
 
 
 class _Mean:

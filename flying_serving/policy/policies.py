@@ -17,8 +17,8 @@ MARGIN = 0.05
 ABOUT = 1.25
 """Layouts whose predicted costs differ by less than this factor are about as good."""
 HARDER = 3.0
-"""For each switch for load in the last minute that margin grows so many times, unless the new layout gets prompts done
-faster: at the crossover the server comes to rest where it has the most capacity, and a burst is never kept waiting."""
+"""For each switch for load lately that margin grows so many times, less the longer ago that was, unless the new layout
+gets prompts done faster: at the crossover the server comes to rest where it has the most capacity; no burst waits."""
 
 
 @dataclass(frozen=True)

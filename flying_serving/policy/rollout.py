@@ -40,7 +40,6 @@ class Flow:
     prompt: float
     outputs: float
     budget: float
-    rate: float
     chunks: float
     most: float
     most_woven: float
@@ -52,7 +51,7 @@ class Flow:
         tokens, held = prompt + outputs, hindrance.held_tokens / groups
         most, most_woven = (max(1.0, min(lane.slots, kv / tokens)) for kv in (lane.kv_tokens, lane.kv_tokens - held))
         chunks = max(1.0, prompt / budget)
-        return cls(lane, hindrance, groups, prompt, outputs, budget, work.rate / groups, chunks, most, most_woven)
+        return cls(lane, hindrance, groups, prompt, outputs, budget, chunks, most, most_woven)
 
     def slots(self, now_s: float) -> float:
         """Requests that it can run."""
@@ -77,7 +76,7 @@ class Flow:
         full_prompts = self.budget / self.prompt
         early = late = running / 2
         queued_s = first_s = streamed_s = taken_in = lives = 0.0
-        crowding = self._crowded()
+        prompt_alone_s = self._prompt_alone_s()
         for span_s, rate in spans:
             running = early + late
             slots, times = self.slots(now_s), self.times(running if running > 1.0 else 1.0)
@@ -95,6 +94,7 @@ class Flow:
             taken = min(wanted * span_s, span_s * full_prompts / full_s, free + running * (1 - stays) / 2)
             left = queue + rate * span_s - taken
             queued_s += (queue + left) / 2 * span_s
+            crowding = _crowding(min(_MOST_USED, rate * prompt_alone_s), self.groups)
             first_s += taken * crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + chunks * single_s)
             spread = (1 - stays) * stage_s / span_s
             halfway = early + taken - (early := early * stays + taken * spread)
@@ -113,9 +113,10 @@ class Flow:
         streaming_s = (early + late / 2 + queue) * self.outputs * base_s
         return queue**2 / (2 * per_s), queue * self.chunks * single_s, streaming_s
 
-    def _crowded(self) -> float:
+    def _prompt_alone_s(self) -> float:
+        """By how much a prompt makes steps longer, in all."""
         base_s, _, full_s = self.times(1.0)
-        return _crowding(min(_MOST_USED, self.rate * (full_s - base_s) / self.budget * self.prompt), self.groups)
+        return (full_s - base_s) / self.budget * self.prompt
 
 
 def _crowding(used: float, groups: int) -> float:

@@ -55,7 +55,7 @@ class Snapshot:
         loads: requests by group, in the present layout and in older ones that drain.
         work: requests that wait or are expected.
         needs: groups that a layout must have.
-        recent_switches: switches for load in the last minute.
+        recent_switches: switches for load in the last minute, each less the longer ago it was.
     """
 
     now_s: float
@@ -65,7 +65,7 @@ class Snapshot:
     loads: Mapping[Group, GroupLoad]
     work: Work
     needs: Sequence[Need] = ()
-    recent_switches: int = 0
+    recent_switches: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ Whoever runs in a group that the new layout lacks is *old*, whoever waits or com
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.forecast import Outlook, first_per_s, judge, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Work
@@ -85,7 +86,7 @@ class _Case:
             layout=layout,
             old=old,
             requests=requests,
-            tokens=sum(one.load.requests * one.load.context_tokens for one in old),
+            tokens=sum(one.tokens for one in old),
             last_s=max(one.alone_s for one in old),
             streaming_s=sum(one.load.requests * one.mean_s for one in old),
             groups=groups,
@@ -127,12 +128,28 @@ class _Case:
         """New requests wait until the last old one has ended."""
         return self.streaming_s + self.with_old(Hindrance(blocked_s=self.last_s))
 
-    def recompute(self) -> float:
-        """Old requests go on in the new groups once these have prefilled all that they have; new ones wait behind."""
-        again_s = self.tokens * self.snapshot.lanes[self.size].cost.prefill_token_s / self.groups
-        work, blocked = self.snapshot.work, Hindrance(blocked_s=again_s)
+    def move(self) -> float:
+        """Old requests go on in the new groups once their KV is there; new ones wait behind."""
+        still_s = self.still_s()
+        work, blocked = self.snapshot.work, Hindrance(blocked_s=still_s)
         there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
-        return PAUSE_WEIGHT * self.requests * again_s / 2 + there
+        return PAUSE_WEIGHT * self.requests * still_s / 2 + there
+
+    def still_s(self) -> float:
+        """Until old requests go on: covers exchange KV side by side, and what cannot come along is prefilled again."""
+        lanes = self.snapshot.lanes
+        again_tokens = 0.0
+        exchanging_s: defaultdict[Group, float] = defaultdict(float)
+        for one in self.old:
+            size = max(one.engines, self.size)
+            move = lanes[size].move
+            if move is None:
+                again_tokens += one.tokens
+            else:
+                pairs = min(one.load.requests, size // self.size)
+                exchanging_s[aligned_group(one.group[0], size)] += pairs * move.fixed_s + move.token_s * one.tokens
+        again_s = again_tokens * lanes[self.size].cost.prefill_token_s / self.groups
+        return max(exchanging_s.values(), default=0.0) + again_s
 
 
 @dataclass(frozen=True)
@@ -142,8 +159,8 @@ class _Old:
     `alone_s`: until its last request has ended, if nothing else runs; `mean_s`: until one of them has, on average.
     """
 
+    group: Group
     load: GroupLoad
-    engines: int
     step_s: float
     alone_s: float
     mean_s: float
@@ -153,7 +170,17 @@ class _Old:
         lane = snapshot.lanes[len(group)]
         prefill_s = load.prefill_tokens * lane.cost.prefill_token_s
         step_s = _step_s(lane, load)
-        return cls(load, len(group), step_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
+        return cls(group, load, step_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
+
+    @property
+    def engines(self) -> int:
+        """How many it has."""
+        return len(self.group)
+
+    @property
+    def tokens(self) -> float:
+        """Context of all of its requests."""
+        return self.load.requests * self.load.context_tokens
 
 
 def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool) -> dict[str, float]:
@@ -169,7 +196,7 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
         weights = replace(weights, ttft_weight=weights.ttft_weight**2)
     case = _Case.of(snapshot, layout, leave, weights)
     there = judge(layout, snapshot.lanes, snapshot.work, weights)
-    ways = {"weave": case.weave(), "recompute": case.recompute(), "sequential": case.sequential()}
+    ways = {"weave": case.weave(), "move": case.move(), "sequential": case.sequential()}
     if urgent:  # nobody else has the right to stop those that run
         ways["hard"] = case.hard()
     result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}
@@ -182,7 +209,7 @@ def at_once(snapshot: Snapshot, layout: Layout, weights: Weights) -> str:
     """The cheapest way to switch of those that do not wait for old requests to end."""
     considered = costs(snapshot, layout, weights, urgent=False)
     # not a set: of ways that cost the same it has to be the same one in every run
-    return min((way for way in ("weave", "recompute") if way in considered), key=considered.__getitem__)
+    return min((way for way in ("weave", "move") if way in considered), key=considered.__getitem__)
 
 
 def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
@@ -192,15 +219,15 @@ def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
 
 
 def _soft(snapshot: Snapshot, size: int, drain_s: float, weight: float) -> float:
-    """An idle member runs new requests until the group is free, then they are prefilled again in the group."""
+    """An idle member runs new requests until the group is free, then they move to the group or are prefilled again."""
     work = snapshot.work
-    narrow, wide = snapshot.lanes[1].cost, snapshot.lanes[size].cost
+    narrow, wide, move = snapshot.lanes[1].cost, snapshot.lanes[size].cost, snapshot.lanes[size].move
     fixed_s = max(0.0, narrow.fixed_s - wide.fixed_s)
     prefill_s = max(0.0, narrow.prefill_token_s - wide.prefill_token_s) * work.prompt_tokens
     early = work.waiting + work.rate * drain_s
     tokens_by_then = drain_s / max(narrow.step_s(0, 1, work.prompt_tokens), 1e-9)
-    again_s = wide.prefill_token_s * (work.prompt_tokens + min(tokens_by_then, work.output_tokens))
+    outputs = min(tokens_by_then, work.output_tokens)
+    context = work.prompt_tokens + outputs
+    moves_s = move.seconds(context) if move is not None else wide.prefill_token_s * context
     stays = 1.0 if tokens_by_then < work.output_tokens else 0.0
-    return early * (
-        weight * (fixed_s + prefill_s) + min(tokens_by_then, work.output_tokens) * fixed_s + stays * again_s
-    )
+    return early * (weight * (fixed_s + prefill_s) + outputs * fixed_s + stays * moves_s)

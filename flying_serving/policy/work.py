@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.steps import StepCost
 
 
@@ -17,12 +18,14 @@ class LaneFigures:
         slots: requests at a time.
         kv_tokens: tokens that its pooled KV cache holds.
         budget_tokens: tokens in a step at most.
+        move: what it takes to move KV from one group to another within its engines; None if KV cannot move.
     """
 
     cost: StepCost
     slots: int
     kv_tokens: int
     budget_tokens: int
+    move: MoveCost | None = None
 
 
 @dataclass(frozen=True)

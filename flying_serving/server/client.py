@@ -20,7 +20,7 @@ from flying_serving.controller.commands import Command, Dispatch, Order, Refuse,
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import Wanted
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import FlyingError, LayoutError, PoolFull, RequestError
+from flying_serving.errors import EngineLost, FlyingError, LayoutError, PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
@@ -160,7 +160,7 @@ class FlyingClient(EngineCalls):
                 self._admit(request_id)
                 return None if request is None else self._to_leader(EngineCoreRequestType.ADD, request, group)
             case Withdraw(request_id, group):
-                return self._to_leader(EngineCoreRequestType.ABORT, [self.streams.withdraw(request_id)], group)
+                return self._withdraw(self.streams.withdraw(request_id), group)
             case Refuse(request_id, waited_s):
                 self._refuse(request_id, waited_s)
             case Order(switch, weave_steps):
@@ -169,6 +169,17 @@ class FlyingClient(EngineCalls):
 
     def _to_leader(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
         return self._send_input(kind, content, self.core_engines[group[0]])
+
+    def _withdraw(self, engine_id: str, group: Group) -> Awaitable[Any] | None:
+        """Take a request from a group, whose engines keep its KV for a while if it can move."""
+        if not self.controller.moves:
+            return self._to_leader(EngineCoreRequestType.ABORT, [engine_id], group)
+        self._background(self._parked(self.utility(group[0], "flying_park", [engine_id])))
+        return None
+
+    async def _parked(self, answer: Coroutine[Any, Any, Any]) -> None:
+        with contextlib.suppress(EngineLost):  # vLLM's to notice, and to report
+            await answer
 
     def _refuse(self, request_id: str, waited_s: float) -> None:
         self.streams.close(request_id)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.moves import fit_moves
 from flying_serving.policy.probes import Probe
 from flying_serving.policy.steps import Step
 from flying_serving.tracing.switches import trace_switches
@@ -46,6 +47,8 @@ async def _start(client: FlyingClient) -> None:
             Probe(int(tokens), bool(is_prefill), int(context)).step(int(size), seconds)
             for size, seconds, tokens, is_prefill, context in rows
         )
+    rows = [row for each in await asyncio.gather(*client.of_engines("flying_move_costs")) for row in each]
+    client.controller.moves = fit_moves(rows)
     first = client.controller.layout
     if first != Layout.uniform(client.deployment.engines, 1):
         now = time.monotonic()

@@ -56,6 +56,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
         "requests": {"running": controller.running, "held": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
+        "move_cost": {str(size): asdict(cost) for size, cost in controller.moves.items()},
         "would_do": [
             {"to": d.layout.to_lists(), "preempt": d.preempt, "reason": d.reason} for d in controller.would_do
         ],

@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.requests import Wanted
-from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY
+from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
 
 DEGREE_KEY = "tp_degree"
 DEADLINE_KEY = "queue_deadline_s"
@@ -52,7 +52,7 @@ class Streams:
         if params is None:
             return Wanted(prompt, prompt, priority=request.priority)
         extra = params.extra_args or {}
-        for key in (LANE_KEY, HISTORY_KEY):
+        for key in (LANE_KEY, HISTORY_KEY, MOVED_FROM_KEY):
             if key in extra:
                 raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
@@ -104,6 +104,7 @@ class Streams:
             return None
         request = stream.request
         self._ids.pop(stream.engine_id, None)
+        old_id = stream.engine_id
         stream.engine_id = f"{request.request_id}+{stream.moves}" if stream.moves else request.request_id
         stream.moves += 1
         self._ids[stream.engine_id] = request.request_id
@@ -120,6 +121,8 @@ class Streams:
             extra[LANE_KEY] = len(dispatch.group)
         if stream.tokens:
             extra[HISTORY_KEY] = list(stream.tokens)
+        if dispatch.moved_from is not None:
+            extra[MOVED_FROM_KEY] = (dispatch.moved_from[0], len(dispatch.moved_from), old_id)
         params.extra_args = extra or None
         return _copy(request, stream.engine_id, params)
 

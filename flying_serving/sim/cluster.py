@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flying_serving.engine.turns import Serve, Turns, Wait
 from flying_serving.engine.turns import Step as StepTurn
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.moves import MoveCost
+from flying_serving.sim.engines import Order, SimEngine, Ticket
 from flying_serving.sim.lanes import SimLane
 from flying_serving.sim.requests import BlockPool, Plan, SimRequest
 
@@ -39,6 +41,7 @@ class ClusterShape:
         keep_times: whether the time of each token is kept.
         recomputes: a hard preempt throws KV away, so that paused requests are computed again.
         switch_s: an engine that changes its group does nothing else for so long.
+        moves: what it takes to move KV between groups, by the engines that have to meet; without, it stays.
     """
 
     engines: int
@@ -54,6 +57,7 @@ class ClusterShape:
     keep_times: bool = False
     recomputes: bool = False
     switch_s: float = 0.0
+    moves: Mapping[int, MoveCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """As in vLLM, every running request gets a token from each step."""
@@ -87,39 +91,6 @@ class Clock:
         self.now_s, _, action, args = heapq.heappop(self._events)
         action(*args)
         return True
-
-
-@dataclass
-class Ticket:
-    """One ordered step of a group: it begins when every member has come to it."""
-
-    lane: SimLane
-    missing: int
-
-
-@dataclass
-class Order:
-    """An order to change the layout, on its way to one engine."""
-
-    size: int
-    preempt: str
-    weave_steps: int
-    done: Callable[[float], None]
-
-
-@dataclass
-class SimEngine:
-    """One engine: free, in a step, or waiting in one for the other members. `led`: lanes by group size."""
-
-    engine: int
-    turns: Turns
-    inbox: deque[Ticket] = field(default_factory=deque)
-    led: dict[int, SimLane] = field(default_factory=dict)
-    outstanding: set[int] = field(default_factory=set)
-    orders: list[Order] = field(default_factory=list)
-    busy: bool = False
-    came_s: float = 0.0
-    wakes_at_s: float = -1.0
 
 
 class Cluster:
@@ -159,7 +130,7 @@ class Cluster:
         self._starved: dict[Group, SimLane] = {}
 
     def add(self, group: Group, request: SimRequest) -> None:
-        """A request reaches the leader of a group."""
+        """A request reaches the leader of a group, with the KV of its `computed_tokens`."""
         self.lanes[group].add(request)
         self._kick(self.engines[group[0]])
 
@@ -167,7 +138,20 @@ class Cluster:
         """A request is taken from its group."""
         if request.lane is not None:
             request.lane.remove(request)
+            request.left_s = self.clock.now_s
             self._feed()
+
+    def meet(self, group: Group, duration_s: float, done: Callable[..., None], *args: Any) -> None:
+        """All engines of a group come together at their next step boundaries, and do nothing else for so long."""
+        members = [self.engines[engine] for engine in group]
+        self._call(members, partial(self.clock.after, duration_s, self._met, members, done, args))
+
+    def _met(self, engines: Sequence[SimEngine], done: Callable[..., None], args: tuple[Any, ...]) -> None:
+        done(*args)
+        for engine in engines:
+            engine.busy = False
+        for engine in engines:
+            self._kick(engine)
 
     def order(self, engine: int, order: Order) -> None:
         """An order reaches an engine; it takes effect at its next step boundary."""
@@ -257,21 +241,23 @@ class Cluster:
             self._run(lane, [engine])
             return True
         engine.outstanding.add(size)
-        ticket = Ticket(lane, size)
         members = [self.engines[e] for e in lane.group]
+        self._call([*members[1:], engine], partial(self._run, lane, members))
+        return True
+
+    def _call(self, members: Sequence[SimEngine], begin: Callable[[], None]) -> None:
+        """Send a ticket to engines; what they do then begins when the last of them has come to it."""
+        ticket = Ticket(begin, len(members))
         for member in members:
             member.inbox.append(ticket)
         for member in members:
-            if member is not engine:
-                self._kick(member)
-        self._kick(engine)
-        return True
+            self._kick(member)
 
     def _join(self, engine: SimEngine, ticket: Ticket) -> None:
         engine.busy, engine.came_s = True, self.clock.now_s
         ticket.missing -= 1
         if ticket.missing == 0:
-            self._run(ticket.lane, [self.engines[e] for e in ticket.lane.group])
+            ticket.begin()
 
     def _run(self, lane: SimLane, engines: Sequence[SimEngine]) -> None:
         plan = lane.plan

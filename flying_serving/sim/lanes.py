@@ -5,7 +5,8 @@ who ends at which count, and a ring says how many need a new block at which coun
 
 As in vLLM 0.32's `Scheduler.schedule`: running requests first, in the order of their admission, so decodes before
 prompts that are not done; one that lacks blocks preempts the last running one, perhaps itself, which is computed again
-later; then waiting ones if nobody was preempted, each only if its whole prompt has room.
+later; then waiting ones if nobody was preempted, each only if its whole prompt has room. Who came with KV takes the
+blocks for it then.
 """
 
 from __future__ import annotations
@@ -63,16 +64,27 @@ class SimLane:
         self.plan: Plan | None = None
 
     def add(self, request: SimRequest) -> None:
-        """A request comes, perhaps with tokens that it got elsewhere: all of them are prefilled."""
+        """A request comes, perhaps with tokens that it got elsewhere: those that are not computed are prefilled.
+
+        Who has computed tokens goes before those that wait.
+        """
         request.lane = self
-        request.computed_tokens = 0
         request.target_tokens = request.context_tokens
-        self.waiting.append(request)
+        if request.computed_tokens:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
         self.requests += 1
 
     def remove(self, request: SimRequest) -> None:
-        """A request leaves before its end."""
+        """A request leaves before its end; its KV may go on elsewhere."""
+        decoded = request.request_id in self._decoding
         self._stop(request)
+        if decoded:
+            request.computed_tokens = request.context_tokens - 1
+        elif self.plan is not None:  # live, the group's leader hears of it when the step under way is over
+            in_step = sum(count for one, count in self.plan.prefill if one is request)
+            request.computed_tokens = min(request.computed_tokens + in_step, request.target_tokens - 1)
         self._let_go(request)
 
     def preempt_all(self) -> None:
@@ -195,8 +207,8 @@ class SimLane:
                 return
             self.waiting.popleft()
             self._prefilling[request.request_id] = request
-            count = min(budget, request.target_tokens)
-            self._take_for(request, self._blocks(count))
+            count = min(budget, request.target_tokens - request.computed_tokens)
+            self._take_for(request, self._blocks(request.computed_tokens + count))
             prefill.append((request, count))
             budget -= count
 

@@ -25,6 +25,7 @@ def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Me
     try:
         sizes = [int(size) for size in status["group_sizes"]]
         costs = {int(size): dict(cost) for size, cost in status["step_cost"].items()}
+        moves = {int(size): dict(cost) for size, cost in status.get("move_cost", {}).items()}
         blocks = min(int(engine["blocks"]) for engine in status["engines"])
         capacity = {int(size): int(tokens) for size, tokens in status["capacity_tokens"].items()}
         devices = int(status["devices_per_engine"])
@@ -44,6 +45,7 @@ def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Me
             blocks=blocks,
             block_tokens={size: capacity[size] // (blocks - 1) for size in sizes},
             step_cost={size: costs[size] for size in sizes},  # type: ignore[misc]
+            move_cost=moves,  # type: ignore[arg-type]
             frontend_s=frontend_s,
         )
     except ValidationError as error:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.steps import StepCost
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices
@@ -22,6 +23,8 @@ from flying_serving.sim.requests import Plan
 
 BLOCK_TOKENS = 16
 """vLLM's default on CUDA."""
+TICKET_S = 0.0005
+"""A message between engines that lets them meet."""
 DegreeTime = Callable[[Plan], float]
 """What is in a step of one degree -> seconds."""
 
@@ -63,6 +66,9 @@ class Machine(Protocol):
 
     def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
         """How long steps of a degree take."""
+
+    def moving(self, degree: int) -> MoveCost | None:
+        """What it takes to move KV between groups among so many devices; None if it cannot move."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,16 @@ class Modelled:
 
         return seconds
 
+    def moving(self, degree: int) -> MoveCost | None:
+        """Modelled, not measured: every device receives all heads, from one rank after the other, after a header."""
+        hardware = self.kind.hardware
+        lines = hardware.all_reduce.get(degree)
+        if lines is None:
+            return None
+        bytes_per_s = hardware.spec.link_bandwidth.value * lines.large.efficiency.value
+        fixed_s = TICKET_S + (1 + degree) * lines.large.latency_s.value
+        return MoveCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
+
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -152,6 +168,13 @@ class MeasuredCost(_Data):
         return self.cost.step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)
 
 
+class MeasuredMove(_Data):
+    """A `MoveCost` as a server's engines have measured it."""
+
+    fixed_s: float = Field(ge=0, allow_inf_nan=False)
+    token_s: float = Field(ge=0, allow_inf_nan=False)
+
+
 class Measured(_Data):
     """A live server as `flying-serving fit` found it. Maps are by group size."""
 
@@ -162,6 +185,8 @@ class Measured(_Data):
     blocks: int = Field(ge=2)
     block_tokens: Mapping[int, int]
     step_cost: Mapping[int, MeasuredCost]
+    move_cost: Mapping[int, MeasuredMove] = {}
+    """By engines in the cover; where it is missing, KV does not move."""
     frontend_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -198,6 +223,11 @@ class Measured(_Data):
         if execution == "eager":
             raise ConfigError("a measured machine has only the steps that were measured; no eager ones")
         return self.step_cost[degree // self.devices_per_engine].seconds
+
+    def moving(self, degree: int) -> MoveCost | None:
+        """As measured."""
+        found = self.move_cost.get(degree // self.devices_per_engine)
+        return MoveCost(found.fixed_s, found.token_s) if found is not None else None
 
 
 def load_measured(path: Path) -> Measured:

@@ -14,11 +14,12 @@ from flying_serving.controller.requests import Wanted
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import PoolFull, RequestError
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
-from flying_serving.sim.cluster import Order as EngineOrder
+from flying_serving.sim.engines import Order as EngineOrder
 from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.moves import Moves
 from flying_serving.sim.requests import Plan, SimRequest
 from flying_serving.workload.model import Request
 
@@ -69,11 +70,13 @@ class SimNode:
     ) -> None:
         self.controller = Controller(settings)
         self.controller.steps.calibrate(calibration)
+        self.controller.moves = dict(shape.moves)
         if placing is not None:
             self.controller.placing = placing
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, step_time, clock, self._on_tokens, self._on_step)
+        self._moves = Moves(self.cluster, self._deliver)
         for engine in self.cluster.engines:
             engine.turns.present = len(self.controller.layout.group_of(engine.engine))
         self.outcome = Outcome(layouts=[(clock.now_s, self.controller.layout)])
@@ -186,8 +189,8 @@ class SimNode:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Dispatch(request_id, group):
-                    self.clock.after(self.shape.message_s, self._deliver, request_id, group)
+                case Dispatch(request_id, group, moved_from=source):
+                    self._moves.send(self.open[request_id], source, group)
                 case Withdraw(request_id, _):
                     self.cluster.remove(self.open[request_id])
                 case Refuse(request_id, waited_s):
@@ -197,9 +200,9 @@ class SimNode:
                     self.outcome.switches.append(switch)
                     _Change(self, switch).begin(weave_steps)
 
-    def _deliver(self, request_id: str, group: tuple[int, ...]) -> None:
-        request = self.open.get(request_id)
-        if request is not None and request.lane is None and self.controller.group_of(request_id) == group:
+    def _deliver(self, request: SimRequest, group: Group) -> None:
+        """A request has come to a group, unless it was sent elsewhere meanwhile."""
+        if request.lane is None and self.controller.group_of(request.request_id) == group:
             self.cluster.add(group, request)
 
     def acknowledge(self, waits_s: list[float]) -> None:

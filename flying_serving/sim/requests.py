@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class SimRequest:
     """One request in the simulator. Times in seconds; `tokens` are output tokens that it has.
 
-    `reported_tokens` are those that the controller knows of. `token_s` has the time of each token, if they are kept.
+    `reported_tokens` are those that the controller knows of. `computed_tokens` are those whose KV is somewhere, in its
+    group or, since `left_s`, in the one that it has left. `token_s` has the time of each token, if they are kept.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class SimRequest:
     blocks: int = 0
     ends_at: int = 0
     joined_at: int = 0
+    left_s: float = 0.0
     lane: SimLane | None = None
     token_s: array[float] | None = None
 

@@ -88,7 +88,11 @@ def flying(
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
     times = {size: machine.step_time(size * devices, execution) for size in sizes}
     engine = machine.engine(devices, sizes, devices)
-    return _system(machine, policy, options, engine, devices, times, recomputes=recomputes)
+    system = _system(machine, policy, options, engine, devices, times)
+    if recomputes:
+        return replace(system, shape=replace(system.shape, recomputes=True))
+    moves = {size: cost for size in sizes if size > 1 and (cost := machine.moving(size * devices)) is not None}
+    return replace(system, shape=replace(system.shape, moves=moves))
 
 
 def static(
@@ -116,8 +120,6 @@ def _system(
     engine: Engine,
     devices: int,
     times: Mapping[int, DegreeTime],
-    *,
-    recomputes: bool = False,
 ) -> System:
     engines, sizes = machine.devices // devices, sorted(times)
     capacity = Capacity({s: (engine.blocks - 1) * engine.block_tokens[s] for s in sizes}, devices)
@@ -141,7 +143,6 @@ def _system(
         max_pause_s=options.max_pause_s,
         weave_steps=options.weave_steps,
         keep_times=options.keep_times,
-        recomputes=recomputes,
     )
 
     def step_time(size: int, plan: Plan) -> float:

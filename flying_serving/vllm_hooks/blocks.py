@@ -27,6 +27,8 @@ class SchedulerPool:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
+        self._pinned: list[int] = []
+        self._ahead: set[str] = set()
 
     @property
     def total(self) -> int:
@@ -45,11 +47,64 @@ class SchedulerPool:
         """vLLM's own release."""
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
-    def requests_own(self) -> set[int]:
-        """Blocks that the scheduler's requests hold, the null block left out."""
+    def pin(self, request_id: str) -> list[int]:
+        """Keep a request's blocks, in its order, whatever becomes of it, until `unpin`."""
+        blocks: list[int] = list(self._scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+        self._pool.touch([self._pool.blocks[b] for b in blocks])
+        self._pinned += blocks
+        return blocks
+
+    def unpin(self, blocks: list[int]) -> None:
+        """Let pinned blocks go."""
+        for block in blocks:
+            self._pinned.remove(block)
+        self.give(blocks[::-1])  # as vLLM frees them: the end of a request is evicted first
+
+    def prepare(self, request: Any, tokens: int) -> tuple[int, list[int]] | None:
+        """Set blocks aside for the KV of a request's first `tokens` tokens, before the scheduler has it.
+
+        As vLLM does for KV that a connector brings (`Scheduler.schedule`, WAITING_FOR_REMOTE_KVS). Returns how many of
+        these tokens the prefix cache has, and the blocks of all and one more; None if there are too few.
+        """
+        if tokens == 0:  # vLLM allocates nothing for nothing
+            return 0, []
         manager = self._scheduler.kv_cache_manager
-        owned: set[int] = set()
-        for request_id in self._scheduler.requests:
+        cached, start, _ = manager.get_computed_blocks(request)
+        made = manager.allocate_slots(
+            request,
+            0,
+            num_new_computed_tokens=start,
+            new_computed_blocks=cached,
+            num_lookahead_tokens=1,  # else requests that wait for their next step could hold all blocks for ever
+            num_external_computed_tokens=tokens - start,
+            delay_cache_blocks=True,
+            has_scheduled_reqs=False,
+        )
+        if made is None:
+            return None
+        self._ahead.add(request.request_id)
+        return start, list(manager.get_block_ids(request.request_id)[0])
+
+    def missing_for(self, request: Any) -> int:
+        """Blocks that are missing for all of a request's tokens."""
+        return max(0, -(-request.num_tokens // self._scheduler.block_size) - self.free_count())
+
+    def arrived(self, request: Any, tokens: int) -> None:
+        """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it now."""
+        self._ahead.discard(request.request_id)
+        request.num_computed_tokens = tokens
+        self._scheduler.kv_cache_manager.cache_blocks(request, tokens)
+
+    def let_go(self, request: Any) -> None:
+        """No KV comes for a request after all."""
+        self._ahead.discard(request.request_id)
+        self._scheduler.kv_cache_manager.free(request)
+
+    def requests_own(self) -> set[int]:
+        """Blocks that requests hold, those that come or go included, the null block left out."""
+        manager = self._scheduler.kv_cache_manager
+        owned = set(self._pinned)
+        for request_id in (*self._scheduler.requests, *self._ahead):
             for blocks in manager.get_block_ids(request_id):
                 owned.update(blocks)
         return owned - {self._pool.null_block.block_id}
@@ -86,7 +141,8 @@ class SchedulerPool:
 
     def missing_for_next(self) -> int:
         """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
-        return self._missing((*self._scheduler.running, *self._scheduler.waiting), 1)
+        scheduler = self._scheduler
+        return self._missing((*scheduler.running, *scheduler.kv_holding_waiting, *scheduler.waiting), 1)
 
     def missing_for_running(self) -> int:
         """Blocks without which the next step would preempt a request."""

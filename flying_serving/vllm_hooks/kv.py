@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, create_kv_cache_views
+
+logger = logging.getLogger("vllm.flying_serving")
 
 _buffer: ContextVar[torch.Tensor | None] = ContextVar("buffer", default=None)
 _pooled: ContextVar[int] = ContextVar("pooled", default=1)
@@ -69,3 +72,48 @@ def check_pooled_memory(
 ) -> None:
     """Wraps `_check_enough_kv_cache_memory`: see `pooled_capacity`."""
     original(available_memory * _pooled.get(), get_needed_memory, max_model_len, estimate_max_model_len)
+
+
+def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:
+    """Views `[blocks, heads, tokens in a block, size]` of attention layers' KV caches, one token in each row.
+
+    What a backend does with a block's bytes is its own affair, so one of the known ways to read them counts only if it
+    finds what the backend's own write (`do_kv_cache_update`) puts there.
+
+    Returns:
+        the parts of all layers, in their order; None if no known way fits: then tokens cannot be read.
+    """
+    caches = {layer.kv_cache.data_ptr(): layer for layer in layers}.values()  # layers may share one
+    for parts_of in (_keys_then_values, _keys_transposed):
+        if all(_reads(parts_of, layer) for layer in caches):
+            return [part for layer in caches for part in parts_of(layer.kv_cache)]
+    return None
+
+
+def _keys_then_values(cache: torch.Tensor) -> list[torch.Tensor]:
+    """Each row has a token's key and its value, as on CUDA."""
+    return [cache]
+
+
+def _keys_transposed(cache: torch.Tensor) -> list[torch.Tensor]:
+    """The first half of a block's bytes are keys, tokens in the last dimension, as in vLLM's CPU kernels."""
+    blocks, heads, tokens, size = cache.shape
+    rows = cache.view(blocks, heads, 2 * tokens, size // 2)
+    keys = rows[:, :, :tokens].view(blocks, heads, size // 2, tokens).transpose(2, 3)
+    return [keys, rows[:, :, tokens:]]
+
+
+def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -> bool:
+    """Whether `parts_of` finds in some scratch blocks what the layer's backend writes there."""
+    cache = layer.kv_cache
+    try:
+        scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
+        _, heads, tokens, size = scratch.shape
+        key, value = torch.randn(2, tokens, heads, size // 2, device=cache.device).to(cache.dtype).unbind()
+        slots = torch.arange(tokens, 2 * tokens, device=cache.device)
+        layer.impl.do_kv_cache_update(layer, key, value, scratch, slots)
+        found = torch.cat([part[1] for part in parts_of(scratch)], dim=-1).transpose(0, 1)
+    except Exception:
+        logger.warning("KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True)
+        return False
+    return torch.equal(found, torch.cat([key, value], dim=-1))

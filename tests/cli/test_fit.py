@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from flying_serving.cli import fit, simulate  # noqa: F401 - add their commands
 from flying_serving.cli.admin import app
 from flying_serving.errors import FlyingError
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.steps import StepCost
 from flying_serving.sim.live import from_status
 from flying_serving.sim.machine import load_measured
@@ -27,6 +28,7 @@ STATUS: dict[str, Any] = {
     "devices_per_engine": 1,
     "capacity_tokens": {"1": 12800, "2": 25600},
     "step_cost": {"1": COST, "2": COST | {"fixed_s": 0.012}},
+    "move_cost": {"2": {"fixed_s": 0.001, "token_s": 2e-6}},
     "engines": [{"engine": 0, "blocks": 402}, {"engine": 1, "blocks": 401}],
 }
 
@@ -53,8 +55,15 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
         and asdict(machine.step_cost[1].cost) == COST
         and machine.frontend_s == 0.005
     )
+    assert machine.moving(2) == MoveCost(0.001, 2e-6)
     workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
     assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
+
+
+def test_a_server_whose_kv_does_not_move() -> None:
+    """Nothing is said of it, or nothing was measured."""
+    for status in (STATUS | {"move_cost": {}}, {key: value for key, value in STATUS.items() if key != "move_cost"}):
+        assert from_status(status, "a test", 0.0).moving(2) is None
 
 
 def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +83,7 @@ def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("change", "message"),
     [
         ({"step_cost": {"1": COST}}, "no step of group size 2 was measured"),
+        ({"move_cost": {"2": {"fixed_s": -1, "token_s": 0}}}, "move_cost.2.fixed_s"),
         ({"engines": []}, "no status of a Flying Serving server"),
         ({"engines": [{"engine": 0}]}, "'blocks'"),
         ({"capacity_tokens": {"1": 5}}, "capacity_tokens={1: 5}"),

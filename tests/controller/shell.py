@@ -46,7 +46,11 @@ def settings(
 
 @dataclass
 class Stream:
-    """A request as the shell knows it: where it is, and what it has got, in all and from its present group."""
+    """A request as the shell knows it: where it is, and what it has got, in all and from its present group.
+
+    `ahead`: tokens without KV that its group computes first. `kept_in`: while it waits, who may have its KV, and has it
+    if it got tokens there or `came_with_kv`.
+    """
 
     wanted: Wanted
     arrived_s: float
@@ -55,6 +59,9 @@ class Stream:
     tokens: int = 0
     tokens_here: int = 0
     limit: int = 0
+    ahead: int = 0
+    kept_in: Group | None = None
+    came_with_kv: bool = False
 
 
 class Shell:
@@ -91,11 +98,12 @@ class Shell:
         count = min(count, most - stream.tokens)
         stream.tokens += count
         stream.tokens_here += count
+        stream.ahead = 0
         self.controller.tokens(request_id, count, self.now_s)
         if stream.tokens == stream.wanted.max_output_tokens:
             self.finish(request_id)
         elif stream.tokens == stream.limit:
-            stream.group = None
+            stream.group = stream.kept_in = None
             commands = self.controller.outgrew(request_id, self.now_s)
             if commands is None:
                 self.finish(request_id)
@@ -183,17 +191,30 @@ class Shell:
         assert command.output_tokens == stream.tokens
         assert command.limit_tokens == holds - wanted.prompt_tokens > stream.tokens, "no room for a further token"
         assert not self.holds, "dispatched while a sequential switch waits"
+        may_come = stream.kept_in is not None and self._can_move(stream.kept_in, group)
+        must_come = may_come and (stream.tokens_here > 0 or stream.came_with_kv)
+        assert command.moved_from in (None, stream.kept_in)
+        assert may_come or command.moved_from is None
+        assert not must_come or command.moved_from is not None
+        stream.came_with_kv = command.moved_from is not None
+        stream.ahead = max(1, stream.ahead) if stream.came_with_kv else wanted.prompt_tokens + stream.tokens
         stream.group, stream.had_group = group, True
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.moves.append((command.request_id, group))
+
+    def _can_move(self, old: Group, new: Group) -> bool:
+        """Whether it was measured how long it takes in the smallest group that covers both."""
+        sizes = self.controller.settings.capacity.tokens
+        covers = [size for size in sizes if {*old, *new} <= set(aligned_group(old[0], size))]
+        return bool(covers) and min(covers) in self.controller.moves
 
     def _withdraw(self, command: Withdraw) -> None:
         stream = self.open[command.request_id]
         assert stream.group == command.group
         assert stream.tokens == 0 or stream.wanted.movable
-        assert stream.tokens_here == 0 or self.controller.switches.kept[-1].preempt in ("soft", "recompute")
+        assert stream.tokens_here == 0 or self.controller.switches.kept[-1].preempt in ("soft", "move")
         assert stream.wanted.degree is None
-        stream.group = None
+        stream.group, stream.kept_in = None, command.group
 
     def _refuse(self, command: Refuse) -> None:
         stream = self.open.pop(command.request_id)
@@ -220,7 +241,8 @@ class Shell:
         for request_id, stream in self.open.items():
             assert controller.group_of(request_id) == stream.group
             if stream.group is not None:
-                assert controller.loads[stream.group].requests[request_id].output_tokens == stream.tokens
+                tracked = controller.loads[stream.group].requests[request_id]
+                assert (tracked.output_tokens, tracked.prefill_tokens) == (stream.tokens, stream.ahead)
         in_groups = {stream.group for stream in self.open.values() if stream.group is not None}
         assert set(controller.loads.groups) == in_groups
         assert controller.layout == self.layout

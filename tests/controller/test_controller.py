@@ -5,6 +5,7 @@ import pytest
 from flying_serving.controller.requests import Wanted
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import Decision
 from flying_serving.policy.steps import Step
 from tests.controller.shell import Shell, settings
@@ -50,7 +51,7 @@ def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(preempt: str)
     assert shell.ordered is None
     shell.tick(0.5)
     assert shell.ordered is not None
-    assert shell.ordered.preempt in ("weave", "hard", "recompute")
+    assert shell.ordered.preempt in ("weave", "hard", "move")
     shell.acknowledge()
     assert shell.waiting() == []
     assert shell.open["c"].group == (0, 1)
@@ -100,7 +101,7 @@ def test_prompts_that_the_new_layout_does_not_hold_stay() -> None:
     assert shell.open["b"].group == (0, 1)
 
 
-def test_recompute_takes_streams_along_that_fit_and_may_move() -> None:
+def test_moving_takes_streams_along_that_fit_and_may_move() -> None:
     """What has grown beyond one engine stays in the old group, however small it began."""
     shell = manual()
     shell.order(WIDE)
@@ -110,11 +111,56 @@ def test_recompute_takes_streams_along_that_fit_and_may_move() -> None:
     shell.token("short", 3)
     shell.token("grown", 100)
     shell.token("fixed", 3)
-    shell.order(NARROW, "recompute")
+    shell.order(NARROW, "move")
     assert [name for name, _ in shell.moves] == ["short"]
     assert shell.open["grown"].group == shell.open["fixed"].group == (0, 1)
     assert shell.open["short"].tokens == 3
     assert shell.switches[-1].draining == {"grown", "fixed"}
+
+
+def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
+    """Then one token is to be computed; prompts that may be done in part count in full, those not begun have no KV.
+
+    What came with a request moves on with it, whether it was begun there or not.
+    """
+    shell = manual()
+    shell.controller.moves = {2: MoveCost(0.002, 1e-5)}
+    for name in "abcdef":
+        shell.arrive(name, Wanted(40, 60, 20))
+    shell.token("a", 3)
+    shell.order(WIDE, "move")
+    to_compute = {name: (stream.came_with_kv, stream.ahead) for name, stream in shell.open.items()}
+    begun, not_begun = (True, 40), (False, 40)
+    assert to_compute == {"a": (True, 1), "b": begun, "c": begun, "d": begun, "e": begun, "f": not_begun}
+    shell.acknowledge()
+    shell.order(NARROW, "move")
+    assert {name for name, stream in shell.open.items() if stream.came_with_kv} == set("abcde")
+    assert shell.open["a"].ahead == 1
+
+
+def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
+    """Between pairs four engines have to meet; back to the same engine there is nothing to move."""
+    shell = Shell(settings("manual", 4, capped=False))
+    shell.controller.moves = {2: MoveCost(0.002, 1e-5)}
+    shell.order(Layout(((0, 1), (2,), (3,))))
+    shell.acknowledge()
+    shell.arrive("a", Wanted(10, 150, 140))
+    shell.token("a", 5)
+    shell.order(Layout(((0,), (1,), (2, 3))), "move")
+    assert shell.moves == [("a", (2, 3))]
+    assert not shell.open["a"].came_with_kv
+    assert shell.open["a"].ahead == 15
+
+
+def test_what_has_outgrown_its_group_is_prefilled_again() -> None:
+    """The group has ended it, and its KV is gone."""
+    shell = Shell(settings("manual", 4))
+    shell.controller.moves = dict.fromkeys((2, 4), MoveCost(0.002, 1e-5))
+    shell.arrive("grows", OPEN_ENDED)
+    shell.order(Layout(((0,), (1,), (2, 3))))
+    shell.token("grows", 60)
+    assert shell.moves == [("grows", (2, 3))]
+    assert (shell.open["grows"].came_with_kv, shell.open["grows"].ahead) == (False, 100)
 
 
 def test_after_a_failed_switch_the_server_goes_on() -> None:

@@ -51,6 +51,22 @@ def test_a_request_that_moves_is_prefilled_again() -> None:
     assert loads.unfinished() == [one]
 
 
+@pytest.mark.parametrize(("tokens", "ahead"), [(7, 1), (0, 100)])
+def test_with_its_kv_only_what_the_old_group_had_left_is_prefilled(tokens: int, ahead: int) -> None:
+    """One token of a request that streamed; of a prompt that was not done nobody knows how much was."""
+    loads = Loads()
+    one = tracked(1, prompt=100)
+    loads.add(one, (0,), 150.0)
+    if tokens:
+        loads.token(one, tokens)
+    loads.remove(one)
+    loads.add(one, (0, 1), 150.0, kept=True)
+    assert one.prefill_tokens == loads[(0, 1)].prefill_tokens == ahead
+    loads.remove(one)
+    loads.add(one, (0,), 150.0)
+    assert one.prefill_tokens == 100 + tokens
+
+
 class Books(RuleBasedStateMachine):
     """Requests on the move, against sums made afresh."""
 

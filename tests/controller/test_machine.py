@@ -9,6 +9,7 @@ from flying_serving.config import PREEMPTS
 from flying_serving.controller.requests import Wanted
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.steps import Step
 from tests.controller.shell import Shell, settings
@@ -49,9 +50,18 @@ class Episode(RuleBasedStateMachine):
         engines=st.sampled_from([2, 4]),
         factors=st.sampled_from([WIDE_WINS, NARROW_WINS, MIXED]),
         slots=st.integers(1, 4),
+        moves=st.sets(st.sampled_from([2, 4])),
         dry_run=st.integers(0, 9).map(lambda n: n == 0),
     )
-    def start(self, data: st.DataObject, engines: int, factors: tuple[float, float], slots: int, dry_run: bool) -> None:
+    def start(
+        self,
+        data: st.DataObject,
+        engines: int,
+        factors: tuple[float, float],
+        slots: int,
+        moves: set[int],
+        dry_run: bool,
+    ) -> None:
         self.policy = POLICIES[data.draw(st.sampled_from(self.names))]
         chosen = settings(
             self.policy.name,
@@ -63,6 +73,7 @@ class Episode(RuleBasedStateMachine):
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
+        self.shell.controller.moves = dict.fromkeys(moves, MoveCost(0.002, 1e-5))
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"

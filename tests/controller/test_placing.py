@@ -1,5 +1,7 @@
 """Placing: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from flying_serving.controller.placing import PATIENCE_S, STEPS_AHEAD, Limits, P
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.work import LaneFigures
 from tests.policy.costs import costs
 
@@ -155,6 +158,36 @@ def test_engines_that_still_drain_an_older_layout_come_last() -> None:
     loads.put((0, 1))
     loads.put((0, 1))
     assert place(request(), SINGLES, loads) == (2,)
+
+
+def test_a_group_to_which_kv_can_come_is_preferred() -> None:
+    """And there one token counts as room: a request that comes with its KV is in nobody's way."""
+    lanes = LANES | {2: replace(LANES[2], move=MoveCost(0.001, 1e-6))}
+    loads, pairs = Filled(), Layout.uniform(4, 2)
+    streams = request(prompt=60)
+    loads.add(streams, (2,), 80.0)
+    loads.token(streams, 1)
+    loads.remove(streams)
+    streams.kept_in = (2,)
+    assert placing().place(streams, pairs, loads, LANES, 80) == (0, 1)
+    assert placing().place(streams, pairs, loads, lanes, 80) == (2, 3)
+    while placing(Limits(100, 64)).place(request(60), Layout.uniform(4, 4), loads, lanes, 1.0):
+        loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
+    whole = {4: replace(LANES[4], move=MoveCost(0.001, 1e-6))}
+    assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES, 1.0) is None
+    assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES | whole, 1.0) is not None
+
+
+def test_where_kv_can_move() -> None:
+    """Where it was measured in the smallest group that covers both; from nowhere if there is none."""
+    cost = MoveCost(0.001, 1e-6)
+    lanes = LANES | {2: replace(LANES[2], move=cost)}
+    one, by = request(), placing()
+    assert by.move(one, (0, 1), lanes) is None
+    one.kept_in = (0,)
+    moves = {group: by.move(one, group, lanes) for group in GROUPS}
+    assert {group for group, move in moves.items() if move == cost} == {(1,), (0, 1)}
+    assert {move for group, move in moves.items() if group not in ((1,), (0, 1))} == {None}
 
 
 def test_a_group_with_urgent_requests_is_left_to_them() -> None:

@@ -91,7 +91,7 @@ def test_any_order_of_events(requests: set[str], data: st.DataObject, gaps: list
         elif isinstance(event, str):
             one.ended(event, now)
         else:
-            one.token_gap(event)
+            one.token_gap("a", event)
     assert not one.open
     assert one.cutover_ms == 30.5
     assert one.drain_ms == pytest.approx((max(times[e] for e in ("answers", *requests)) - 100) * 1e3)
@@ -125,7 +125,7 @@ def test_json() -> None:
     }
     one.acknowledged(REPORTS, 100.2)
     one.ended("a", 100.3)
-    one.token_gap(0.02)
+    one.token_gap("a", 0.02)
     shown = one.to_json()
     assert None not in [shown[name] for name in shown if name.endswith("_ms")]
 
@@ -203,6 +203,28 @@ def test_gaps_count_while_a_switch_is_open() -> None:
     assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 4000.0)
 
 
+def test_the_gap_of_a_stream_that_moves_counts_until_its_next_token() -> None:
+    """Whatever else is over by then; a request without a token has no gap."""
+    switches = Switches()
+    switches.token("a", 99.0)
+    one = begin(switches, 100.0, "a", "prompt")
+    switches.moved("a", 100.1)
+    switches.moved("prompt", 100.1)
+    one.acknowledged(REPORTS, 100.2)
+    assert one.drain_ms == pytest.approx(200.0)
+    assert one.open
+    switches.token("prompt", 103.0)
+    assert one.open
+    switches.token("a", 102.5)
+    assert one.worst_token_gap_ms == pytest.approx(2500.0)
+    assert not one.open
+    two = begin(switches, 110.0, "a")
+    switches.moved("a", 110.1)
+    two.acknowledged(REPORTS, 110.2)
+    switches.ended("a", 111.0)
+    assert not two.open
+
+
 def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     """The last ones are kept."""
     switches = Switches()
@@ -212,15 +234,17 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     assert [one.number for one in switches.kept] == list(range(6, KEPT + 6))
 
 
-@given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), since=st.floats(0, 300))
-def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.DataObject, since: float) -> None:
-    """Not those of an operator, or for another use case, or of an idle server."""
+@given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), later_s=st.floats(0, 100))
+def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.DataObject, later_s: float) -> None:
+    """Less the longer ago they were; not those of an operator, or for another use case, or of an idle server."""
     switches = Switches()
-    expected = 0
+    now_s = max(times, default=0.0) + later_s
+    expected = 0.0
     for at in times:
         reason = reasons.draw(st.sampled_from([None, "load: 1.00 requests/s", "priority: 1 urgent requests"]))
         running = reasons.draw(st.sampled_from([(), ("a",)]))
         decision = None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5)
         begin(switches, at, *running, decision=decision)
-        expected += reason is not None and reason.startswith("load") and at >= since and bool(running)
-    assert switches.for_load_since(since) == expected
+        if reason is not None and reason.startswith("load") and running:
+            expected += max(0.0, 1.0 - (now_s - at) / 60.0)
+    assert switches.for_load(now_s) == pytest.approx(expected)

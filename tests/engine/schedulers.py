@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,64 +23,73 @@ class Request:
     num_prompt_tokens: int
     max_tokens: int
     num_computed_tokens: int = 0
+    """With those of a step that is under way."""
+    num_in_flight_tokens: int = 0
     num_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
 
-
-@dataclass
-class ListPool:
-    """What is asked of vLLM's BlockPool, with nothing cached and no state but which blocks are free."""
-
-    num_gpu_blocks: int
-    free: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.free = list(range(1, self.num_gpu_blocks))
-
     @property
-    def blocks(self) -> list[Any]:
-        """Return a view of each block."""
-        return [
-            SimpleNamespace(block_id=block, ref_cnt=int(block not in self.free), is_null=block == 0)
-            for block in range(self.num_gpu_blocks)
-        ]
-
-    @property
-    def null_block(self) -> Any:
-        """Return the block that stands for none."""
-        return self.blocks[0]
-
-    def get_num_free_blocks(self) -> int:
-        """Return how many are free."""
-        return len(self.free)
-
-    def get_new_blocks(self, count: int) -> list[Any]:
-        """Take free blocks, least recently used first."""
-        taken, self.free = self.free[:count], self.free[count:]
-        assert len(taken) == count
-        blocks = self.blocks
-        return [blocks[block] for block in taken]
-
-    def free_blocks(self, blocks: Iterable[Any]) -> None:
-        """Put blocks back."""
-        for block in blocks:
-            assert block.ref_cnt, f"block {block.block_id} is free already"
-            self.free.append(block.block_id)
+    def computed(self) -> int:
+        """Tokens of steps that are over; a plan begins with the next, as there is one step at a time."""
+        return self.num_computed_tokens - self.num_in_flight_tokens
 
 
 @dataclass
 class Manager:
-    """What is asked of vLLM's KVCacheManager."""
+    """What is asked of vLLM's KVCacheManager, with nothing cached."""
 
     block_pool: Any
     requests: dict[str, Request]
+    ahead: dict[str, Request] = field(default_factory=dict)
+    """Requests that have blocks before the scheduler has them."""
 
     def get_block_ids(self, request_id: str) -> tuple[list[int]]:
         """Return the blocks of a request."""
-        return (self.requests[request_id].blocks,)
+        request = self.requests.get(request_id) or self.ahead.get(request_id)
+        return ([] if request is None else request.blocks,)
+
+    def get_computed_blocks(self, request: Request) -> tuple[list[Any], int, int]:
+        """Return what the prefix cache has: nothing."""
+        return [], 0, 0
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        *,
+        num_external_computed_tokens: int,
+        num_lookahead_tokens: int = 0,
+        **options: Any,
+    ) -> list[int] | None:
+        """Take blocks for tokens whose KV comes from elsewhere, and for some to be computed."""
+        if num_new_tokens == 0 and num_external_computed_tokens == 0:
+            raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
+        computed = request.num_computed_tokens + num_external_computed_tokens
+        added = self.grow(request, computed + num_new_tokens + num_lookahead_tokens)
+        if added is not None and request.request_id not in self.requests:
+            self.ahead[request.request_id] = request
+        return added
+
+    def grow(self, request: Request, tokens: int) -> list[int] | None:
+        """Let a request have blocks for so many tokens. Returns the new ones, or None if there are too few."""
+        count = -(-tokens // BLOCK) - len(request.blocks)
+        if count > self.block_pool.get_num_free_blocks():
+            return None
+        added = [block.block_id for block in self.block_pool.get_new_blocks(max(0, count))]
+        request.blocks += added
+        return added
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Do nothing: nothing is cached."""
+
+    def free(self, request: Request) -> None:
+        """Free the blocks of a request, if it has some."""
+        self.ahead.pop(request.request_id, None)
+        self.block_pool.free_blocks([self.block_pool.blocks[b] for b in reversed(request.blocks)])
+        request.blocks = []
 
 
 class FakeScheduler:
@@ -96,6 +104,7 @@ class FakeScheduler:
         self.max_running = max_running
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.kv_holding_waiting: list[Request] = []
         self.seen: set[str] = set()
         self.constrained: set[str] = set()
         self.bitmask = np.zeros((8, 2), dtype=np.int32)
@@ -116,7 +125,7 @@ class FakeScheduler:
 
     def get_request_counts(self) -> tuple[int, int]:
         """Return how many run, and how many wait."""
-        return len(self.running), len(self.waiting)
+        return len(self.running), len(self.waiting) + len(self.kv_holding_waiting)
 
     def make_stats(self) -> SchedulerStats:
         """Return what vLLM's makes of this lane alone."""
@@ -137,14 +146,17 @@ class FakeScheduler:
             self._admit(plan, left)
         self.preempted_now = False
         plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
+        for request_id, tokens in plan.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            request.num_computed_tokens, request.num_in_flight_tokens = request.computed + tokens, tokens
         return plan
 
     def _schedule_running(self, plan: SchedulerOutput, budget: int) -> int:
         index = 0
         while index < len(self.running) and budget:
             request = self.running[index]
-            tokens = min(budget, request.num_tokens - request.num_computed_tokens)
-            added = self._grow(request, request.num_computed_tokens + tokens)
+            tokens = min(budget, request.num_tokens - request.computed)
+            added = self.kv_cache_manager.grow(request, request.computed + tokens)
             if added is None:
                 self._preempt(self.running[-1])
                 continue
@@ -154,19 +166,21 @@ class FakeScheduler:
         return budget
 
     def _admit(self, plan: SchedulerOutput, budget: int) -> None:
-        while self.waiting and budget and len(self.running) < self.max_running:
-            request = self.waiting[0]
-            if self._grow(request, request.num_tokens) is None:
+        while budget and len(self.running) < self.max_running:
+            queue = self.kv_holding_waiting or self.waiting
+            if not queue or self.kv_cache_manager.grow(queue[0], queue[0].num_tokens) is None:
                 break
-            self.running.append(self.waiting.pop(0))
-            tokens = min(budget, request.num_tokens)
+            request = queue.pop(0)
+            self.running.append(request)
+            tokens = min(budget, request.num_tokens - request.computed)
             if request.request_id in self.seen:
                 plan.scheduled_cached_reqs.resumed_req_ids.add(request.request_id)
                 self._tell(plan, request, list(request.blocks), tokens)
             else:
                 self.seen.add(request.request_id)
                 blocks = (list(request.blocks),)
-                plan.scheduled_new_reqs.append(new_request(request.request_id, request.num_prompt_tokens, blocks))
+                new = new_request(request.request_id, request.num_prompt_tokens, blocks, request.computed)
+                plan.scheduled_new_reqs.append(new)
                 plan.num_scheduled_tokens[request.request_id] = tokens
             budget -= tokens
 
@@ -174,7 +188,7 @@ class FakeScheduler:
         cached = plan.scheduled_cached_reqs
         cached.req_ids.append(request.request_id)
         cached.new_block_ids.append((added,) if added else None)
-        cached.num_computed_tokens.append(request.num_computed_tokens)
+        cached.num_computed_tokens.append(request.computed)
         cached.num_output_tokens.append(request.num_tokens - request.num_prompt_tokens)
         plan.num_scheduled_tokens[request.request_id] = tokens
         plan.new_block_ids_to_zero += added
@@ -183,12 +197,8 @@ class FakeScheduler:
         self.preempted_now = True
         self.running.remove(request)
         self.waiting.insert(0, request)
-        self._free(request)
+        self.kv_cache_manager.free(request)
         request.num_computed_tokens = 0
-
-    def _free(self, request: Request) -> None:
-        self.pool.free_blocks([self.pool.blocks[b] for b in reversed(request.blocks)])
-        request.blocks = []
 
     def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
         """Count what was computed, add a token where a request has caught up, end those that have all."""
@@ -197,7 +207,7 @@ class FakeScheduler:
             request = self.requests.get(request_id)
             if request is None:
                 continue
-            request.num_computed_tokens += tokens
+            request.num_in_flight_tokens -= tokens
             if request.num_computed_tokens == request.num_tokens:
                 request.num_tokens += 1
                 if request.num_tokens - request.num_prompt_tokens == request.max_tokens:
@@ -205,12 +215,17 @@ class FakeScheduler:
                     self.end(request_id)
         return {0: ("outputs of", sorted(plan.num_scheduled_tokens))}
 
+    def add_request(self, request: Request) -> None:
+        """A request arrives; it has KV, and blocks with it, if it has computed tokens."""
+        self.kv_cache_manager.ahead.pop(request.request_id, None)
+        self.requests[request.request_id] = request
+        (self.kv_holding_waiting if request.num_computed_tokens else self.waiting).append(request)
+
     # ---- what tests call
 
     def add(self, request_id: str, prompt: int, max_tokens: int) -> None:
-        """A request arrives."""
-        self.requests[request_id] = Request(request_id, prompt, max_tokens)
-        self.waiting.append(self.requests[request_id])
+        """A request arrives that is new."""
+        self.add_request(Request(request_id, prompt, max_tokens))
 
     def finish_requests(self, request_ids: Iterable[str], status: Any) -> None:
         """What vLLM's does when requests are aborted."""
@@ -220,45 +235,15 @@ class FakeScheduler:
     def end(self, request_id: str) -> None:
         """A request is over, or aborted."""
         request = self.requests.pop(request_id)
-        for queue in (self.running, self.waiting):
+        for queue in (self.running, self.waiting, self.kv_holding_waiting):
             if request in queue:
                 queue.remove(request)
         if request_id in self.seen:
             self.finished.add(request_id)
-        self._free(request)
-
-    def _grow(self, request: Request, tokens: int) -> list[int] | None:
-        count = -(-tokens // BLOCK) - len(request.blocks)
-        if count > self.pool.get_num_free_blocks():
-            return None
-        added = [block.block_id for block in self.pool.get_new_blocks(max(0, count))]
-        request.blocks += added
-        return added
+        self.kv_cache_manager.free(request)
 
 
-class EndlessScheduler(FakeScheduler):
-    """Has work without end, or none ever, and needs no blocks."""
-
-    def __init__(self, blocks: int, *, pool: Any = None, busy: bool) -> None:
-        super().__init__(blocks, pool=pool)
-        self.busy = busy
-
-    def has_requests(self) -> bool:
-        """Return whether there is work."""
-        return self.busy
-
-    def get_num_unfinished_requests(self) -> int:
-        """Return how many requests there would be."""
-        return int(self.busy)
-
-    def schedule(self) -> SchedulerOutput:
-        """Plan a step that says nothing."""
-        plan = SchedulerOutput.make_empty()
-        plan.total_num_scheduled_tokens = 1
-        return plan
-
-
-def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...]) -> NewRequestData:
+def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...], computed: int = 0) -> NewRequestData:
     """Return what a plan says of a request that is scheduled for the first time."""
     return NewRequestData(
         req_id=request_id,
@@ -267,7 +252,7 @@ def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...]) 
         sampling_params=None,
         pooling_params=None,
         block_ids=block_ids,
-        num_computed_tokens=0,
+        num_computed_tokens=computed,
         lora_request=None,
     )
 
@@ -280,37 +265,6 @@ def cached_requests(names: Iterable[str], new_block_ids: Sequence[tuple[list[int
     cached.num_computed_tokens = [7] * len(cached.req_ids)
     cached.num_output_tokens = [1] * len(cached.req_ids)
     return cached
-
-
-class Memory:
-    """What an engine's model runner keeps: tables of blocks, and slot by slot whose token was written there last."""
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-        self.content: dict[tuple[int, int], tuple[str, int]] = {}
-        self.tables: dict[str, list[int]] = {}
-
-    def write(self, plan: SchedulerOutput) -> None:
-        """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
-        done: dict[str, int] = {}
-        for gone in plan.finished_req_ids:
-            self.tables.pop(gone)
-        for new in plan.scheduled_new_reqs:
-            self.tables[new.req_id] = list(new.block_ids[0])
-            done[new.req_id] = 0
-        cached = plan.scheduled_cached_reqs
-        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-            if name in cached.resumed_req_ids:
-                self.tables[name] = []
-            self.tables[name] += added[0] if added else []
-            done[name] = computed
-        for name, tokens in plan.num_scheduled_tokens.items():
-            for place in range(done[name]):
-                assert self.content[self.tables[name][place // BLOCK], place % BLOCK] == (name, place)
-            for place in range(done[name], done[name] + tokens):
-                block = self.tables[name][place // BLOCK]
-                assert 0 < block < self.blocks
-                self.content[block, place % BLOCK] = (name, place)
 
 
 class Inboxes:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
 from flying_serving.policy.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
@@ -13,9 +14,10 @@ QUIET = Work(0.05, 300.0, 60.0, 0.0, 0.0)
 BUSY = Work(12.0, 300.0, 60.0, 40.0, 12_000.0)
 
 
-def lanes_of(lanes: Costs) -> dict[int, LaneFigures]:
-    """Return lanes with these costs."""
-    return {size: LaneFigures(cost, 64, 20_000 * size, 512) for size, cost in lanes.items()}
+def lanes_of(lanes: Costs, moves: Mapping[int, MoveCost] | None = None) -> dict[int, LaneFigures]:
+    """Return lanes with these costs, and what it takes to move KV within them."""
+    known = moves or {}
+    return {size: LaneFigures(cost, 64, 20_000 * size, 512, known.get(size)) for size, cost in lanes.items()}
 
 
 def load(requests: int, left: float = 40.0, context: float = 400.0, prefill: int = 0) -> GroupLoad:
@@ -30,9 +32,10 @@ def snapshot(
     needs: Sequence[Need] = (),
     recent: int = 0,
     lanes: Costs | None = None,
+    moves: Mapping[int, MoveCost] | None = None,
 ) -> Snapshot:
     """Return a server in that layout."""
     engines = sum(map(len, layout.groups))
     sizes = [size for size in SIZES if size <= engines]
-    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65))
+    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65), moves)
     return Snapshot(0.0, layout, Layout.all(engines, sizes), figures, loads or {}, work, needs, recent)

@@ -98,9 +98,9 @@ def test_a_group_stays_as_long_as_somebody_needs_it(policy: str, need: Need) -> 
 
 
 @settings(max_examples=300)
-@given(situation=situations(), needs=NEEDS, name=st.sampled_from(sorted(POLICIES)), recent=st.integers(0, 5))
+@given(situation=situations(), needs=NEEDS, name=st.sampled_from(sorted(POLICIES)), recent=st.floats(0, 5))
 def test_decisions_are_to_another_layout_and_say_why(
-    situation: tuple[Snapshot, Layout], needs: list[Need], name: str, recent: int
+    situation: tuple[Snapshot, Layout], needs: list[Need], name: str, recent: float
 ) -> None:
     """The cheapest way is taken; a switch for load gains more than it costs, one for a need meets it."""
     policy = POLICIES[name]
@@ -143,8 +143,8 @@ def test_a_switch_is_not_taken_back_at_once(situation: tuple[Snapshot, Layout], 
     raise AssertionError("it does not come to rest")
 
 
-@given(situation=situations(), recent=st.integers(0, 5))
-def test_recent_switches_never_make_another_one_easier(situation: tuple[Snapshot, Layout], recent: int) -> None:
+@given(situation=situations(), recent=st.floats(0, 5))
+def test_recent_switches_never_make_another_one_easier(situation: tuple[Snapshot, Layout], recent: float) -> None:
     """What is decided after some switches would be decided without them, too."""
     shot = situation[0]
     after = POLICIES["load"].decide(replace(shot, recent_switches=recent), WEIGHTS)

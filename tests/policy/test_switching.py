@@ -3,13 +3,15 @@
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.switching import costs, leaving
+from flying_serving.policy.switching import _Case, costs, leaving
 from flying_serving.policy.work import Work
 from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
 
@@ -21,6 +23,10 @@ LOADS = st.builds(
 )
 
 
+QUICK = MoveCost(0.002, 1e-6)
+MOVES = st.dictionaries(st.sampled_from([2, 4]), st.builds(MoveCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2)
+
+
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
     """Return any server and another layout for it."""
@@ -28,7 +34,18 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
     loads = draw(st.dictionaries(st.sampled_from(GROUPS), LOADS, max_size=4))
     waiting = draw(st.integers(0, 200))
     work = Work(draw(st.floats(0.01, 30)), draw(st.floats(1, 2000)), draw(st.floats(1, 500)), waiting, 300.0 * waiting)
-    return snapshot(old, work, loads), new
+    return snapshot(old, work, loads, moves=draw(MOVES)), new
+
+
+def moved(moves: dict[int, MoveCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]) -> float:
+    """Return the cost of moving requests."""
+    return costs(snapshot(old, BUSY, loads, moves=moves), new, WEIGHTS, urgent=False)["move"]
+
+
+def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MoveCost]) -> float:
+    """Return the seconds that requests which move stand still."""
+    shot = snapshot(old, QUIET, loads, moves=moves)
+    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s()
 
 
 def price(
@@ -96,9 +113,40 @@ def test_a_pause_costs_the_paused() -> None:
 def test_computing_again_costs_by_what_there_is() -> None:
     """A long context is dear, a short one is cheap, however much is left to come."""
     short, long = {(0,): load(4, context=20)}, {(0,): load(4, context=8000)}
-    assert price("recompute", NARROW, WIDE, BUSY, short) < price("recompute", NARROW, WIDE, BUSY, long)
+    assert price("move", NARROW, WIDE, BUSY, short) < price("move", NARROW, WIDE, BUSY, long)
     ends = {(0,): load(4, left=1.0)}
-    assert price("recompute", NARROW, WIDE, QUIET, ends) == price("recompute", NARROW, WIDE, QUIET, {(0,): load(4)})
+    assert price("move", NARROW, WIDE, QUIET, ends) == price("move", NARROW, WIDE, QUIET, {(0,): load(4)})
+
+
+def test_kv_that_comes_along_costs_next_to_nothing() -> None:
+    """Little of what computing again does; more if it takes longer; not less where it was measured elsewhere."""
+    loads = {(0,): load(4, context=2000), (1,): load(8, context=2000)}
+    again = moved({}, NARROW, WIDE, loads)
+    quick, slow = moved({2: QUICK}, NARROW, WIDE, loads), moved({2: MoveCost(0.05, 2e-5)}, NARROW, WIDE, loads)
+    assert quick < slow < again
+    assert quick < 0.05 * again
+    assert moved({4: QUICK}, NARROW, WIDE, loads) == again
+
+
+def test_covers_exchange_side_by_side_and_pairs_of_groups_one_after_the_other() -> None:
+    """How long engines stand still: by hand."""
+    singles, pairs, all_four = (Layout.uniform(4, size) for size in (1, 2, 4))
+    cost = MoveCost(0.010, 1e-5)
+    four = {(n,): load(5, context=100 * (n + 1)) for n in range(4)}
+    assert still(singles, pairs, four, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 5 * (300 + 400))
+    assert still(singles, all_four, four, {4: cost}) == pytest.approx(4 * 0.010 + 1e-5 * 5 * 1000)
+    two = {(0, 1): load(5, context=100), (2, 3): load(1, context=300)}
+    assert still(pairs, singles, two, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 500)
+    assert still(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(0.010 + 1e-5 * 300)
+    again_s = 800 * snapshot(pairs).lanes[1].cost.prefill_token_s / 4
+    assert still(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
+
+
+def test_a_soft_switch_is_cheaper_if_kv_comes_along() -> None:
+    """What an idle engine has begun is not computed again in the group."""
+    shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, moves=moves) for moves in ({}, {2: QUICK})]
+    again, kept = (costs(shot, WIDE, WEIGHTS, urgent=False)["soft"] for shot in shots)
+    assert kept < again
 
 
 def test_the_cheapest_way_fits_the_case() -> None:

@@ -6,11 +6,13 @@ import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
-from flying_serving.engine.tickets import StepTicket, Ticket
+from flying_serving.engine.tickets import MoveTicket, StepTicket, Ticket
 from flying_serving.layout.groups import Group
-from tests.protocol.engine import Engine, Took, freeze
+from tests.protocol.alike import freeze, key_of
+from tests.protocol.engine import Engine, Late, Took, moving
 from tests.protocol.messages import Message
 
 TICKS = (0, 1, 2)
@@ -44,11 +46,15 @@ class Facts:
         busy: sizes of the lanes that it leads and that have something to do.
         lent: by size of the group: the group blocks for which it has lent blocks, and how many it has offered.
         borrowed: by size of the groups that it leads: the group blocks that it may use.
+        waits: whether requests wait here for room for their KV, and whether some is kept for others to fetch.
+        coming: whether KV of requests is ordered to come here.
     """
 
     busy: tuple[int, ...]
     lent: dict[int, tuple[frozenset[int], int]]
     borrowed: dict[int, frozenset[int]]
+    waits: Late
+    coming: bool
 
     @classmethod
     def of(cls, engine: Engine) -> Facts:
@@ -58,6 +64,8 @@ class Facts:
             tuple(size for size, scheduler in engine.lanes().items() if scheduler.has_requests()),
             {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
             {size: frozenset(leader.borrowed.held) for size, leader in engine.leaders.items()},
+            Late(bool(engine.moves._waiting), bool(engine.moves._parked)),
+            bool(engine.moves._coming),
         )
 
 
@@ -78,6 +86,9 @@ class Engines:
         self._numbers: dict[Hashable, int] = {}
         self._ticket_numbers: dict[Hashable, int] = {}
         self._known: dict[Hashable, tuple[Did, ...]] = {}
+        self.moved: set[int] = set()
+        """Tickets of which some KV was there to be moved."""
+        self._offers: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def add(self, engine: Engine) -> Did:
         """Number a state, and check it."""
@@ -87,7 +98,7 @@ class Engines:
         sent = tuple((members, self._ticket(ticket)) for members, ticket in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
         done = engine.settle()
-        number = self._numbers.setdefault(engine.key(), len(self._states))
+        number = self._numbers.setdefault(key_of(engine), len(self._states))
         if number == len(self._states):
             self._states.append(pickle.dumps(engine, protocol=pickle.HIGHEST_PROTOCOL))
             self.facts.append(Facts.of(engine))
@@ -107,7 +118,10 @@ class Engines:
     def go_on(self, state: int, number: int | None) -> tuple[Did, ...]:
         """Go once through the loop, with a ticket or none: all that may come of it."""
         ticket = None if number is None else self.tickets[number]
-        deeds = [partial(Engine.go_on, ticket=ticket, ticks=ticks) for ticks in self._ticks]
+        late = [Late(*over) for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))]
+        # requests that move are looked after before all else: what else may be over comes just before or just after
+        times = [(ticks, Late()) for ticks in self._ticks] + [(0, over) for over in late[1:]]
+        deeds = [partial(Engine.go_on, ticket=ticket, ticks=ticks, late=over) for ticks, over in times]
         return self._do(("go on", state, number), deeds)
 
     def step(self, state: int, number: int, aborting: tuple[str, ...] = ()) -> Did:
@@ -115,6 +129,26 @@ class Engines:
         ticket = self.tickets[number]
         assert isinstance(ticket, StepTicket)
         return self._do(("step", state, number, aborting), [lambda engine: engine.step(ticket, aborting)])[0]
+
+    def offer(self, state: int, number: int) -> tuple[int, ...]:
+        """Return what the leader of the source tells all others in an exchange."""
+        key = (state, number)
+        if key not in self._offers:
+            ticket, engine = self.tickets[number], pickle.loads(self._states[state])
+            assert isinstance(ticket, MoveTicket)
+            try:
+                self._offers[key] = engine.offer(ticket)
+            except Exception:  # noqa: BLE001 - it is told when the engine makes the exchange
+                self._offers[key] = ()
+        return self._offers[key]
+
+    def exchange(self, state: int, number: int, told: tuple[int, ...]) -> Did:
+        """Make the exchange of a MoveTicket."""
+        ticket = self.tickets[number]
+        assert isinstance(ticket, MoveTicket)
+        if told and moving(ticket, told):
+            self.moved.add(number)
+        return self._do(("exchange", state, number, told), [lambda engine: engine.exchange(ticket, told)])[0]
 
     def hear(self, state: int, message: Message) -> Did:
         """Handle a client's message."""

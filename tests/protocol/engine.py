@@ -6,20 +6,23 @@ one, the model writes down whose token is in which block, and nothing goes to a 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.engine.group import Leader, Member
-from flying_serving.engine.tickets import StepTicket, Ticket
+from flying_serving.engine.moves import PARKED_S, PATIENCE_S, Led, Moves
+from flying_serving.engine.tickets import MoveTicket, StepTicket, Ticket
 from flying_serving.engine.turns import Turns
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.vllm_hooks.blocks import SchedulerPool
-from tests.engine.schedulers import EndlessScheduler, FakeScheduler, ListPool, Memory
+from tests.engine.schedulers import BLOCK, FakeScheduler, Request
+from tests.protocol.alike import forget_times, rename_blocks
 from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Nothing, Outbox
-from tests.protocol.messages import Abort, Job, Message
+from tests.protocol.memory import EndlessScheduler, ListPool, Memory, Run
+from tests.protocol.messages import Abort, Job, Message, Park, after
 
 SIZES = (1, 2, 4)
 
@@ -50,14 +53,35 @@ class Settings:
     exact: bool = False
 
 
+class Late(NamedTuple):
+    """Which waits of requests that move are over.
+
+    Args:
+        arrivals: of those that wait for room for their KV.
+        parked: of those whose KV waits to be fetched.
+    """
+
+    arrivals: bool = False
+    parked: bool = False
+
+
 class _Came(Exception):
-    """The next thing is a step of a group, which needs the others."""
+    """The next thing is a step or an exchange of a group, which needs the others."""
 
 
 class Engine(FlyingEngineCore):
-    """The production engine without vLLM behind it."""
+    """The production engine without vLLM behind it.
 
-    def __init__(self, number: int, settings: Settings) -> None:
+    Args:
+        number: of this one.
+        settings: what all of them are made with.
+        moves: what it moves requests with.
+        mobile: ids of requests whose KV is fetched, or comes.
+    """
+
+    def __init__(
+        self, number: int, settings: Settings, moves: type[Moves] = Moves, mobile: Container[str] = ()
+    ) -> None:
         self.engine = number
         self.settings = settings
         self.turns = Turns(1, PAUSE_S)
@@ -72,7 +96,12 @@ class Engine(FlyingEngineCore):
             for size, group in groups.items()
             if group[0] == number
         }
-        self.memory = Memory(settings.blocks)
+        self._lane_of = {}
+        self._moved_from = {}
+        led = {size: Led(scheduler, pool, scheduler.block_size) for size, (scheduler, pool) in self._led().items()}
+        tokens = dict.fromkeys(SIZES, BLOCK)
+        self.moves = moves(number, led, tokens, self.members, channel, self._rpc, self._admit, self._lacks)
+        self.memory = Memory(settings.blocks, mobile)
         self.model_executor = self
         self.board: Any = Board()
         self.report: Any = Nothing()
@@ -83,6 +112,8 @@ class Engine(FlyingEngineCore):
         self._rounds = 0
         self._together = False
         self._aborting: tuple[str, ...] = ()
+        self._told: tuple[int, ...] | None = None
+        self._exchanged: MoveTicket | None = None
         self.overdue: dict[int, int] = {}
         """By size, for older lanes that are led here, have work and are due: steps of others made here since then."""
 
@@ -113,6 +144,35 @@ class Engine(FlyingEngineCore):
         self.memory.write(args[1])
         return [None]
 
+    def _rpc(self, method: str, *args: Any) -> Any:
+        """What the executor does when KV moves."""
+        return self._tell(*args) if method == "tell_moved" else self._move_kv(*args)
+
+    def _tell(self, cover: Group, sender: int, numbers: list[int] | None, count: int) -> list[int]:
+        if self._told is None:  # all that is asked for is what this engine says
+            assert numbers is not None
+            self._told = tuple(numbers)
+            raise _Came
+        assert numbers is None or tuple(numbers) == self._told
+        assert len(self._told) == count
+        return list(self._told)
+
+    def _move_kv(
+        self, cover: Group, source: Group, target: Group, mine: list[Run] | None, theirs: list[Run] | None, count: int
+    ) -> None:
+        """What a source has is what it should have; so all members of a target get that, under its new id."""
+        assert self._exchanged is not None
+        assert self._told is not None
+        names = moving(self._exchanged, self._told)
+        for name, run in zip(names, mine or [([], range(0))] * len(names), strict=True):
+            self.memory.read(name, run)
+        for name, run in zip(names, theirs or [([], range(0))] * len(names), strict=True):
+            self.memory.take(after(name), run)
+        assert all(sum(len(tokens) for _, tokens in runs) == count for runs in (mine, theirs) if runs is not None)
+
+    def _admit(self, request: Any, size: int, wave: int = 0) -> None:
+        self.lanes()[size].add_request(request)
+
     def _process_aborts_queue(self) -> None:
         self.abort_requests(self._aborting)
 
@@ -127,18 +187,39 @@ class Engine(FlyingEngineCore):
 
     def hear(self, message: Message) -> None:
         """Handle what the client sent."""
-        if isinstance(message, Job):
-            self.lanes()[message.size].add(message.name, message.prompt, message.tokens)
-        elif isinstance(message, Abort):
-            self.abort_requests([message.name])
-        else:
-            group = list(aligned_group(self.engine, message.size))
-            self.flying_switch(group, "hard" if message.hard else "weave", 1, NOW_S)
+        match message:
+            case Job(name, size):
+                if size > 1:
+                    self._lane_of[name] = size
+                if message.moved_from is not None:
+                    self._moved_from[name] = (message.moved_from[0], len(message.moved_from), message.old_name)
+                request: Any = Request(name, message.prompt, message.tokens)
+                self.add_request(request)
+            case Abort(name):
+                self.abort_requests([name])
+                self._is_without(name)
+            case Park(name):
+                self.flying_park([name])
+                self._is_without(name)
+            case _:
+                group = list(aligned_group(self.engine, message.size))
+                self.flying_switch(group, "hard" if message.hard else "weave", 1, NOW_S)
 
-    def go_on(self, ticket: Ticket | None, ticks: int) -> Took:
+    def _is_without(self, name: str) -> None:
+        """Nobody wants the request here any more: it must not go on."""
+        coming = [one for one in self.moves._coming.values() if not one.aborted and not one.left]
+        here = [arrival.request.request_id for arrival in (*self.moves._waiting, *coming)]
+        here += [running for scheduler in self.lanes().values() for running in scheduler.requests]
+        assert name not in here, f"{name} goes on, though nobody wants it here any more"
+
+    def go_on(self, ticket: Ticket | None, ticks: int, late: Late) -> Took:
         """Go once through the loop, after so many ticks, with a ticket or none."""
         for _ in range(ticks):
             self.pass_time()
+        for arrival in self.moves._waiting if late.arrivals else ():
+            arrival.since_s -= PATIENCE_S + TICK_S
+        for parked in self.moves._parked.values() if late.parked else ():
+            parked.since_s -= PARKED_S + TICK_S
         self.channel.next = ticket
         self._rounds, self._together = 1, False
         try:
@@ -155,10 +236,26 @@ class Engine(FlyingEngineCore):
         self._serve(ticket)
         self._aborting = ()
 
-    def _step_together(self, size: int, ticket: StepTicket) -> None:
-        if not self._together:
+    def offer(self, ticket: MoveTicket) -> tuple[int, ...]:
+        """Return what this engine, the source's leader, tells all others when they have come to the exchange."""
+        self._together = True
+        try:
+            self._serve(ticket)
+        except _Came:
+            assert self._told is not None
+            return self._told
+        raise AssertionError("nothing was told")
+
+    def exchange(self, ticket: MoveTicket, told: tuple[int, ...]) -> None:
+        """Make the exchange to which all have come."""
+        self._together, self._told, self._exchanged = True, told, ticket
+        self._serve(ticket)
+        self._told = self._exchanged = None
+
+    def _serve(self, ticket: Any) -> None:
+        if isinstance(ticket, StepTicket | MoveTicket) and not self._together:
             raise _Came
-        super()._step_together(size, ticket)
+        super()._serve(ticket)
 
     def _ran(self, size: int, *args: Any, **options: Any) -> None:
         if self.settings.exact:
@@ -181,81 +278,22 @@ class Engine(FlyingEngineCore):
         for member in self.members.values():
             member._needed_at -= TICK_S
 
-    # ---- states that behave alike are one
-
     def settle(self) -> tuple[str, ...]:
         """Forget what can make no difference any more. Returns the requests that were completed."""
         done = tuple(name for scheduler in self.lanes().values() for name in scheduler.done)
         for scheduler in self.lanes().values():
             scheduler.done, scheduler.outputs = [], []
             scheduler.seen &= set(scheduler.requests)
-        self._forget_times()
-        self._rename_blocks()
+        forget_times(self)
+        rename_blocks(self)
         return done
 
-    def _forget_times(self) -> None:
-        turns = self.turns
-        turns._present_steps = min(turns._present_steps, turns.weave_steps)
-        turns._left_s = max(turns._left_s, 0.0)
-        turns._expect_until = max(turns._expect_until, NOW_S)
-        self._alone_at = self._alone_at if self._alone_at > NOW_S else 0.0
-        # only lanes that are led here are asked for; of those that are late it matters only which came first
-        led = [size for size, lane in self.lanes().items() if lane.has_requests() or not self.settings.endless]
-        turns._took_s = {size: took_s for size, took_s in turns._took_s.items() if size in led}
-        ages = {size: NOW_S - at for size, at in turns._stepped_at.items() if size in led}
-        if self.settings.exact:
-            late = sorted({age for age in ages.values() if age >= PAUSE_S})
-            ranks = {age: PAUSE_S + rank for rank, age in enumerate(late)}
-        else:
-            ranks = {age: rank / 1024 for rank, age in enumerate(sorted(set(ages.values())))}
-            self.overdue = {}
-        turns._stepped_at = {size: NOW_S - ranks.get(age, age) for size, age in ages.items()}
-        for leader in self.leaders.values():
-            leader._retry_at = max(leader._retry_at, NOW_S)
-            leader._ask_at = max(leader._ask_at, NOW_S)
-        for member in self.members.values():
-            member._needed_at = max(member._needed_at, NOW_S - TICK_S)
-        self._last_step_s = (0.0, 0.0)
 
-    def _rename_blocks(self) -> None:
-        """Number physical blocks in the order in which they are found: engines speak of group blocks alone."""
-        lent = [member.lent for member in self.members.values()]
-        requests = [self.scheduler.requests[name] for name in sorted(self.scheduler.requests)]
-        found = [books.table[v] for books in lent for v in sorted(books.table)]
-        found += [block for books in lent for block in books.offered]
-        found += [block for request in requests for block in request.blocks]
-        found += self.scheduler.pool.free
-        new = {0: 0} | {block: number for number, block in enumerate((b for b in found if b), 1)}
-        for books in lent:
-            books.table = {v: new[books.table[v]] for v in sorted(books.table)}
-            books.offered = [new[block] for block in books.offered]
-        for request in requests:
-            request.blocks = [new[block] for block in request.blocks]
-        self.scheduler.pool.free = [new[block] for block in self.scheduler.pool.free]
-        memory = self.memory
-        memory.tables = {name: [new[block] for block in blocks] for name, blocks in memory.tables.items()}
-        kept = [(place, token) for place, token in memory.content.items() if token[0] in memory.tables]
-        memory.content = {(new[block], slot): token for (block, slot), token in kept}
-
-    def key(self) -> Any:
-        """Return all that matters of the state, as one hashable value."""
-        return (self.engine, *(freeze(getattr(self, name)) for name in _LOOKED_AT))
-
-
-_LOOKED_AT = ("_alone_at", "turns", "members", "leaders", "scheduler", "memory", "overdue")
-_SEEN_ELSEWHERE = frozenset({"pool", "_scheduler", "_pool", "_own", "_channel", "kv_cache_manager"})
-
-
-def freeze(thing: Any) -> Any:
-    """Return a thing and all that it holds as one hashable value; equal things have equal values."""
-    if thing is None or isinstance(thing, str | int | float):
-        return thing
-    if isinstance(thing, dict):
-        return tuple(sorted((freeze(key), freeze(value)) for key, value in thing.items()))
-    if isinstance(thing, set | frozenset):
-        return tuple(sorted(map(freeze, thing)))
-    if isinstance(thing, list | tuple | deque):
-        return tuple(map(freeze, thing))
-    if hasattr(thing, "tobytes"):
-        return thing.tobytes()
-    return tuple((name, freeze(value)) for name, value in sorted(vars(thing).items()) if name not in _SEEN_ELSEWHERE)
+def moving(ticket: MoveTicket, told: Sequence[int]) -> list[str]:
+    """Return the requests of an exchange of which some KV is there to be moved, by what the source's leader told."""
+    names = []
+    for move in ticket.moves:
+        if min(told[0], move.tokens) > move.start:
+            names.append(move.request_id)
+        told = told[1 - -move.tokens // BLOCK :]
+    return names

@@ -21,7 +21,7 @@ class Stage:
         layout: by engine, the size of its group; empty for no order.
         hard: whether the order preempts.
         jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it moves, which takes it
-            from where it was.
+            from where it was, and brings its KV if it says so (`Job.moved_from`).
     """
 
     layout: tuple[int, ...] = ()
@@ -85,8 +85,3 @@ class Client(NamedTuple):
     def with_request(self, number: int, status: Status, job: Job | None) -> Client:
         """Return what is known when one request has another status."""
         return self._replace(requests=(*self.requests[:number], (status, job), *self.requests[number + 1 :]))
-
-
-def request_of(job: str) -> str:
-    """Return the request that a job is of: `x+1` is another try at `x`."""
-    return job.partition("+")[0]

@@ -6,15 +6,15 @@ its place: what `comm/order.py` and `engine/tickets.py` do. A client's messages 
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
-from flying_serving.engine.tickets import CommitTicket, Grant, StepTicket
+from flying_serving.engine.tickets import CommitTicket, Grant, MoveTicket, StepTicket
 from flying_serving.layout.groups import Group
 from tests.protocol.automaton import Did, Engines
 from tests.protocol.engine import Engine, Took
 from tests.protocol.messages import Abort, Message
+from tests.protocol.plants import Plant
 
 GONE = -1
 """In place of the state of an engine that has stopped, and of a ticket that has gone with its sender."""
@@ -23,18 +23,6 @@ Label = tuple[Any, ...]
 Entry = tuple[int, int]
 """In an inbox: (sender, ticket)."""
 Sent = tuple[Group, int]
-
-
-class Plant(Enum):
-    """What can be broken on purpose."""
-
-    NOT_AT_ONCE = "a ticket gets its place in one inbox after the other"
-    BY_ARRIVAL = "tickets are served as they arrive, and not in their places"
-    GRANT_DROPPED = "grants of engine 1 get lost"
-    COMMIT_DROPPED = "commits for engine 1 get lost"
-    STEP_TWICE = "steps of two arrive twice at engine 1"
-    ADDED_TWICE = "the client sends requests for groups twice"
-    NOT_ADDED = "requests for engine 2 get lost"
 
 
 class Seat(NamedTuple):
@@ -203,12 +191,27 @@ class Seats:
             return False
         return all(event.silent for event in self.events(number, who))
 
-    def _step(self, number: int, aborting: tuple[str, ...], label: Label) -> Event:
-        """Make the step to which an engine has come; it hears of aborts while it makes it."""
+    def _step(self, number: int, heard: tuple[Any, ...], label: Label) -> Event:
+        """Make the step or the exchange to which an engine has come.
+
+        `heard`: aborts of which it hears while it makes a step; what the leader of the source tells in an exchange.
+        """
         seat = self.seats[number]
         assert seat.inside is not None
         after = seat._replace(inside=None, prompt=self.prompt and not seat.inbox)
-        return self._event(label, after, self.engines.step(seat.engine, seat.inside, aborting))
+        make = self.engines.exchange if self.source(seat.inside) else self.engines.step
+        return self._event(label, after, make(seat.engine, seat.inside, heard))
+
+    def source(self, ticket: int) -> Group:
+        """Return the group from which KV moves with a ticket; empty if none does."""
+        found = self.engines.tickets[ticket]
+        return found.source if isinstance(found, MoveTicket) else ()
+
+    def offer(self, number: int) -> tuple[int, ...]:
+        """Return what an engine tells all others in the exchange to which it has come."""
+        seat = self.seats[number]
+        assert seat.inside is not None
+        return self.engines.offer(seat.engine, seat.inside)
 
     def aborts(self, number: int) -> tuple[str, ...]:
         """Return the jobs whose aborts are on their way."""

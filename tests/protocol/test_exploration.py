@@ -1,20 +1,22 @@
 """The protocol, explored: whatever four engines of production classes and a client can do comes to a good end.
 
 In every state: no collective whose members have come to different steps, no request completed twice, no block with two
-owners, no exception. From every state an end can be reached at which each request is completed or aborted, no ticket is
-left, and members have lent what their leaders have borrowed, unless the server has ended; where work has no end, each
-lane steps again, and soon once it is due.
+owners, no token read that is not there, no exception. From every state an end can be reached at which each request is
+completed or aborted, no ticket and no parked KV is left, and members have lent what their leaders have borrowed, unless
+the server has ended; where work has no end, each lane steps again, and soon once it is due.
 """
 
 import sys
 
 import pytest
 
+from flying_serving.engine.tickets import MoveTicket
 from tests.protocol.engine import Settings
 from tests.protocol.explorer import Explored, explore
 from tests.protocol.messages import Job
+from tests.protocol.moving import ALWAYS_FULL, MOVING
+from tests.protocol.plants import Plant
 from tests.protocol.scenario import Scenario, Stage
-from tests.protocol.seats import Plant
 from tests.protocol.world import World
 
 APART, PAIRS, ALL = (1, 1, 1, 1), (2, 2, 2, 2), (4, 4, 4, 4)
@@ -75,6 +77,7 @@ SCENARIOS = {
     "a leader or a member stops": Scenario(
         (Stage(PAIRS, jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY, mortal=(0, 1)
     ),
+    **MOVING,
     **{
         f"work without end, {'hard' if hard else 'weave'} to {max(layout)}": Scenario(
             (Stage(),),
@@ -95,6 +98,11 @@ PLANTED = {
     Plant.STEP_TWICE: "a pair",
     Plant.ADDED_TWICE: "a pair",
     Plant.NOT_ADDED: "a pair beside all four",
+    Plant.LET_GO_EARLY: "KV goes to the neighbour while the engine goes on",
+    Plant.ADMITTED_EARLY: "KV goes to a wider group, or nobody wants it",
+    Plant.OFFERED_EARLY: "KV goes to a narrower group, or nobody wants it",
+    Plant.STAYS: "KV goes to the neighbour and back",
+    Plant.NO_NEXT_BLOCK: "KV of two requests comes to where one has room",
 }
 """In which scenario it is found."""
 
@@ -105,13 +113,21 @@ def explored(scenario: Scenario, *, plant: Plant | None = None, reduce: bool = T
     return explore(world, world.first())
 
 
+def moved(world: World) -> str:
+    """Return how many orders to move KV were met, and of how many some was there."""
+    tickets = [ticket for ticket in world.engines.tickets if isinstance(ticket, MoveTicket)]
+    return f", KV with {len(world.engines.moved)} of {len(tickets)} MoveTickets" if tickets else ""
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever can happen comes to a good end; how many states that took is printed."""
-    found = explored(SCENARIOS[name])
+    world = World(SCENARIOS[name])
+    found = explore(world, world.first())
     with capsys.disabled():
-        sys.stdout.write(f"\nprotocol, {name}: {found}\n")
+        sys.stdout.write(f"\nprotocol, {name}: {found}{moved(world)}\n")
     assert found.wrong is None
+    assert bool(world.engines.moved) == (name in MOVING and name not in ALWAYS_FULL)
 
 
 @pytest.mark.parametrize("plant", Plant)
@@ -124,10 +140,16 @@ def test_what_is_broken_on_purpose_is_found(plant: Plant, capsys: pytest.Capture
     assert found.trace
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_orders_that_are_left_out_make_no_difference(size: int) -> None:
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        *(Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE) for size in (2, 4)),
+        MOVING["KV goes to the neighbour and back"],
+    ],
+    ids=["a pair", "all four", "KV moves"],
+)
+def test_orders_that_are_left_out_make_no_difference(scenario: Scenario) -> None:
     """With all orders of events there are more states, and as many ends."""
-    scenario = Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE)
     fewer, all_of_them = explored(scenario), explored(scenario, reduce=False)
     assert (fewer.wrong, all_of_them.wrong) == (None, None)
     assert fewer.states < all_of_them.states

@@ -8,6 +8,7 @@ from flying_serving.engine.tickets import (
     AskTicket,
     CommitTicket,
     Grant,
+    MoveTicket,
     Need,
     ReturnTicket,
     StepTicket,
@@ -38,6 +39,8 @@ def _name(ticket: Ticket) -> str:
         case StepTicket():
             plan = ticket.plan
             what = str(dict(plan.num_scheduled_tokens) or f"after the end of {sorted(plan.finished_req_ids)}")
+        case MoveTicket():
+            what = f"{ticket.moves} from {ticket.source} to {ticket.target}"
         case CommitTicket() | ReturnTicket():
             what = str(ticket.blocks)
         case AskTicket():

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
+from flying_serving.engine.moves import Moves
 from flying_serving.engine.tickets import Need
 from flying_serving.layout.groups import Group, Layout
 from tests.protocol.automaton import Engines
 from tests.protocol.engine import SIZES, Engine
 from tests.protocol.explorer import Wrong
-from tests.protocol.messages import Abort, Job, Message, Order
-from tests.protocol.scenario import Client, Scenario, Status, request_of
-from tests.protocol.seats import Event, Label, Plant, Seats, Sent
+from tests.protocol.messages import Abort, Job, Message, Order, Park, request_of
+from tests.protocol.plants import MOVES, Plant
+from tests.protocol.scenario import Client, Scenario, Status
+from tests.protocol.seats import Event, Label, Seats, Sent
 from tests.protocol.wording import in_words
 
 ENGINES = 4
@@ -42,6 +45,7 @@ class World:
         self.seats = Seats(self.engines, exact=exact, prompt=scenario.prompt, plant=plant)
         jobs = [job for stage in scenario.stages for job in stage.jobs]
         self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in jobs))}
+        self._mobile = frozenset(name for job in jobs if job.moved_from for name in (job.old_name, job.name))
         self._clients: list[Client] = []
         self._client_numbers: dict[Client, int] = {}
         self._quiet: dict[int, tuple[bool, ...]] = {}
@@ -53,7 +57,7 @@ class World:
         return self._state(*self._begin_stages(seats, client))
 
     def _make(self, number: int) -> Engine:
-        engine = Engine(number, self.scenario.settings)
+        engine = Engine(number, self.scenario.settings, MOVES.get(self.plant, Moves), self._mobile)
         engine.hear(Order(self.scenario.first[number], self.scenario.hard))
         count = self.scenario.settings.lend_blocks
         for group in self.scenario.lent:
@@ -89,7 +93,8 @@ class World:
         """Return whether an engine has nothing more to do."""
         seat = self.seats.seats[number]
         is_waiting = seat.inside is None and not seat.sending and not seat.heard and not seat.inbox
-        return is_waiting and not self.engines.facts[seat.engine].busy
+        facts = self.engines.facts[seat.engine]
+        return is_waiting and not facts.busy and not any(facts.waits) and not facts.coming
 
     def follow(self, state: State) -> Iterator[tuple[Label, State]]:
         """Return what can happen next."""
@@ -137,7 +142,7 @@ class World:
         """What happens at one engine."""
         for event in self.seats.events(state[engine], engine):
             if event.sent is not None and event.label[0] != "sends on" and self._is_repeated(state, engine, event.sent):
-                continue
+                event = event._replace(sent=None)
             after = self._after(state, engine, event)
             if isinstance(event.heard, Order):
                 client = self._clients[state[-1]]
@@ -146,7 +151,7 @@ class World:
             yield event.label, after
 
     def _is_repeated(self, state: State, engine: int, sent: Sent) -> bool:
-        """A member does not ask again for blocks while it has a Need under way: else there would be no end of states.
+        """Whether a member asks for blocks while it has a Need under way: that is not sent, or states had no end.
 
         It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it asked before.
         """
@@ -188,13 +193,20 @@ class World:
         label = ("step", group, *dict.fromkeys(tickets))
         if len(label) > 3:
             raise Wrong("a collective whose members have come to different steps", label)
+        source = self.seats.source(label[2])
+        if source:
+            told = self.seats.offer(state[source[0]])
+            yield label, self._together(state, label, dict.fromkeys(group, told))
+            return
         # aborts that the leader hears of during the step come before the step's output
         for early in {(), self.seats.aborts(state[group[0]])}:
-            after = state
-            for engine in group:
-                event = self.seats.step(state[engine], early if engine == group[0] else (), label)
-                after = self._after(after, engine, event)
-            yield label, after
+            yield label, self._together(state, label, dict.fromkeys(group, ()) | {group[0]: early})
+
+    def _together(self, state: State, label: Label, heard: dict[int, tuple[Any, ...]]) -> State:
+        after = state
+        for engine, words in heard.items():
+            after = self._after(after, engine, self.seats.step(state[engine], words, label))
+        return after
 
     # ---- the client
 
@@ -215,11 +227,13 @@ class World:
         status, before = client.requests[number]
         if status is not Status.OPEN:
             return client
-        if before is not None:
+        if before is not None and not job.moved_from:
             self._say(seats, before.leader, Abort(before.name))
         copies = 2 if self.plant is Plant.ADDED_TWICE and job.size > 1 else 1
         for _ in range(0 if self.plant is Plant.NOT_ADDED and job.leader == 2 else copies):
             self._say(seats, job.leader, job)
+        if before is not None and job.moved_from:
+            self._say(seats, before.leader, Park(before.name))
         return client.with_request(number, status, job)
 
     def _say(self, seats: list[int], engine: int, message: Message) -> None:

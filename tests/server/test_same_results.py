@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +29,8 @@ SWITCHES = {
     ),
 }
 WORST_LOGPROB = 1e-4
+BETWEEN_S = 0.2
+"""From one switch to the next: without it little else would be done."""
 
 
 class Compared(Server):
@@ -48,9 +52,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
         yield live
 
 
-def run(server: Compared, request: StockRequest, degree: int) -> tuple[list[int], list[float]]:
+def run(server: Compared, request: StockRequest, degree: int | None) -> tuple[list[int], list[float]]:
     sampling = request.sampling()
-    extra = {**(sampling.pop("extra_args") or {}), "tp_degree": degree}
+    extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {})
     choice = server.complete(request.prompt, vllm_xargs=extra, **sampling)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
@@ -79,3 +83,29 @@ def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
         for (request, degree), answer in zip(jobs, answers, strict=True):
             compare(server, request, degree, answer.result())
     server.check()
+
+
+def test_requests_that_move_with_their_kv(server: Compared) -> None:
+    """Streams go on in other groups where they were, over and over, and nobody could tell from what they say."""
+    layouts = [groups for groups, _ in SWITCHES[server.engines]]
+    before = moves(server)
+    jobs = (*SAMPLED, *FORCED)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        answers = [pool.submit(run, server, request, None) for request in jobs]
+        for groups in itertools.cycle(layouts):
+            if all(answer.done() for answer in answers):
+                break
+            server.layout(groups, "move")
+            time.sleep(BETWEEN_S)
+        for request, answer in zip(jobs, answers, strict=True):
+            compare(server, request, server.degrees[0], answer.result())
+    after = moves(server)
+    assert after["moved"] - before["moved"] >= len(jobs)
+    assert after["moved_tokens"] > before["moved_tokens"]
+    server.check()
+
+
+def moves(server: Compared) -> dict[str, int]:
+    """How many requests have gone to another group, with their KV or without, on all engines."""
+    engines = server.http.get("/flying/status").json()["engines"]
+    return {key: sum(engine["moves"][key] for engine in engines) for key in engines[0]["moves"]}

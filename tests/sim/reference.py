@@ -34,6 +34,10 @@ class SlowLane:
         self.running: list[Slow] = []
         self.scheduled: dict[str, tuple[int, int]] = {}
 
+    def add(self, request: Slow) -> None:
+        """Who brings KV goes first."""
+        self.waiting.insert(0 if request.computed else len(self.waiting), request)
+
     def begin(self) -> dict[str, tuple[int, int]]:
         """By request: (new tokens, tokens before)."""
         self.scheduled, budget, preempted = {}, self.budget, False
@@ -54,10 +58,10 @@ class SlowLane:
             request = self.waiting[0]
             if self._missing(request, request.context) > self.free:
                 break
-            count = min(budget, request.context)
-            self._allocate(request, count)
+            count = min(budget, request.context - request.computed)
+            self._allocate(request, request.computed + count)
             self.running.append(self.waiting.pop(0))
-            self.scheduled[request.name] = (count, 0)
+            self.scheduled[request.name] = (count, request.computed)
             budget -= count
         return self.scheduled
 

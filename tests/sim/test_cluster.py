@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, Order
+from flying_serving.sim.cluster import Clock, Cluster, ClusterShape
+from flying_serving.sim.engines import Order
 from flying_serving.sim.lanes import SimLane
 from flying_serving.sim.requests import Plan, SimRequest
 from tests.sim.nodes import shape_of, step_time
@@ -19,13 +20,14 @@ from tests.sim.nodes import shape_of, step_time
 
 @dataclass
 class World:
-    """A cluster, and what has happened in it: (time, group, seconds) of steps."""
+    """A cluster, and what has happened in it: (time, group, seconds) of steps, and of other things done together."""
 
     shape: ClusterShape
     clock: Clock = field(default_factory=Clock)
     steps: list[tuple[float, Group, float]] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     answers: list[float] = field(default_factory=list)
+    met: int = 0
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.shape, step_time, self.clock, self._on_tokens, self._on_step)
@@ -35,6 +37,14 @@ class World:
 
     def _on_step(self, lane: SimLane, seconds: float, plan: Plan) -> None:
         self.steps.append((self.clock.now_s, lane.group, seconds))
+
+    def meet(self, group: Group, seconds: float) -> None:
+        """Let engines come together."""
+        self.cluster.meet(group, seconds, self._on_met, group, seconds)
+
+    def _on_met(self, group: Group, seconds: float) -> None:
+        self.met += 1
+        self.steps.append((self.clock.now_s - seconds, group, seconds))
 
     def order(self, layout: Layout, preempt: str) -> None:
         """Tell every engine."""
@@ -54,7 +64,7 @@ class World:
 def no_engine_in_two_steps(world: World) -> None:
     """Steps that share an engine do not overlap."""
     free_at = [0.0] * world.shape.engines
-    for began, group, seconds in sorted(world.steps):
+    for began, group, seconds in sorted(world.steps, key=lambda step: step[0] + step[2]):
         assert all(free_at[engine] <= began + 1e-9 for engine in group), (began, group)
         for engine in group:
             free_at[engine] = began + seconds
@@ -68,10 +78,16 @@ orders = st.lists(
 )
 
 
+meetings = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)), max_size=5)
+
+
 @settings(max_examples=80, deadline=None)
-@given(work, orders, st.booleans())
+@given(work, orders, meetings, st.booleans())
 def test_whatever_comes_everything_ends(
-    requests: list[tuple[float, int, int, int]], changes: list[tuple[float, int, str]], recomputes: bool
+    requests: list[tuple[float, int, int, int]],
+    changes: list[tuple[float, int, str]],
+    meets: list[tuple[float, int, float]],
+    recomputes: bool,
 ) -> None:
     """Requests in groups of mixed sizes and orders at any time: nobody is stuck, no engine is in two steps at once."""
     world = World(shape_of(4, (1, 2, 4), blocks=24, recomputes=recomputes))
@@ -81,8 +97,11 @@ def test_whatever_comes_everything_ends(
         world.clock.at(at_s, world.cluster.add, groups[group], mine)
     for at_s, layout, preempt in changes:
         world.clock.at(at_s, world.order, layouts[layout], preempt)
+    for at_s, group, seconds in meets:
+        world.clock.at(at_s, world.meet, groups[group], seconds)
     world.run()
     assert sorted(world.ended) == sorted(str(n) for n in range(len(requests)))
+    assert world.met == len(meets)
     assert len(world.answers) == 4 * len(changes)
     assert all(pool.free == pool.blocks == 23 for pool in world.cluster.pools)
     no_engine_in_two_steps(world)

@@ -18,6 +18,8 @@ LARGEST = BLOCKS * BLOCK_TOKENS
 
 lengths = st.tuples(st.integers(1, LARGEST - 20), st.integers(1, 20))
 arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), min_size=1, max_size=12)
+computed = st.just(0) | st.integers(0, LARGEST)
+"""Tokens whose KV a request brings along, of those but one that it has."""
 
 
 def lane_of(pools: list[BlockPool], slots: int = 4, budget: int = 8, keep_times: bool = False) -> SimLane:
@@ -42,20 +44,24 @@ def run(lane: SimLane, start: int = 0) -> list[SimRequest]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(arrivals, st.integers(1, 5), st.integers(5, 30))
-def test_every_step_is_the_reference_s(requests: list[tuple[int, tuple[int, int]]], slots: int, budget: int) -> None:
+@given(arrivals, st.lists(computed, min_size=12, max_size=12), st.integers(1, 5), st.integers(5, 30))
+def test_every_step_is_the_reference_s(
+    requests: list[tuple[int, tuple[int, int]]], brought: list[int], slots: int, budget: int
+) -> None:
     """What each step computes, who ends when, and how many blocks are free agree with the slow lane."""
     pool = BlockPool(BLOCKS)
     lane = lane_of([pool], slots, budget)
     slow = SlowLane(BLOCKS, BLOCK_TOKENS, slots, budget)
     fast_of = {str(i): request(str(i), *size) for i, (_, size) in enumerate(requests)}
     slow_of = {str(i): Slow(str(i), *size) for i, (_, size) in enumerate(requests)}
+    for i, (_, (prompt, _)) in enumerate(requests):
+        fast_of[str(i)].computed_tokens = slow_of[str(i)].computed = min(brought[i], prompt - 1)
     now = 0
     while any(r.end_s < 0 for r in slow_of.values()):
         for i, (at, _) in enumerate(requests):
             if at == now:
                 lane.add(fast_of[str(i)])
-                slow.waiting.append(slow_of[str(i)])
+                slow.add(slow_of[str(i)])
         plan, expected = lane.begin(), slow.begin()
         now += 1
         assert now < 10_000
@@ -128,6 +134,30 @@ def test_a_chunk_says_what_was_computed_before() -> None:
     plan = lane.begin()
     assert plan is not None and plan.chunks == [(7, 5)]
     assert (plan.sequences, plan.decode_context_tokens, plan.context_tokens) == (1, 4, 9)
+
+
+def test_what_leaves_says_what_was_computed_and_goes_on_with_it() -> None:
+    """All but the last token of a stream, the chunks of a prompt; it comes before who waits, and takes its blocks."""
+    pools = [BlockPool(BLOCKS), BlockPool(BLOCKS)]
+    old, new = (lane_of([pool], budget=8) for pool in pools)
+    streams, prompt = request("streams", 6, 9), request("prompt", 12, 2)
+    old.add(streams)
+    old.add(prompt)
+    for second in range(2):
+        assert old.begin() is not None
+        old.finish(float(second))
+    old.remove(streams)
+    old.remove(prompt)
+    assert (streams.context_tokens, streams.computed_tokens, prompt.computed_tokens) == (8, 7, 9)
+    assert pools[0].free == BLOCKS
+    new.add(request("waits", 10, 1))
+    new.add(prompt)
+    new.add(streams)
+    plan = new.begin()
+    assert plan is not None and plan.chunks == [(1, 7), (3, 9), (4, 0)]
+    assert BLOCKS - pools[1].free == 2 + 3 + 1
+    run(new)
+    assert (streams.tokens, prompt.tokens, pools[1].free) == (9, 2, BLOCKS)
 
 
 def test_the_last_running_request_is_preempted_and_computed_again() -> None:

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.demand import Demand
+from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
 from tests.sim.nodes import check_over, finish, node_of, run
+
+MOVE = MoveCost(0.002, 1e-6)
 
 
 def bursts(requests: int, seed: int = 0) -> list[Request]:
@@ -75,20 +78,22 @@ def test_auto_changes_the_layout_and_says_when() -> None:
     st.lists(st.tuples(st.floats(0, 8), st.integers(0, 4), st.sampled_from(PREEMPTS)), max_size=6),
     st.sampled_from(["manual", "auto", "priority", "context"]),
     st.integers(60, 128),
+    st.dictionaries(st.sampled_from([2, 4]), st.builds(MoveCost, st.floats(0, 1), st.floats(0, 0.001)), max_size=2),
 )
 def test_requests_and_switches_at_any_time(
     work: list[tuple[float, int, int, int, int | None]],
     changes: list[tuple[float, int, str]],
     policy: str,
     blocks: int,
+    moves: dict[int, MoveCost],
 ) -> None:
-    """Every preempt, soft ones that move requests among them, with little memory: each request ends exactly once."""
+    """Every preempt, with KV that moves or does not, with little memory: each request ends exactly once."""
     work.sort(key=lambda row: row[0])
     requests = [
         Request(index, at_s, prompt, output, priority=priority, tp_degree=degree)
         for index, (at_s, prompt, output, priority, degree) in enumerate(work)
     ]
-    node = node_of(policy, blocks=blocks)
+    node = node_of(policy, blocks=blocks, moves=moves)
     layouts = Layout.all(4, (1, 2, 4))
     for at_s, layout, preempt in changes:
         node.clock.at(at_s, _order, node, layouts[layout], preempt)
@@ -105,7 +110,7 @@ def _order(node, layout: Layout, preempt: str) -> None:  # type: ignore[no-untyp
 def test_the_same_run_gives_the_same_times() -> None:
     """Nothing depends on hashes, addresses or real time."""
     requests = bursts(150)
-    runs = [run(node_of("auto"), requests).outcome for _ in range(2)]
+    runs = [run(node_of("auto", moves=dict.fromkeys((2, 4), MOVE)), requests).outcome for _ in range(2)]
     times = [[(r.request_id, list(r.token_s or ())) for r in outcome.ended] for outcome in runs]
     assert times[0] == times[1]
     assert runs[0].layouts == runs[1].layouts

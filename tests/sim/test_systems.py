@@ -8,9 +8,11 @@ import pytest
 
 from flying_serving.bench.metrics import summarise
 from flying_serving.errors import ConfigError
+from flying_serving.policy.moves import MoveCost
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names, shifting
-from flying_serving.sim.machine import Measured, MeasuredCost, Modelled, load_measured
+from flying_serving.sim.cluster import Clock
+from flying_serving.sim.machine import Measured, MeasuredCost, MeasuredMove, Modelled, load_measured
 from flying_serving.sim.requests import Plan
 from flying_serving.sim.run import results, simulate
 from flying_serving.sim.system import Options
@@ -23,13 +25,14 @@ def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
     return Modelled(models.load(model), hardware.parse_devices(devices))
 
 
-def machine_file(path: Path) -> Path:
+def machine_file(path: Path, moves: dict[int, MeasuredMove] | None = None) -> Path:
     """What `flying-serving fit` writes."""
     cost = {size: MeasuredCost(fixed_s=0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0)
             for size in (1, 2)}  # fmt: skip
     measured = Measured(
-        source="a test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost
-    )
+        source="a test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost,
+        move_cost=moves or {},
+    )  # fmt: skip
     path.write_text(measured.model_dump_json(), encoding="utf-8")
     return path
 
@@ -114,6 +117,23 @@ def test_a_measured_machine(tmp_path: Path) -> None:
     assert wide.first_token_s == pytest.approx(0.0005 + 0.01 + 0.01)
     with pytest.raises(ConfigError, match="fork"):
         build("fork", machine, 1, Options())
+
+
+def test_where_kv_can_move(tmp_path: Path) -> None:
+    """Between groups of ours, if it was measured or on modelled devices; not in the fork, nor in stock vLLM."""
+    machine = h200("llama-3-70b", "h200x8")
+    moves = build("auto", machine, 2, Options()).shape.moves
+    assert sorted(moves) == [2, 4]
+    assert all(0.0005 < cost.fixed_s < 0.001 for cost in moves.values())
+    assert all(0.5e-6 < cost.token_s < 1.5e-6 for cost in moves.values())
+    assert build("fork", machine, 2, Options()).shape.moves == {}
+    assert build("static-tp", machine, 2, Options()).shape.moves == {}
+    assert machine.moving(1) is None
+    unknown = load_measured(machine_file(tmp_path / "unknown.json"))
+    assert build("auto", unknown, 1, Options()).shape.moves == {}
+    known = load_measured(machine_file(tmp_path / "known.json", {2: MeasuredMove(fixed_s=0.001, token_s=1e-5)}))
+    system = build("auto", known, 1, Options())
+    assert system.shape.moves == system.node(Clock()).controller.moves == {2: MoveCost(0.001, 1e-5)}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def pool_with(running: list[tuple[Any, int]], waiting: list[Any], blocks: int = 
     pool = VllmPool(blocks)
     scheduler: Any = pool.scheduler
     scheduler.block_size, scheduler.max_model_len, scheduler.max_num_scheduled_tokens = 4, 64, 8
-    scheduler.running, scheduler.waiting = [one for one, _ in running], waiting
+    scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting = [one for one, _ in running], waiting, []
     for one, count in running:
         scheduler.owned[one.request_id] = pool.take(count)
     scheduler.requests = {one.request_id: one for one in [*scheduler.running, *waiting]}
@@ -130,6 +130,10 @@ def test_blocks_missing_for_the_next_step() -> None:
     several = [(request(8, 9, computed=8, output=1), 2), (request(12, 9, computed=12, output=1), 3)]
     assert pool_with(several, [], blocks=7).missing_for_next() == 1
     assert pool_with(several, [request(3, 1)], blocks=7).missing_for_next() == 2
+    # what came with its KV and waits for its first step has most of its blocks
+    pool = pool_with([(request(8, 9, computed=7), 2)], [], blocks=3)
+    pool.scheduler.running, pool.scheduler.kv_holding_waiting = [], pool.scheduler.running
+    assert (pool.missing_for_next(), pool.missing_for_running()) == (1, 0)
 
 
 @given(

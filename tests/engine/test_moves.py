@@ -1,0 +1,295 @@
+"""Moves of four engines, with everything around them made up: who parks, who waits, and what is exchanged when."""
+
+import pytest
+
+from flying_serving.engine.moves import PARKED_S, PATIENCE_S, RETRY_S
+from flying_serving.engine.tickets import Move, MoveTicket
+from flying_serving.layout.groups import Group
+from tests.engine.movers import Lent, Node, request
+
+NOTHING = {"moved": 0, "moved_tokens": 0, "prefilled_again": 0}
+
+PAIRS = [
+    ((0,), (0, 1), (0, 1)),
+    ((2, 3), (3,), (2, 3)),
+    ((1,), (0,), (0, 1)),
+    ((2, 3), (0, 1), (0, 1, 2, 3)),
+    ((0, 1, 2, 3), (2,), (0, 1, 2, 3)),
+    ((1,), (0, 1, 2, 3), (0, 1, 2, 3)),
+]
+
+
+def physical(engine: int, group: Group, blocks: list[int]) -> list[int]:
+    """A group's blocks on one of its engines."""
+    return blocks if len(group) == 1 else Lent(engine, len(group)).translate(blocks)
+
+
+@pytest.mark.parametrize(("source", "target", "cover"), PAIRS)
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_request_comes_with_its_kv(source: Group, target: Group, cover: Group, told_first: bool) -> None:
+    """Parked, then fetched; or fetched before its old group was told that it leaves."""
+    node = Node()
+    old, new = node.lane(source), node.lane(target)
+    blocks = list(range(9, 9 - -(-30 // old.block_tokens), -1))
+    old.run(request("a", 31, computed=30), blocks)
+    if told_first:
+        node.moves(source).park(["a"], 0.0)
+        assert (old.requests, old.pinned) == ({}, [blocks])
+    node.expect(request("a+1", 31), source, target)
+    assert node.moves(target)
+    node.moves(target).begin(0.0)
+    wanted = new.set_aside["a+1"]
+    assert node.tickets == [MoveTicket(cover, source, target, [Move("a", 0, 30, wanted)])]
+    assert node.moves(target)
+    assert not new.requests
+    node.serve()
+    for number, engine in enumerate(node.engines):
+        mine = [(physical(number, source, blocks), range(30))] if number in source else None
+        theirs = [(physical(number, target, wanted), range(30))] if number in target else None
+        assert engine.exchanged == ([(mine, theirs)] if number in cover else [])
+        assert engine.admitted == ([("a+1", len(target))] if number == target[0] else [])
+        counts = {"moved": 1, "moved_tokens": 30, "prefilled_again": 0} if number == target[0] else NOTHING
+        assert (engine.moves.counts(), bool(engine.moves)) == (counts, False)
+    assert (old.requests, old.pinned, new.arrivals, new.gone) == ({}, [], [("a+1", 30)], [])
+    node.moves(source).park(["a"], 0.0)
+    assert old.pinned == []
+    assert node.moves(source).retry_in_s(0.0) is None
+
+
+def ready(computed: int = 10, in_flight: int = 0) -> Node:
+    """Four engines; a request of engine 1 with three blocks is parked there, as far as it was computed."""
+    node = Node()
+    node.lane((1,)).run(request("a", 12, computed, in_flight), [7, 3, 5])
+    node.moves((1,)).park(["a"], 0.0)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("computed", "in_flight", "cached", "moved"),
+    [
+        (10, 0, 0, range(10)),  # not all that it may have
+        (10, 3, 0, range(7)),  # what a step under way computes is not there yet
+        (12, 0, 0, range(11)),  # more than it may have: the last token has to be computed for the next
+        (12, 1, 8, range(8, 11)),  # the prefix cache has some
+        (10, 2, 8, None),  # or all that there is
+        (3, 3, 0, None),
+        (0, 0, 0, None),
+    ],
+)
+def test_what_is_there_and_not_cached_is_exchanged(
+    computed: int, in_flight: int, cached: int, moved: range | None
+) -> None:
+    """And if that is nothing, workers have nothing to do and the request is prefilled."""
+    node = ready(computed, in_flight)
+    source, target = node.engines[1], node.engines[0]
+    assert source.lanes[1].requests == {}
+    assert source.lanes[1].pinned == ([[7, 3, 5]] if computed > in_flight else [])
+    target.lanes[1].cached = cached
+    node.expect(request("a+1", 12), (1,), (0,))
+    target.moves.begin(0.0)
+    assert node.serve().moves == [Move("a", cached, 11, [50, 51, 52])]
+    if moved is None:
+        assert source.exchanged == target.exchanged == []
+        assert (target.lanes[1].arrivals, target.lanes[1].gone) == ([], ["a+1"])
+        assert target.moves.counts() == NOTHING | {"prefilled_again": 1}
+    else:
+        assert source.exchanged == [([([7, 3, 5], moved)], None)]
+        assert target.exchanged == [(None, [([50, 51, 52], moved)])]
+        assert (target.lanes[1].arrivals, target.lanes[1].gone) == ([("a+1", moved.stop)], [])
+        assert target.moves.counts() == {"moved": 1, "moved_tokens": len(moved), "prefilled_again": 0}
+    assert target.admitted == [("a+1", 1)]
+    assert source.lanes[1].pinned == []
+
+
+def test_all_that_go_from_one_group_to_another_go_together() -> None:
+    """In one exchange, of those whose KV is there; another pair of groups has a ticket of its own."""
+    node = Node()
+    lane = node.lane((2, 3))
+    for name, computed, blocks in (("a", 15, [4, 2]), ("c", 9, [6, 1]), ("d", 4, [8])):
+        lane.run(request(name, 20, computed), blocks)
+    for name in ("a", "b", "c"):
+        node.expect(request(f"{name}+1", 16), (2, 3), (0, 1), name)
+    node.expect(request("d+1", 16), (2, 3), (0,), "d")
+    node.moves((0, 1)).begin(0.0)
+    together, alone = node.tickets
+    assert [move.request_id for move in together.moves] == ["a", "b", "c"]
+    assert [move.request_id for move in alone.moves] == ["d"]
+    node.serve()
+    ranges = [range(15), range(9)]
+    assert [blocks for (mine, _) in node.engines[3].exchanged for blocks, _ in mine] == [[2304, 2302], [2306, 2301]]
+    assert [tokens for (_, theirs) in node.engines[1].exchanged for _, tokens in theirs] == ranges
+    assert node.moves((0, 1)).counts() == {"moved": 2, "moved_tokens": 24, "prefilled_again": 1}
+    assert list(lane.requests) == ["d"]
+    node.serve()
+    assert node.engines[0].admitted == [("a+1", 2), ("b+1", 2), ("c+1", 2), ("d+1", 1)]
+    assert (lane.requests, lane.pinned) == ({}, [])
+
+
+# ---- who waits
+
+
+def test_where_there_is_no_room_requests_wait() -> None:
+    """The engine is told what it lacks, and tries again; who comes later waits behind, but not in another lane."""
+    node = Node()
+    for name in ("a", "b", "c"):
+        node.lane((2,)).run(request(name, 12, 8), [7, 3])
+    moves, lane = node.moves((0,)), node.lane((0,))
+    lane.missing = 2
+    node.expect(request("a+1", 12), (2,), (0,), "a", 5.0)
+    node.expect(request("b+1", 12), (2,), (0,), "b", 5.0)
+    moves.begin(5.0)
+    assert (node.tickets, node.engines[0].lacked, lane.asked) == ([], [(1, 2)], ["a+1"])
+    assert moves.retry_in_s(5.0) == RETRY_S
+    assert moves
+    node.expect(request("c+1", 12), (2,), (0, 1), "c", 5.0)
+    moves.begin(5.0)
+    assert [[move.request_id for move in ticket.moves] for ticket in node.tickets] == [["c"]]
+    lane.missing = 0
+    moves.begin(5.0 + 10 * PATIENCE_S)
+    assert [[move.request_id for move in ticket.moves] for ticket in node.tickets] == [["c"], ["a", "b"]]
+    assert moves.retry_in_s(5.0) is None
+    assert moves
+    node.serve()
+    node.serve()
+    assert node.engines[0].admitted == [("c+1", 2), ("a+1", 1), ("b+1", 1)]
+    assert moves.counts() == {"moved": 3, "moved_tokens": 24, "prefilled_again": 0}
+
+
+def test_who_has_waited_long_is_prefilled_again() -> None:
+    """Its old group is told, so that it lets the KV go; who came later waits on."""
+    node = ready()
+    moves, lane = node.moves((0,)), node.lane((0,))
+    lane.missing = 4
+    node.expect(request("a+1", 12), (1,), (0,), "a", 0.0)
+    node.expect(request("b+1", 12), (1,), (0,), "b", PATIENCE_S)
+    moves.begin(PATIENCE_S)
+    assert node.tickets == []
+    moves.begin(PATIENCE_S + 0.01)
+    assert [ticket.moves for ticket in node.tickets] == [[Move("a", 0, 0, [])]]
+    assert node.engines[0].lacked == [(1, 4), (1, 4)]
+    assert node.engines[1].lanes[1].pinned == [[7, 3, 5]]
+    node.serve()
+    assert node.engines[1].lanes[1].pinned == []
+    assert node.engines[0].exchanged == []
+    assert (node.engines[0].admitted, lane.arrivals) == ([("a+1", 1)], [])
+    assert moves.counts() == NOTHING | {"prefilled_again": 1}
+    assert moves.retry_in_s(2.0) == RETRY_S
+
+
+def test_a_request_that_ends_while_it_waits_is_forgotten() -> None:
+    """And nobody is asked for its KV, which goes in time."""
+    node = ready()
+    moves, lane = node.moves((0,)), node.lane((0,))
+    lane.missing = 1
+    node.expect(request("a+1", 12), (1,), (0,))
+    moves.begin(0.0)
+    lane.missing = 0
+    moves.abort(["other"])
+    assert moves
+    moves.abort(["a+1"])
+    moves.begin(0.1)
+    assert not moves
+    assert (node.tickets, lane.set_aside, node.engines[0].admitted) == ([], {}, [])
+    node.moves((1,)).begin(PARKED_S + 0.1)
+    assert node.lane((1,)).pinned == []
+
+
+@pytest.mark.parametrize("computed", [10, 0])
+def test_a_request_that_ends_on_its_way_is_let_go(computed: int) -> None:
+    """By both groups, when its ticket is served; it is neither run nor counted."""
+    node = ready(computed)
+    moves, lane = node.moves((0,)), node.lane((0,))
+    node.expect(request("a+1", 12), (1,), (0,))
+    moves.begin(0.0)
+    moves.abort(["a+1"])
+    assert moves
+    node.serve()
+    assert not moves
+    assert (lane.gone, lane.arrivals, node.engines[0].admitted) == (["a+1"], [], [])
+    assert moves.counts() == NOTHING
+    assert node.lane((1,)).pinned == []
+
+
+def test_a_request_of_one_token_has_nothing_to_bring() -> None:
+    """The only token that it has is computed for the next."""
+    node = Node()
+    node.expect(request("a+1", 1), (1,), (0,))
+    node.moves((0,)).begin(0.0)
+    assert node.serve().moves == [Move("a", 0, 0, [])]
+    assert node.engines[0].admitted == [("a+1", 1)]
+
+
+# ---- who is parked
+
+
+def test_kv_that_nobody_fetches_is_let_go() -> None:
+    """In time; the engine knows when to look."""
+    node = Node()
+    lane, moves = node.lane((2, 3)), node.moves((2, 3))
+    for name, block in (("a", 4), ("b", 6)):
+        lane.run(request(name, 9, 8), [block])
+    assert moves.retry_in_s(0.0) is None
+    moves.park(["a"], 10.0)
+    moves.park(["b", "unknown"], 12.0)
+    assert moves.retry_in_s(13.0) == PARKED_S - 3.0
+    moves.begin(10.0 + PARKED_S)
+    assert lane.pinned == [[4], [6]]
+    moves.begin(10.01 + PARKED_S)
+    assert lane.pinned == [[6]]
+    assert moves.retry_in_s(20.0 + PARKED_S) == 0.0
+    moves.begin(12.01 + PARKED_S)
+    assert lane.pinned == []
+    assert moves.retry_in_s(13.0) is None
+    assert not moves
+
+
+def test_kv_that_is_parked_does_not_cost_others_theirs() -> None:
+    """Where a running request would be preempted it goes at once; other lanes keep theirs."""
+    node = Node()
+    moves = node.moves((0,))
+    for group, name in (((0,), "a"), ((0, 1), "b")):
+        node.lane(group).run(request(name, 9, 8), [4])
+    moves.park(["a", "b"], 0.0)
+    node.lane((0, 1)).short = 1
+    moves.begin(0.0)
+    assert (node.lane((0,)).pinned, node.lane((0, 1)).pinned) == ([[4]], [])
+    node.expect(request("b+1", 9), (0, 1), (2,), "b")
+    node.moves((2,)).begin(0.0)
+    node.serve()
+    assert node.moves((2,)).counts() == NOTHING | {"prefilled_again": 1}
+
+
+# ---- who moves on before it has come
+
+
+def test_a_request_that_goes_on_while_it_waits_does_not_stay() -> None:
+    """It has nothing here, and nobody would hear of it."""
+    node = ready()
+    moves, lane = node.moves((0,)), node.lane((0,))
+    lane.missing = 1
+    node.expect(request("a+1", 12), (1,), (0,))
+    moves.begin(0.0)
+    moves.park(["a+1"], 0.1)
+    lane.missing = 0
+    moves.begin(0.2)
+    assert not moves
+    assert (node.tickets, node.engines[0].admitted) == ([], [])
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(told_first: bool) -> None:
+    """Its ticket is older than that of the group which it goes on to."""
+    node = ready()
+    node.expect(request("a+1", 12), (1,), (0,))
+    node.moves((0,)).begin(0.0)
+    if told_first:
+        node.moves((0,)).park(["a+1"], 0.0)
+    node.expect(request("a+2", 12), (0,), (2,), "a+1")
+    node.moves((2,)).begin(0.0)
+    node.serve()
+    assert node.lane((0,)).pinned == ([[50, 51, 52]] if told_first else [])
+    node.serve()
+    assert (node.lane((0,)).requests, node.lane((0,)).pinned) == ({}, [])
+    assert node.engines[2].exchanged == [(None, [([50, 51, 52], range(10))])]
+    assert node.engines[2].admitted == [("a+2", 1)]
+    assert node.moves((2,)).counts() == {"moved": 1, "moved_tokens": 10, "prefilled_again": 0}

@@ -1,0 +1,153 @@
+"""What engines of the model have in place of vLLM's block pool and model runner: whose token is in which block."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from tests.engine.schedulers import BLOCK, FakeScheduler
+
+Run = tuple[list[int], range]
+"""Blocks of a request, and which of its tokens are meant."""
+
+
+@dataclass
+class ListPool:
+    """What is asked of vLLM's BlockPool, with nothing cached and no state but who uses which blocks."""
+
+    num_gpu_blocks: int
+    free: list[int] = field(default_factory=list)
+    users: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = list(range(1, self.num_gpu_blocks))
+
+    @property
+    def blocks(self) -> list[Any]:
+        """Return a view of each block."""
+        return [
+            SimpleNamespace(block_id=block, ref_cnt=self.users.get(block, 0), is_null=block == 0)
+            for block in range(self.num_gpu_blocks)
+        ]
+
+    @property
+    def null_block(self) -> Any:
+        """Return the block that stands for none."""
+        return SimpleNamespace(block_id=0, ref_cnt=1, is_null=True)
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many are free."""
+        return len(self.free)
+
+    def get_new_blocks(self, count: int) -> list[Any]:
+        """Take free blocks, least recently used first."""
+        taken, self.free = self.free[:count], self.free[count:]
+        assert len(taken) == count
+        self.users |= dict.fromkeys(taken, 1)
+        blocks = self.blocks
+        return [blocks[block] for block in taken]
+
+    def touch(self, blocks: Iterable[Any]) -> None:
+        """Let blocks have one more user."""
+        for block in blocks:
+            if block.block_id not in self.users:
+                self.free.remove(block.block_id)
+            self.users[block.block_id] = self.users.get(block.block_id, 0) + 1
+
+    def free_blocks(self, blocks: Iterable[Any]) -> None:
+        """Let blocks have one user less; they are free when they have none."""
+        for block in blocks:
+            number = block.block_id
+            assert number in self.users, f"block {number} is free already"
+            self.users[number] -= 1
+            if not self.users[number]:
+                del self.users[number]
+                self.free.append(number)
+
+    def rename(self, new: Mapping[int, int]) -> None:
+        """Give blocks other numbers."""
+        self.free = [new[block] for block in self.free]
+        self.users = {new[block]: count for block, count in self.users.items()}
+
+
+class EndlessScheduler(FakeScheduler):
+    """Has work without end, or none ever, and needs no blocks."""
+
+    def __init__(self, blocks: int, *, pool: Any = None, busy: bool) -> None:
+        super().__init__(blocks, pool=pool)
+        self.busy = busy
+
+    def has_requests(self) -> bool:
+        """Return whether there is work."""
+        return self.busy
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return how many requests there would be."""
+        return int(self.busy)
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step that says nothing."""
+        plan = SchedulerOutput.make_empty()
+        plan.total_num_scheduled_tokens = 1
+        return plan
+
+
+class Memory:
+    """What an engine's model runner keeps: tables of blocks, and slot by slot whose token was written there last.
+
+    Args:
+        blocks: how many there are.
+        mobile: requests whose KV comes from elsewhere, or is fetched from elsewhere, when they have no table here.
+    """
+
+    def __init__(self, blocks: int, mobile: Container[str] = ()) -> None:
+        self.blocks = blocks
+        self.mobile = mobile
+        self.content: dict[tuple[int, int], tuple[str, int]] = {}
+        self.tables: dict[str, list[int]] = {}
+
+    def write(self, plan: SchedulerOutput) -> None:
+        """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
+        done: dict[str, int] = {}
+        for gone in plan.finished_req_ids:
+            self.tables.pop(gone)
+        for new in plan.scheduled_new_reqs:
+            self.tables[new.req_id] = list(new.block_ids[0])
+            done[new.req_id] = new.num_computed_tokens
+        cached = plan.scheduled_cached_reqs
+        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            if name in cached.resumed_req_ids:
+                self.tables[name] = []
+            self.tables[name] += added[0] if added else []
+            done[name] = computed
+        for name, tokens in plan.num_scheduled_tokens.items():
+            self.read(name, (self.tables[name], range(done[name])))
+            self.take(name, (self.tables[name], range(done[name], done[name] + tokens)))
+
+    def read(self, name: str, run: Run) -> None:
+        """Check that tokens of a request are where they are meant to be."""
+        blocks, tokens = run
+        for place in tokens:
+            found = self.content.get((blocks[place // BLOCK], place % BLOCK))
+            assert found == (name, place), f"for token {place} of {name}: {found}"
+
+    def take(self, name: str, run: Run) -> None:
+        """Write tokens of a request."""
+        blocks, tokens = run
+        for place in tokens:
+            block = blocks[place // BLOCK]
+            assert 0 < block < self.blocks
+            self.content[block, place % BLOCK] = (name, place)
+
+    def rename(self, new: Mapping[int, int], free: Container[int]) -> None:
+        """Give blocks other numbers, and forget what nobody can read any more; `free`: new numbers."""
+        self.tables = {name: [new[block] for block in blocks] for name, blocks in self.tables.items()}
+        self.content = {
+            (new[block], slot): token
+            for (block, slot), token in self.content.items()
+            if token[0] in self.tables or (token[0] in self.mobile and new[block] not in free)
+        }

@@ -1,0 +1,82 @@
+"""Scenarios in which requests go on in another group with their KV.
+
+The client sends them on at once, so they leave before they have begun, between any two steps, and after they have
+ended; and where they go, they may come before anybody else has heard of it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from flying_serving.layout.groups import Group
+from tests.protocol.engine import Settings
+from tests.protocol.messages import Job
+from tests.protocol.scenario import Scenario, Stage
+
+ONE, TWO, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=6)
+"""Blocks that each engine can use; these requests need one, and two of five tokens."""
+PAIR, OTHERS, ALL = (0, 1), (2, 3), (0, 1, 2, 3)
+
+
+def _job(name: str, group: Group, prompt: int, tokens: int, moved_from: Group | None = None) -> Job:
+    return Job(name, len(group), group[0], prompt, tokens, moved_from)
+
+
+def on_the_way(*groups: Group, order: tuple[int, ...] = (), short: bool = False, **more: Any) -> Scenario:
+    """Return a request that goes through groups; `order`: a layout, as the last of which it moves."""
+    tokens = len(groups) + (0 if short else 1)
+    stages = [Stage(jobs=(_job("a", groups[0], 2, tokens),))]
+    for number, (old, new) in enumerate(pairwise(groups), 1):
+        last = number == len(groups) - 1
+        job = _job(f"a+{number}", new, 2 + tokens - 1 if last else 2 + number, 1 if last else tokens - number, old)
+        stages.append(Stage(order if last else (), jobs=(job,)))
+    return Scenario(tuple(stages), **more)
+
+
+MOVING = {
+    "KV goes to a wider group, or nobody wants it": on_the_way((0,), PAIR, settings=MANY, aborts=("a",)),
+    "KV goes to a narrower group, or nobody wants it": on_the_way(PAIR, (1,), settings=MANY, aborts=("a",)),
+    "KV goes to other engines, or nobody wants it": on_the_way(PAIR, OTHERS, settings=ONE, aborts=("a",)),
+    "KV goes to all engines": on_the_way(PAIR, ALL, settings=TWO, lent=(PAIR, ALL), short=True),
+    "KV goes from all engines to two": on_the_way(ALL, OTHERS, settings=TWO, lent=(OTHERS, ALL), short=True),
+    "KV goes to a wider group that has no room": on_the_way((0,), PAIR, settings=ONE, aborts=("a",)),
+    "KV goes to a narrower group that has no room": on_the_way(PAIR, (1,), settings=ONE, aborts=("a",)),
+    "KV goes from all engines to one that has no room": on_the_way(ALL, (2,), settings=ONE, lent=(ALL,), short=True),
+    "KV goes to a wider group whose blocks are in use": Scenario(
+        (
+            Stage(jobs=(_job("b", (1,), 5, 1), _job("a", (0,), 2, 2))),
+            Stage(jobs=(_job("a+1", PAIR, 3, 1, moved_from=(0,)),)),
+        ),
+        settings=TWO,
+        lent=(PAIR,),
+    ),
+    "KV goes to the neighbour while the engine goes on": Scenario(
+        (
+            Stage(jobs=(_job("a", (0,), 2, 3),)),
+            Stage(jobs=(_job("b", (0,), 1, 1), _job("a+1", (1,), 4, 1, moved_from=(0,)))),
+        ),
+        settings=TWO,
+    ),
+    "KV of two requests comes to where one has room": Scenario(
+        (
+            Stage(jobs=(_job("a", (1,), 4, 3), _job("b", (1,), 4, 3))),
+            Stage(jobs=(_job("a+1", (0,), 5, 1, moved_from=(1,)), _job("b+1", (0,), 5, 1, moved_from=(1,)))),
+        ),
+        settings=TWO,
+    ),
+    "KV goes to the neighbour and back": on_the_way((0,), (1,), (0,), settings=TWO),
+    "KV goes to two engines and on to another": on_the_way((2,), PAIR, (3,), settings=TWO, lent=(PAIR,)),
+    "KV goes to a wider group with the order": on_the_way((0,), PAIR, order=(2, 2, 2, 2), settings=TWO),
+    "KV goes to a narrower group with the order": on_the_way(
+        PAIR, (1,), order=(1, 1, 1, 1), first=(2, 2, 2, 2), settings=TWO, lent=(PAIR,), short=True
+    ),
+    "a leader or a member stops while KV moves": on_the_way(PAIR, (1,), settings=MANY, mortal=(0, 1)),
+    "an engine between two others stops while KV moves": on_the_way((0,), OTHERS, settings=ONE, mortal=(1, 2)),
+}
+ALWAYS_FULL = {
+    "KV goes to a wider group that has no room",
+    "KV goes to a narrower group that has no room",
+    "KV goes from all engines to one that has no room",
+}
+"""Where the old group has all the memory that there is: the KV has to be let go."""

@@ -1,0 +1,123 @@
+"""Requests that go on in another group with their KV: how long streams stand still, and what happens on the way."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.moves import MoveCost
+from flying_serving.sim.cluster import Clock, Cluster
+from flying_serving.sim.moves import KEPT_S, Moves
+from flying_serving.sim.node import SimNode
+from flying_serving.sim.requests import SimRequest
+from flying_serving.workload.model import Request
+from tests.sim.nodes import check_over, node_of, run, shape_of, step_time
+
+APART, PAIRS, WHOLE = (Layout.uniform(4, size) for size in (1, 2, 4))
+QUICK = MoveCost(0.003, 1e-6)
+SWITCH_S = 2.0
+"""When all streams have begun."""
+STREAMS = [Request(n, 0.0, 600, 100) for n in range(8)]
+
+
+def served(moves: dict[int, MoveCost], *orders: tuple[float, Layout], requests: list[Request] = STREAMS) -> SimNode:
+    """A server whose operator orders other layouts, at some times, after all requests have ended."""
+    node = node_of("manual", moves=moves)
+    for at_s, layout in orders:
+        node.clock.at(at_s, node.order, layout, "move")
+    run(node, requests)
+    check_over(node, requests)
+    return node
+
+
+def longest_gap_s(node: SimNode) -> float:
+    """Of all streams from the switch on."""
+    late = [[at_s for at_s in one.token_s or () if at_s > SWITCH_S - 0.05] for one in node.outcome.ended]
+    return max(later - earlier for times in late for earlier, later in pairwise(times))
+
+
+def test_with_their_kv_streams_hardly_notice_a_switch() -> None:
+    """A few steps and the exchange, where without it they wait until the prompts are prefilled again."""
+    step_s = longest_gap_s(served({}))
+    known = {2: QUICK, 4: QUICK}
+    for layout, exchanges in ((PAIRS, 2), (WHOLE, 4)):
+        again_s, kept_s = (longest_gap_s(served(moves, (SWITCH_S, layout))) for moves in ({}, known))
+        assert again_s > 0.5
+        assert kept_s < 3 * step_s + exchanges * QUICK.seconds(1400)
+    both_ways = served(known, (SWITCH_S, WHOLE), (SWITCH_S + 0.3, PAIRS), (SWITCH_S + 0.6, APART))
+    assert longest_gap_s(both_ways) < 0.1
+    assert len(both_ways.outcome.switches) == 3
+
+
+def test_it_takes_what_was_measured_for_all_that_go_the_same_way() -> None:
+    """Each way one exchange, one after the other where engines have to be in both."""
+    for layout, size in ((PAIRS, 2), (WHOLE, 4)):
+        node = served({size: MoveCost(0.3, 0.0)}, (SWITCH_S, layout))
+        assert 0.3 * size < longest_gap_s(node) < 0.3 * size + 0.1
+    per_token = {2: MoveCost(0.0, 1e-3)}
+    assert 4 * 0.6 < longest_gap_s(served(per_token, (SWITCH_S, PAIRS))) < 4 * 0.7 + 0.1
+
+
+def test_a_prompt_that_is_done_in_part_goes_on_where_it_was() -> None:
+    """Not from its beginning."""
+    moved_s, again_s = (
+        served(moves, (1.0, PAIRS), requests=[Request(0, 0.0, 1500, 2)]).outcome.ended[0].first_token_s
+        for moves in ({2: QUICK}, {})
+    )
+    assert 1.0 < moved_s < again_s - 0.3
+
+
+def test_requests_that_are_sent_on_during_an_exchange_end_elsewhere() -> None:
+    """The first exchange is of no use to them; they keep what they have, and another one brings it."""
+    node = served(dict.fromkeys((2, 4), MoveCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE))
+    first, second = node.outcome.switches
+    assert first.ordered_s + 1.0 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3
+    assert 1.0 + 0.5 < longest_gap_s(node) < 1.0 + 4 * 0.5 + 0.2
+
+
+class Depot:
+    """A cluster, and who was delivered when."""
+
+    def __init__(self) -> None:
+        shape = shape_of(2, (1, 2), moves={2: MoveCost(1.0, 0.001)})
+        self.clock, self.delivered = Clock(), list[tuple[float, str, Group, int]]()
+        self.cluster = Cluster(shape, step_time, self.clock, lambda *_: None, lambda *_: None)
+        self.moves = Moves(self.cluster, self._deliver)
+
+    def _deliver(self, request: SimRequest, group: Group) -> None:
+        self.delivered.append((self.clock.now_s, request.request_id, group, request.computed_tokens))
+
+    def send(self, source: Group | None, **computed: int) -> None:
+        """Requests set out for the group of both."""
+        for name, tokens in computed.items():
+            request = SimRequest(name, 500, 10, 0.0, computed_tokens=tokens)
+            self.moves.send(request, source, (0, 1))
+
+    def run(self) -> list[tuple[float, str, Group, int]]:
+        """Until nothing is to happen; what has come by then."""
+        while self.clock.step():
+            pass
+        return self.delivered
+
+
+def test_who_has_nothing_to_bring_does_not_wait() -> None:
+    """Without KV, or with none of it done, a message is all that it takes."""
+    depot = Depot()
+    depot.send(None, fresh=0, forgets=300)
+    depot.send((0,), unbegun=0)
+    assert depot.run() == [(0.0005, name, (0, 1), 0) for name in ("fresh", "forgets", "unbegun")]
+
+
+def test_those_of_one_way_come_together() -> None:
+    """The last one first, as each goes before those that wait; then those that have nothing."""
+    depot = Depot()
+    depot.send((1,), a=100, b=0, c=200)
+    assert [(name, tokens) for _, name, _, tokens in depot.run()] == [("c", 200), ("a", 100), ("b", 0)]
+    assert {at_s for at_s, *_ in depot.delivered} == {0.0005 + 1.0 + 0.3}
+
+
+def test_kv_that_nobody_fetches_is_gone_after_a_while() -> None:
+    """As in the engines."""
+    depot = Depot()
+    depot.clock.at(KEPT_S + 0.1, lambda: depot.send((1,), late=100))
+    assert [row[1:] for row in depot.run()] == [("late", (0, 1), 0)]
