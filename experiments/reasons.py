@@ -43,29 +43,23 @@ _DEGREE = (
     "4 and 8, 270, 137, 70 and 37 s for Nemotron-8B. The paper's ratio lies between those of degree 2 and 4; it says "
     "neither the degree nor what else ran."
 )
-_BEFORE = (
-    "before the bursts at 300, 380 and 460 s `auto` has gone to degree 8, at 270, 368 and 444 s: late in the lull, "
-    "as a switch within the last minute makes the way back dearer. In the burst all that runs is computed again at "
-    "degree 4 and then at 2; the means there are 6.7, 4.5 and 11.6 s, those of static DP 4.4, 0.6 and 5.7 s."
-)
 _SLOTS = (
     "one engine runs 256 requests and up to 660 are there, so static TP and Shift Parallelism wait for places. With "
-    "1,024 static TP has 24.3 s and Shift Parallelism 13.5 s, ratios of 1.76 and 0.98; `auto` has the same as with 256."
+    "1,024 static TP has 24.3 s and Shift Parallelism 13.5 s, ratios of 2.4 and 1.35; `auto` has the same as with 256."
 )
 _LLAMA_TPOT = (
     "the median request comes in a burst, where no layout is faster: kept for good, degree 2, 4 and 8 have 90, 94 and "
     "111 ms, static DP has 96. At low load alone the ratio is 1.7."
 )
-_GPT_TPOT = (
-    "the median request comes in a burst, where `auto` takes degree 1 for the time to first token. Degree 2, kept for "
-    "good, has 31.2 ms, a ratio of 1.25, and 5.2 s to the first token in bursts instead of 2.2."
-)
 _NEMOTRON_TPOT = (
-    "each burst is met at degree 8; within 0.3 to 2.4 s `auto` goes on to degrees 4, 2 and 1 and computes again "
-    "what runs each time. The medians of the first and third burst are 43 and 37 ms, those of static DP 34 and 32; "
-    "in the others they are equal, 88 and 20. At low load alone the ratio is 1.9."
+    "the median request comes in a burst, which `auto` serves at degree 1 as static DP does: in the four bursts both "
+    "have 34, 88, 32 and 20 ms. Between bursts the ratio is 1.1 to 1.9."
 )
 _WIDE = "at this load `auto` stays at degree 8, so all requests are as fast as the urgent ones, not as with static DP."
+_WIDER = (
+    "at this load `auto` is at degree 8 for 78 % of the time and at degree 4 else, so all requests are nearly as fast "
+    "as the urgent ones, not as with static DP."
+)
 _STATIC_TP = (
     "static TP's queue is longer than the paper's: the bursts that make static DP wait 2.15 s bring 43,000 tokens/s, "
     "three times static TP's peak."
@@ -81,8 +75,8 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
     ("table1", "4000", "static-dp: tpot ms"): (43.7, _STALLED),
     ("table1", "4000", "static-dp: priority ttft ms"): (280, _PROMPTS),
     ("table1", "4000", "static-dp: ttft ms"): (302, _PROMPTS),
-    ("table1", "4000", "auto: priority ttft ms"): (190, _PROMPTS),
-    ("table1", "4000", "auto: ttft ms"): (266, _PROMPTS),
+    ("table1", "4000", "auto: priority ttft ms"): (171, _PROMPTS),
+    ("table1", "4000", "auto: ttft ms"): (188, _PROMPTS),
     ("table1", "1700", "static-tp: priority tpot ms"): (16.6, _LONG),
     ("table1", "1700", "static-tp: tpot ms"): (16.8, _LONG),
     ("table1", "1700", "static-tp: priority ttft ms"): (84.3, _PROMPTS),
@@ -93,25 +87,25 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
         "that of two engines of four devices each, next row.",
     ),
     ("table2", "llama-3-70b", "switch (ms)"): (
-        20.4,
-        "all of it is the rest of the step under way, of the last of four engines whose steps take 30 ms and more; an "
-        "idle server's switch takes 0.5 ms, one message.",
+        26.2,
+        "all of it is the rest of the step under way, of the last of four engines: steps take 15 ms together, 30 ms "
+        "alone and up to 0.3 s with prompts; an idle server's switch takes 0.5 ms, one message.",
     ),
     ("context", "gpt-oss-120b", "TTFT, static DP / auto"): (5.1, _DEGREE),
     ("fig10", "llama-3-70b", "move: DP to TP, new layout begins after (s)"): (0.175, _NO_WORK),
     ("fig10", "llama-3-70b", "move: TP to DP, new layout begins after (s)"): (0.231, _NO_WORK),
     ("fig10", "llama-3-70b", "move: longest gap between two tokens (s)"): (0.922, _GAP_MOVE),
-    ("fig10", "llama-3-70b", "weave: DP to TP, new layout begins after (s)"): (0.193, _NO_WORK),
+    ("fig10", "llama-3-70b", "weave: DP to TP, new layout begins after (s)"): (0.172, _NO_WORK),
     ("fig10", "llama-3-70b", "weave: TP to DP, new layout begins after (s)"): (0.225, _NO_WORK),
     ("fig10", "llama-3-70b", "weave: longest gap between two tokens (s)"): (1.76, _GAP_WEAVE),
-    ("fig8", "llama-3-70b", "burst, mean TTFT, auto / static-dp"): (1.61, _BEFORE),
-    ("fig8", "llama-3-70b", "burst, P90 TTFT, static-tp / auto"): (2.43, _SLOTS),
-    ("fig8", "llama-3-70b", "burst, P90 TTFT, shift-parallel / auto"): (1.70, _SLOTS),
+    ("fig8", "llama-3-70b", "burst, P90 TTFT, static-tp / auto"): (3.34, _SLOTS),
+    ("fig8", "llama-3-70b", "burst, P90 TTFT, shift-parallel / auto"): (2.34, _SLOTS),
     ("fig8", "gpt-oss-120b", "burst, P90 TTFT, static-tp / auto"): (6.04, _STATIC_TP),
     ("fig9", "llama-3-70b", "median TPOT, static-dp / auto"): (1.0, _LLAMA_TPOT),
-    ("fig9", "gpt-oss-120b", "median TPOT, static-dp / auto"): (0.978, _GPT_TPOT),
-    ("fig9", "nemotron-8b", "median TPOT, static-dp / auto"): (0.876, _NEMOTRON_TPOT),
+    ("fig9", "nemotron-8b", "median TPOT, static-dp / auto"): (1.0, _NEMOTRON_TPOT),
     ("table1", "4000", "auto: tpot ms"): (33.9, _STALLED),
+    ("table1", "4000", "auto / static-dp: tpot ms"): (0.591, _WIDER),
+    ("table1", "4000", "auto / static-dp: ttft ms"): (0.622, _WIDER),
     ("table1", "1700", "auto / static-dp: tpot ms"): (0.507, _WIDE),
     ("table1", "1700", "auto / static-dp: ttft ms"): (0.566, _WIDE),
     ("table1", "1700", "auto: priority tpot ms"): (17.0, _LONG),

@@ -281,7 +281,9 @@ class Controller:
 
     def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
         """What a policy sees now."""
-        work = self.demand.work(len(self.pool), self.pool.prompt_tokens, self.running, now_s)
+        unfinished = self.loads.unfinished()
+        tokens = sum(tracked.prefill_tokens for tracked in unfinished)
+        work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
         loads = self.loads.as_seen(self.demand.outputs)
         recent = self.switches.for_load(now_s)
         return Snapshot(

@@ -17,6 +17,7 @@ class GroupWork:
 
     requests: dict[str, Tracked] = field(default_factory=dict)
     prefill_tokens: int = 0
+    prompts: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     committed_tokens: float = 0.0
@@ -47,6 +48,7 @@ class Loads:
         work = self._groups[group]
         work.requests[tracked.request_id] = tracked
         work.prefill_tokens += tracked.prefill_tokens
+        work.prompts += 1
         work.prompt_tokens += tracked.wanted.prompt_tokens
         work.output_tokens += tracked.output_tokens
         work.committed_tokens += expected_tokens
@@ -61,6 +63,7 @@ class Loads:
         work.output_tokens += count
         if tracked.prefill_tokens:
             work.prefill_tokens -= tracked.prefill_tokens
+            work.prompts -= 1
             tracked.prefill_tokens = 0
             del self._unfinished[tracked.request_id]
 
@@ -71,6 +74,7 @@ class Loads:
         work = self._groups[tracked.group]
         del work.requests[tracked.request_id]
         work.prefill_tokens -= tracked.prefill_tokens
+        work.prompts -= tracked.prefill_tokens > 0
         work.prompt_tokens -= tracked.wanted.prompt_tokens
         work.output_tokens -= tracked.output_tokens
         work.committed_tokens -= tracked.committed_tokens
@@ -96,5 +100,5 @@ class Loads:
             had = work.output_tokens / count
             context = work.prompt_tokens / count + had
             left, longest = outputs.left(had), outputs.longest(had, count)
-            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens)
+            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts)
         return seen

@@ -100,11 +100,12 @@ class Demand:
         mean, known = self.output_tokens, self._outputs.value
         return Outputs(mean, self._squares.value * (mean / known) ** 2)
 
-    def work(self, waiting: int, waiting_tokens: int, running: int, now_s: float) -> Work:
-        """What is to be done: what comes, beside requests that wait and that run."""
+    def work(self, waiting: int, unfinished_tokens: int, running: int, now_s: float) -> Work:
+        """What is to be done: what comes, beside `waiting` requests, prompts that groups have begun, and streams."""
         rate = max(self.rate(now_s), QUIET_RATE)
         lengths = self.prompt_tokens, self.output_tokens
-        return Work(rate, *lengths, waiting, waiting_tokens, running, self.usual_rate, self.burst_s)
+        begun = unfinished_tokens / max(1.0, self.prompt_tokens)
+        return Work(rate, *lengths, waiting, running, begun, self.usual_rate, self.burst_s)
 
 
 class _Mean:

@@ -42,7 +42,7 @@ def outlook(lane: LaneFigures, groups: int, work: Work, weights: Weights, hindra
     flow = Flow.of(lane, groups, work, hindrance)
     horizon_s, blocked_s = weights.horizon_s, hindrance.blocked_s
     running = min(flow.most, work.running / groups)
-    queue = (work.waiting + work.running) / groups - running
+    queue = (work.prompts + work.running) / groups - running
     left_s = max(0.01 * horizon_s, horizon_s - blocked_s)
     ends = [blocked_s, *(blocked_s + part * left_s for part in _GRID)]
     spans = [(to - at, max(_LEAST_RATE, work.rate_in(at, to)) / groups) for at, to in pairwise(ends)]
@@ -57,7 +57,7 @@ def outlook(lane: LaneFigures, groups: int, work: Work, weights: Weights, hindra
 def first_per_s(lane: LaneFigures, groups: int, work: Work) -> float:
     """First tokens per second of `groups` groups of one size while there is a queue."""
     flow = Flow.of(lane, groups, work, FREE)
-    _, _, full_s = flow.times(min(flow.most, max(1.0, (work.running + work.waiting) / groups)))
+    _, _, full_s = flow.times(min(flow.most, max(1.0, (work.running + work.prompts) / groups)))
     return groups * flow.budget / (flow.prompt * full_s)
 
 

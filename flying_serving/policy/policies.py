@@ -86,7 +86,7 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     """
     urgent = any(need.urgent for need in needs)
     lanes, work = snapshot.lanes, snapshot.work
-    needy = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, waiting_tokens=work.prompt_tokens))
+    needy = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, begun=0.0))
     judged = {layout: judge(layout, lanes, work, weights) for layout in _shapes(snapshot, needs)}
     best: tuple[float, Layout, dict[str, float]] | None = None
     for layout in sorted(judged, key=judged.__getitem__):
@@ -120,7 +120,8 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
     stay = judge(present, lanes, work, weights)
     # who is alone gains nothing by narrow groups, and one arrival says little of how many will follow
-    least = present.widest if work.running == 1 and not work.waiting else 1
+    alone = not work.waiting and sum(load.requests for load in snapshot.loads.values()) == 1
+    least = present.widest if alone else 1
     layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape and one.widest >= least]
     judged = {one: judge(one, lanes, work, weights) for one in layouts if one.is_uniform}
     # a mixed layout is between two of these: it is better than both only if they are about as good

@@ -20,6 +20,7 @@ class GroupLoad:
         longest_left: output tokens that the last of them still has to get.
         context_tokens: tokens that each of them has, on average.
         prefill_tokens: prompt tokens that are not done, of all of them.
+        prompts: how many of them have such.
     """
 
     requests: int
@@ -27,6 +28,7 @@ class GroupLoad:
     longest_left: float
     context_tokens: float
     prefill_tokens: int = 0
+    prompts: int = 0
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,11 @@ class _Case:
         requests = sum(one.load.requests for one in old)
         size = max(len(group) for group in layout.groups if group not in snapshot.layout.groups)
         work = snapshot.work
-        aside = replace(work, running=max(0.0, work.running - requests))
+        early = weights.ttft_weight - 1.0  # what a second of theirs counts for beside one of streaming
+        old_prompts = sum(one.load.prompts for one in old)
+        old_begun = sum(one.load.prefill_tokens for one in old) / work.prompt_tokens
+        streams, begun = work.running - (requests - old_prompts), work.begun - old_begun
+        aside = replace(work, running=max(0.0, streams), begun=max(0.0, begun))
         groups = sum(map(len, layout.groups)) // size
         ahead = outlook(snapshot.lanes[size], groups, aside, weights)
         busy = work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
@@ -88,7 +92,7 @@ class _Case:
             requests=requests,
             tokens=sum(one.tokens for one in old),
             last_s=max(one.alone_s for one in old),
-            streaming_s=sum(one.load.requests * one.mean_s for one in old),
+            streaming_s=sum(one.load.requests * one.mean_s + early * one.load.prompts * one.prefill_s for one in old),
             groups=groups,
             size=size,
             weights=weights,
@@ -156,12 +160,14 @@ class _Case:
 class _Old:
     """A group that goes away, with its requests.
 
-    `alone_s`: until its last request has ended, if nothing else runs; `mean_s`: until one of them has, on average.
+    If nothing else runs, `prefill_s`: until its prompts are done; `alone_s`: until its last request has ended;
+    `mean_s`: until one of them has, on average.
     """
 
     group: Group
     load: GroupLoad
     step_s: float
+    prefill_s: float
     alone_s: float
     mean_s: float
 
@@ -170,7 +176,7 @@ class _Old:
         lane = snapshot.lanes[len(group)]
         prefill_s = load.prefill_tokens * lane.cost.prefill_token_s
         step_s = _step_s(lane, load)
-        return cls(group, load, step_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
+        return cls(group, load, step_s, prefill_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
 
     @property
     def engines(self) -> int:

@@ -36,8 +36,8 @@ class Work:
         rate: arrivals per second.
         prompt_tokens, output_tokens: mean lengths.
         waiting: requests that no group has yet.
-        waiting_tokens: prompt tokens of those.
-        running: requests that some group has, in this layout or another.
+        running: requests that stream, in whatever group.
+        begun: what groups have left of other prompts, in prompts of mean length.
         usual_rate: what the rate falls back to if it is higher than that now.
         burst_s: in so many seconds, as expected.
     """
@@ -46,8 +46,8 @@ class Work:
     prompt_tokens: float
     output_tokens: float
     waiting: float
-    waiting_tokens: float
     running: float = 0.0
+    begun: float = 0.0
     usual_rate: float = 0.0
     burst_s: float = math.inf
 
@@ -58,6 +58,11 @@ class Work:
         lasting = max(0.0, self.burst_s - from_s) / (to_s - from_s)
         return self.usual_rate + (self.rate - self.usual_rate) * lasting
 
+    @property
+    def prompts(self) -> float:
+        """Those that are to be computed, in prompts of mean length."""
+        return self.waiting + self.begun
+
     def part(self, share: float) -> Work:
         """A share of it."""
         return replace(
@@ -65,8 +70,8 @@ class Work:
             rate=self.rate * share,
             usual_rate=self.usual_rate * share,
             waiting=self.waiting * share,
-            waiting_tokens=self.waiting_tokens * share,
             running=self.running * share,
+            begun=self.begun * share,
         )
 
 

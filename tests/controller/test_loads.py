@@ -29,7 +29,7 @@ def test_what_a_policy_sees() -> None:
     loads.add(first, (0, 1), 120.0)
     loads.add(second, (0, 1), 320.0)
     loads.token(first, 4)
-    assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300)}
+    assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300, 1)}
     loads.token(second, 60)
     assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(32.0), EVEN.longest(32.0, 2), 232.0, 0)}
 

@@ -10,8 +10,8 @@ from tests.policy.costs import Costs, costs
 
 WEIGHTS = Weights(20.0, 10.0)
 SIZES = (1, 2, 4)
-QUIET = Work(0.05, 300.0, 60.0, 0.0, 0.0)
-BUSY = Work(12.0, 300.0, 60.0, 40.0, 12_000.0)
+QUIET = Work(0.05, 300.0, 60.0, 0.0)
+BUSY = Work(12.0, 300.0, 60.0, 40.0)
 
 
 def lanes_of(lanes: Costs, moves: Mapping[int, MoveCost] | None = None) -> dict[int, LaneFigures]:

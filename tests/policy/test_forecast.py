@@ -15,7 +15,7 @@ from flying_serving.policy.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
 
 WEIGHTS = Weights(20.0, 10.0)
-QUIET = Work(0.05, 300.0, 60.0, 0.0, 0.0)
+QUIET = Work(0.05, 300.0, 60.0, 0.0)
 SIZES = (1, 2, 4)
 COARSE = 0.03
 MORE = 1.3
@@ -53,7 +53,6 @@ def loads(draw: st.DrawFn) -> Work:
         prompt_tokens=prompt,
         output_tokens=draw(st.floats(1, 500)),
         waiting=waiting,
-        waiting_tokens=waiting * prompt,
         running=draw(st.integers(0, 200)),
     )
 
@@ -87,7 +86,7 @@ def test_more_load_never_costs_less(
     base = outlook(lane, groups, work, weights).request_seconds
     quicker = replace(work, rate=work.rate + faster)
     assert outlook(lane, groups, quicker, weights).request_seconds >= base * (1 - 1e-9)
-    queued = replace(work, waiting=work.waiting + more, waiting_tokens=(work.waiting + more) * work.prompt_tokens)
+    queued = replace(work, waiting=work.waiting + more)
     assert outlook(lane, groups, queued, weights).request_seconds >= base * (1 - 1e-9)
 
 
@@ -129,7 +128,7 @@ def test_the_one_that_does_more_per_second_wins_under_overload(
 ) -> None:
     """When requests queue up and more come than any layout can serve; more both of prompts and of whole requests."""
     lanes = figures(costs((1, 2), fixed, rest))
-    work = Work(1.0, 300.0, 60.0, waiting, 300.0 * waiting)
+    work = Work(1.0, 300.0, 60.0, waiting)
     most = {size: first_per_s(lane, 2 // size, work) for size, lane in lanes.items()}
     work = replace(work, rate=over * max(most.values()))
     for better, worse in ((1, 2), (2, 1)):
@@ -153,7 +152,7 @@ def test_layouts_of_one_shape_are_equal_and_a_mixed_one_can_leave_narrow_groups_
 def test_capacity_is_that_of_all_groups() -> None:
     """Twice the engines do twice as much."""
     lanes = figures(costs(SIZES))
-    work = Work(5.0, 300.0, 60.0, 10.0, 3000.0)
+    work = Work(5.0, 300.0, 60.0, 10.0)
     one, two = capacity(Layout.uniform(2, 1), lanes, work), capacity(NARROW, lanes, work)
     assert two == pytest.approx(2 * one, rel=0.2)
     assert two > one

@@ -189,7 +189,7 @@ def test_a_burst_is_answered_within_two_steps(count: int) -> None:
 
 def test_a_lone_request_is_not_taken_out_of_its_group() -> None:
     """However long it is, and however soon its own arrival seems to say that the next one comes."""
-    work = replace(BUSY, rate=0.5, prompt_tokens=15_000.0, waiting=0.0, waiting_tokens=0.0, running=1.0)
+    work = replace(BUSY, rate=0.5, prompt_tokens=15_000.0, waiting=0.0, running=1.0)
     loads = {WIDE.groups[0]: load(1, context=15_000.0, prefill=15_000)}
     assert chosen("auto", snapshot(WIDE, work, loads)) == WIDE
     assert chosen("auto", snapshot(WIDE, replace(work, running=6.0), {WIDE.groups[0]: load(6)})) != WIDE

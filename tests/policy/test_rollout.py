@@ -35,7 +35,7 @@ def test_it_is_close_to_what_a_simulated_server_does(policy: str, size: int, rat
         ended = serve(policy, costs(fixed=0.7, rest=0.65), requests).outcome.ended
         first_s = sum(r.first_token_s - r.arrival_s for r in ended)
         found.append((WEIGHTS.ttft_weight * first_s + sum(r.end_s - r.first_token_s for r in ended)) / len(ended))
-    work = Work(rate, PROMPT, OUTPUT, 0.0, 0.0)
+    work = Work(rate, PROMPT, OUTPUT, 0.0)
     predicted = outlook(figures(size), 2 // size, work, WEIGHTS).request_seconds / (rate * WEIGHTS.horizon_s)
     assert predicted == pytest.approx(mean(found), rel=0.15)
 
@@ -46,7 +46,7 @@ def test_what_is_blocked_or_woven_or_lacks_memory_takes_longer(
     rate: float, waiting: int, running: int, blocked_s: float
 ) -> None:
     """Than what is free."""
-    work = Work(rate, PROMPT, OUTPUT, waiting, waiting * PROMPT, running)
+    work = Work(rate, PROMPT, OUTPUT, waiting, running)
     free = outlook(figures(2), 1, work, WEIGHTS).request_seconds
     held = figures(2).kv_tokens - 1000.0
     for hindrance in (
@@ -66,7 +66,7 @@ def test_an_older_group_gets_as_much_time() -> None:
 
 def test_nobody_is_lost_or_made_up() -> None:
     """Who is taken streams for as long as outputs take, whether within the spans or after them."""
-    work = Work(1.0, PROMPT, OUTPUT, 0.0, 0.0)
+    work = Work(1.0, PROMPT, OUTPUT, 0.0)
     flow = Flow.of(figures(1), 1, work, FREE)
     rolled = flow.roll(SPANS, 0.0, 0.0, 0.0)
     assert rolled.queued_s < 0.1
@@ -79,6 +79,6 @@ def test_nobody_is_lost_or_made_up() -> None:
 def test_slots_are_what_memory_holds() -> None:
     """What older requests hold is not there until they have ended."""
     lane = replace(figures(1), kv_tokens=3440)
-    flow = Flow.of(lane, 1, Work(1.0, PROMPT, OUTPUT, 0.0, 0.0), Hindrance(woven_s=5.0, held_tokens=1720.0))
+    flow = Flow.of(lane, 1, Work(1.0, PROMPT, OUTPUT, 0.0), Hindrance(woven_s=5.0, held_tokens=1720.0))
     assert flow.slots(0.0) == pytest.approx(5.0)
     assert flow.slots(5.0) == flow.most == pytest.approx(10.0)

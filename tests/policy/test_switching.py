@@ -33,7 +33,7 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
     old, new = draw(st.sampled_from([(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]))
     loads = draw(st.dictionaries(st.sampled_from(GROUPS), LOADS, max_size=4))
     waiting = draw(st.integers(0, 200))
-    work = Work(draw(st.floats(0.01, 30)), draw(st.floats(1, 2000)), draw(st.floats(1, 500)), waiting, 300.0 * waiting)
+    work = Work(draw(st.floats(0.01, 30)), draw(st.floats(1, 2000)), draw(st.floats(1, 500)), waiting)
     return snapshot(old, work, loads, moves=draw(MOVES)), new
 
 
@@ -153,7 +153,7 @@ def test_the_cheapest_way_fits_the_case() -> None:
     """Requests that are about to end are waited for or woven; long ones do not hold up what is urgent."""
     about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, WEIGHTS, urgent=False)
     assert min(about_to_end, key=about_to_end.__getitem__) in ("weave", "sequential", "soft", "hard")
-    waits = replace(QUIET, waiting=1.0, waiting_tokens=300.0)
+    waits = replace(QUIET, waiting=1.0)
     long = {(0,): load(8, left=500.0), (1,): load(8, left=500.0)}
     urgent = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=True)
     assert min(urgent, key=urgent.__getitem__) != "sequential"
