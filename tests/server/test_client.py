@@ -96,7 +96,7 @@ def test_a_switch_and_what_it_moves_are_one_act() -> None:
         assert client.messages == [(ADD, "a", 0)]
         assert await client.outputs("a", [7]) == ["a"]
         client.messages.clear()
-        task = await switch(client, PAIRS, "recompute")
+        task = await switch(client, PAIRS, "move")
         orders = [(UTILITY, "flying_switch", engine) for engine in range(4)]
         assert client.messages[:5] == [*orders, (ABORT, "a", 0)]
         assert client.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
@@ -117,7 +117,7 @@ def test_the_end_of_another_request_during_a_switch_moves_none_twice() -> None:
         names = [f"r{number}" for number in range(16)]
         for name in names:
             client.open_request(name)
-        task = await switch(client, PAIRS, "recompute")
+        task = await switch(client, PAIRS, "move")
         left = {name: client.streams.engine_id(name) for name in names}
         assert await client.outputs(left["r0"], [1], over=True) in ([], ["r0"])
         for name in names:
