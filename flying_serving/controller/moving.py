@@ -1,14 +1,15 @@
-"""Which requests of the old layout go on in the new one."""
+"""Which requests of the old layout go on in the new one, and which engines have to meet for their KV."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
+from flying_serving.controller.commands import Command, Dispatch
 from flying_serving.controller.requests import Tracked
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, cover
 
 
 def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> list[tuple[Tracked, Group | None]]:
@@ -30,3 +31,13 @@ def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> l
         if fits and (early or (switch.preempt == "move" and wanted.movable)):
             found.append((tracked, tracked.kept_in if early else tracked.group))
     return found
+
+
+def exchanges(commands: Iterable[Command], sizes: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """For each engine that has any: requests that come to it with their KV, and exchanges that it takes part in."""
+    moves = [(one.moved_from, one.group) for one in commands if isinstance(one, Dispatch) and one.moved_from]
+    arrivals = Counter(target[0] for _, target in moves)
+    tickets: Counter[int] = Counter()
+    for source, target in set(moves):
+        tickets.update(cover(source, target, sizes) or ())
+    return {engine: (arrivals[engine], tickets[engine]) for engine in sorted(tickets)}

@@ -157,6 +157,8 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
 
     def _choose(self) -> Turn:
         now = time.monotonic()
+        if self.moves.holds(now):
+            return Serve() if self.channel.pending() else Wait(RETRY_S)
         ready = {size: leader.ready(now) for size, leader in self.leaders.items()}
         alone = self.scheduler.has_requests() or bool(self.batch_queue)
         ready[1] = alone and now >= self._alone_at

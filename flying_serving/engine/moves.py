@@ -23,6 +23,8 @@ PARKED_S = 5.0
 """How long a parked request's blocks are kept for whom the client sends it to."""
 PATIENCE_S = 1.0
 """How long a request waits for blocks to put its KV into, before it is prefilled again."""
+HOLD_S = 0.5
+"""How long engines make no step of their own for exchanges that the client has announced."""
 RETRY_S = 0.005
 
 
@@ -95,6 +97,9 @@ class Moves:
         self._parked: dict[str, Parked] = {}
         self._waiting: list[Arrival] = []
         self._coming: dict[str, Arrival] = {}
+        self._due_arrivals = 0
+        self._due_tickets = 0
+        self._hold_until_s = 0.0
         self.moved = 0
         self.moved_tokens = 0
         self.prefilled_again = 0
@@ -106,6 +111,21 @@ class Moves:
     def counts(self) -> dict[str, int]:
         """Requests that came with KV, tokens of it, and requests that had to be prefilled again; since the start."""
         return {"moved": self.moved, "moved_tokens": self.moved_tokens, "prefilled_again": self.prefilled_again}
+
+    def announce(self, arrivals: int, tickets: int, now_s: float) -> None:
+        """So many requests whose KV is elsewhere are about to come here; so many tickets with this engine bring KV.
+
+        They are best served together: an engine that begins a step in between keeps all others waiting.
+        """
+        self._due_arrivals += arrivals
+        self._due_tickets += tickets
+        self._hold_until_s = now_s + HOLD_S
+
+    def holds(self, now_s: float) -> bool:
+        """Whether this engine should only serve tickets for now."""
+        if now_s >= self._hold_until_s:
+            self._due_arrivals = self._due_tickets = 0
+        return self._due_tickets > 0
 
     # ---- the old group's leader
 
@@ -155,6 +175,7 @@ class Moves:
 
     def expect(self, request: Request, size: int, source: Group, old_id: str, now_s: float) -> None:
         """A request has come whose KV is in the group `source`."""
+        self._due_arrivals = max(0, self._due_arrivals - 1)
         self._waiting.append(Arrival(request, size, source, old_id, now_s))
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -168,7 +189,7 @@ class Moves:
         """Order to bring the KV of those that have come, as far as there is room for it."""
         if self._parked:
             self._let_go_what_is_late(now_s)
-        if not self._waiting:
+        if not self._waiting or (self.holds(now_s) and self._due_arrivals):
             return
         tickets: dict[tuple[Group, int], list[Move]] = {}
         waiting, self._waiting, full = self._waiting, [], set()
@@ -226,6 +247,7 @@ class Moves:
 
     def serve(self, ticket: MoveTicket, now_s: float) -> None:
         """The ticket's turn has come: exchange the KV."""
+        self._due_tickets = max(0, self._due_tickets - 1)
         engines, source, target, moves = ticket.group, ticket.source, ticket.target, ticket.moves
         most = [self._most(ticket, move) for move in moves]
         offer = self._offer(ticket, now_s) if self._engine == source[0] else None

@@ -88,6 +88,10 @@ class Orders:
         """Requests leave this engine for another group, which may fetch their KV: see `engine/moves.py`."""
         self.moves.park(request_ids, time.monotonic())
 
+    def flying_moving(self, arrivals: int, tickets: int) -> None:
+        """Requests are about to move: see `Moves.announce`."""
+        self.moves.announce(arrivals, tickets, time.monotonic())
+
     def flying_move_costs(self) -> list[list[float]]:
         """What moving KV takes, as measured at start: see `KVExchange.measure`."""
         measured: list[list[float]] = self.model_executor.collective_rpc("move_costs")[0]

@@ -18,6 +18,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreReque
 from flying_serving.config import PREEMPTS, deployment_of
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.moving import exchanges
 from flying_serving.controller.requests import Wanted
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, FlyingError, LayoutError, PoolFull, RequestError
@@ -149,6 +150,8 @@ class FlyingClient(EngineCalls):
         At once, because the controller speaks of how things are now: if an output or another decision came in between,
         a request could be withdrawn from where it is no more.
         """
+        for engine, counts in exchanges(commands, self.deployment.group_sizes).items():
+            self._tell(engine, "flying_moving", *counts)
         sent = [self._do(command) for command in commands]
         # shielded: one client's going away must not take back what is sent for others
         return asyncio.shield(asyncio.gather(*(s for s in sent if s is not None)))
@@ -160,7 +163,10 @@ class FlyingClient(EngineCalls):
                 self._admit(request_id)
                 return None if request is None else self._to_leader(EngineCoreRequestType.ADD, request, group)
             case Withdraw(request_id, group):
-                return self._withdraw(self.streams.withdraw(request_id), group)
+                engine_id = self.streams.withdraw(request_id)
+                if not self.controller.moves:
+                    return self._to_leader(EngineCoreRequestType.ABORT, [engine_id], group)
+                self._tell(group[0], "flying_park", [engine_id])  # its KV is kept for a while
             case Refuse(request_id, waited_s):
                 self._refuse(request_id, waited_s)
             case Order(switch, weave_steps):
@@ -170,14 +176,10 @@ class FlyingClient(EngineCalls):
     def _to_leader(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
         return self._send_input(kind, content, self.core_engines[group[0]])
 
-    def _withdraw(self, engine_id: str, group: Group) -> Awaitable[Any] | None:
-        """Take a request from a group, whose engines keep its KV for a while if it can move."""
-        if not self.controller.moves:
-            return self._to_leader(EngineCoreRequestType.ABORT, [engine_id], group)
-        self._background(self._parked(self.utility(group[0], "flying_park", [engine_id])))
-        return None
+    def _tell(self, engine: int, method: str, *args: Any) -> None:
+        self._background(self._told(self.utility(engine, method, *args)))
 
-    async def _parked(self, answer: Coroutine[Any, Any, Any]) -> None:
+    async def _told(self, answer: Coroutine[Any, Any, Any]) -> None:
         with contextlib.suppress(EngineLost):  # vLLM's to notice, and to report
             await answer
 

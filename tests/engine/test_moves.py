@@ -2,7 +2,7 @@
 
 import pytest
 
-from flying_serving.engine.moves import PARKED_S, PATIENCE_S, RETRY_S
+from flying_serving.engine.moves import HOLD_S, PARKED_S, PATIENCE_S, RETRY_S
 from flying_serving.engine.tickets import Move, MoveTicket
 from flying_serving.layout.groups import Group
 from tests.engine.movers import Lent, Node, request
@@ -293,3 +293,34 @@ def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(told_first:
     assert node.engines[2].exchanged == [(None, [([50, 51, 52], range(10))])]
     assert node.engines[2].admitted == [("a+2", 1)]
     assert node.moves((2,)).counts() == {"moved": 1, "moved_tokens": 10, "prefilled_again": 0}
+
+
+def test_announced_exchanges_go_together() -> None:
+    """No ticket before all have come, no step of its own before all tickets are served; both only for a while."""
+    node = Node()
+    old = node.lane((0, 1))
+    for number, name in enumerate(("a", "b", "c")):
+        old.run(request(name, 9, computed=8), [3 * number + 1])
+    moves = node.moves((0,))
+    assert not moves.holds(0.0)
+    moves.announce(2, 2, 0.0)
+    node.expect(request("a+1", 9), (0, 1), (0,))
+    moves.begin(0.0)
+    assert (node.tickets, moves.holds(0.0)) == ([], True)
+    node.expect(request("b+1", 9), (0, 1), (0,), "b")
+    moves.begin(0.1)
+    assert [[move.request_id for move in ticket.moves] for ticket in node.tickets] == [["a", "b"]]
+    node.serve()
+    assert moves.holds(0.1)
+    node.expect(request("c+1", 9), (0, 1), (1,), "c")
+    node.moves((1,)).begin(0.1)
+    node.serve()
+    assert not moves.holds(0.1)
+    moves.announce(5, 1, 1.0)
+    old.run(request("d", 9, computed=8), [20])
+    node.expect(request("d+1", 9), (0, 1), (0,), "d", 1.0)
+    moves.begin(1.0)
+    assert (node.tickets, moves.holds(1.0)) == ([], True)
+    assert not moves.holds(1.0 + HOLD_S)
+    moves.begin(1.0 + HOLD_S)
+    assert len(node.tickets) == 1

@@ -60,14 +60,6 @@ SCENARIOS = {
         (Stage(jobs=(Job("a", 1, 1, prompt=4, tokens=2), Job("b", 2, 0, prompt=4, tokens=2))),),
         settings=Settings(blocks=3),
     ),
-    "a request moves twice": Scenario(
-        (
-            Stage(jobs=(Job("a", 1, 1, tokens=2),)),
-            Stage(ALL, jobs=(Job("a+1", 4, 0, prompt=2),)),
-            Stage(PAIRS, jobs=(Job("a+2", 2, 2, prompt=2),)),
-        ),
-        settings=ROOMY,
-    ),
     "a client leaves while the layout changes": Scenario(
         (Stage(PAIRS, jobs=(Job("a", 2, 0, tokens=2),)), Stage(ALL)), settings=ROOMY, aborts=("a",)
     ),
