@@ -76,7 +76,7 @@ class Flow:
         full_prompts = self.budget / self.prompt
         early = late = running / 2
         queued_s = first_s = streamed_s = taken_in = lives = 0.0
-        prompt_alone_s = self._prompt_alone_s()
+        prompt_alone_s, crowded_by, crowding = self._prompt_alone_s(), -1.0, 1.0
         for span_s, rate in spans:
             running = early + late
             slots, times = self.slots(now_s), self.times(running if running > 1.0 else 1.0)
@@ -94,7 +94,8 @@ class Flow:
             taken = min(wanted * span_s, span_s * full_prompts / full_s, free + running * (1 - stays) / 2)
             left = queue + rate * span_s - taken
             queued_s += (queue + left) / 2 * span_s
-            crowding = _crowding(min(_MOST_USED, rate * prompt_alone_s), self.groups)
+            if rate != crowded_by:
+                crowded_by, crowding = rate, _crowding(min(_MOST_USED, rate * prompt_alone_s), self.groups)
             first_s += taken * crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + chunks * single_s)
             spread = (1 - stays) * stage_s / span_s
             halfway = early + taken - (early := early * stays + taken * spread)
