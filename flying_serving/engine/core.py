@@ -116,7 +116,7 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
                 self.leaders[size] = Leader(group, scheduler, self.channel, lend)
         self.moves = Moves(
             self.engine,
-            {size: Led(s, p, s.block_size) for size, (s, p) in self._led().items()},
+            self._led(),
             {1: self.scheduler.block_size}
             | {size: k.kv_cache_groups[0].kv_cache_spec.block_size for size, (_, k) in self._lane_configs.items()},
             self.members,
@@ -274,9 +274,9 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
             self.trace.close()
         super().shutdown()
 
-    def _led(self) -> dict[int, tuple[Any, SchedulerPool]]:
-        led = {size: (leader.scheduler, leader.pool) for size, leader in self.leaders.items()}
-        return {1: (self.scheduler, self.own)} | led
+    def _led(self) -> dict[int, Led]:
+        led = {size: Led(leader.scheduler, leader.pool) for size, leader in self.leaders.items()}
+        return {1: Led(self.scheduler, self.own)} | led
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """vLLM's utility, in every lane; blocks that are lent stay so."""

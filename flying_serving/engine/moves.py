@@ -30,11 +30,10 @@ RETRY_S = 0.005
 
 @dataclass(frozen=True)
 class Led:
-    """A lane that this engine leads: its scheduler, the pool behind it, and tokens in a block."""
+    """A lane that this engine leads: its scheduler, and the pool behind it."""
 
     scheduler: Any
     pool: SchedulerPool
-    block_tokens: int
 
 
 @dataclass

@@ -27,7 +27,7 @@ class SchedulerPool:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
-        self._pinned: list[int] = []
+        self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
 
     @property
@@ -51,13 +51,12 @@ class SchedulerPool:
         """Keep a request's blocks, in its order, whatever becomes of it, until `unpin`."""
         blocks: list[int] = list(self._scheduler.kv_cache_manager.get_block_ids(request_id)[0])
         self._pool.touch([self._pool.blocks[b] for b in blocks])
-        self._pinned += blocks
+        self._pinned.append(blocks)
         return blocks
 
     def unpin(self, blocks: list[int]) -> None:
         """Let pinned blocks go."""
-        for block in blocks:
-            self._pinned.remove(block)
+        self._pinned.remove(blocks)
         self.give(blocks[::-1])  # as vLLM frees them: the end of a request is evicted first
 
     def prepare(self, request: Any, tokens: int) -> tuple[int, list[int]] | None:
@@ -103,7 +102,7 @@ class SchedulerPool:
     def requests_own(self) -> set[int]:
         """Blocks that requests hold, those that come or go included, the null block left out."""
         manager = self._scheduler.kv_cache_manager
-        owned = set(self._pinned)
+        owned = {block for blocks in self._pinned for block in blocks}
         for request_id in (*self._scheduler.requests, *self._ahead):
             for blocks in manager.get_block_ids(request_id):
                 owned.update(blocks)

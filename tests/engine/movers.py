@@ -106,7 +106,7 @@ class Engine:
         self.exchanged: list[tuple[Any, ...]] = []
         self.admitted: list[tuple[str, int]] = []
         self.lacked: list[tuple[int, int]] = []
-        led: Any = {size: Led(lane, lane, lane.block_tokens) for size, lane in self.lanes.items()}  # type: ignore[arg-type]
+        led: Any = {size: Led(lane, lane) for size, lane in self.lanes.items()}  # type: ignore[arg-type]
         members: Any = {size: SimpleNamespace(lent=Lent(number, size)) for size in (2, 4)}
         channel: Any = node
         self.moves = Moves(

@@ -93,6 +93,6 @@ def rename_blocks(engine: Engine) -> None:
         books.offered = [new[block] for block in books.offered]
     for holder in (*requests, *parked):
         holder.blocks = [new[block] for block in holder.blocks]
-    engine.own._pinned = [new[block] for block in engine.own._pinned]
+    engine.own._pinned = [[new[block] for block in blocks] for blocks in engine.own._pinned]
     engine.scheduler.pool.rename(new)
     engine.memory.rename(new, engine.scheduler.pool.free)

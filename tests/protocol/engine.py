@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.engine.group import Leader, Member
-from flying_serving.engine.moves import PARKED_S, PATIENCE_S, Led, Moves
+from flying_serving.engine.moves import PARKED_S, PATIENCE_S, Moves
 from flying_serving.engine.tickets import MoveTicket, StepTicket, Ticket
 from flying_serving.engine.turns import Turns
 from flying_serving.layout.groups import Group, aligned_group
@@ -98,7 +98,7 @@ class Engine(FlyingEngineCore):
         }
         self._lane_of = {}
         self._moved_from = {}
-        led = {size: Led(scheduler, pool, scheduler.block_size) for size, (scheduler, pool) in self._led().items()}
+        led = self._led()
         tokens = dict.fromkeys(SIZES, BLOCK)
         self.moves = moves(number, led, tokens, self.members, channel, self._rpc, self._admit, self._lacks)
         self.memory = Memory(settings.blocks, mobile)
