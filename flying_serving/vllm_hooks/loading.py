@@ -48,14 +48,21 @@ def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
         original(self, layer)
 
 
-def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Pack a weight (out, in) into oneDNN's format; the product takes (tokens, in) to (tokens, out)."""
+def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Pack a weight (out, in) into oneDNN's format: a product that writes (tokens, out) for (tokens, in)."""
     bias = None if bias is None else bias.contiguous()
     if not ops._supports_onednn:
-        kept = weight.contiguous()
-        return lambda x: torch.nn.functional.linear(x, kept, bias)
+        kept = weight.t().contiguous()
+        if bias is None:
+            return lambda x, out: torch.mm(x, kept, out=out)
+        return lambda x, out: torch.addmm(bias, x, kept, out=out)
     handler = ops.create_onednn_mm(weight.contiguous().t(), _SHAPES_PER_MATRIX)
-    return lambda x: ops.onednn_mm(handler, x, bias)
+    product = torch.ops._C.onednn_mm.default  # as ops.onednn_mm, which chooses where the result goes
+
+    def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
+        product(out, x, bias, handler.handler_tensor)
+
+    return multiply
 
 
 def mask_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,9 @@ from flying_serving.layout.shards import Segment
 
 Matmul = Callable[[torch.Tensor], torch.Tensor]
 """(tokens, in) -> (tokens, out)."""
-Pack = Callable[[torch.Tensor, torch.Tensor | None], Matmul]
+Product = Callable[[torch.Tensor, torch.Tensor], None]
+"""Write the product of (tokens, in) into (tokens, out), which lies in one piece."""
+Pack = Callable[[torch.Tensor, torch.Tensor | None], Product]
 """Turn a weight (out, in) and a bias (out) into a product that does not need the weight any more."""
 
 
@@ -74,18 +76,37 @@ class _Family:
 
     def part(self, rank: int, degree: int) -> Matmul:
         chosen = [self._units[u] for u in self._segments[0].units_of(rank, degree)]
-        if len(chosen) == 1:
-            return chosen[0]
         sizes = [segment.unit_size for segment in self._segments]
-        if len(sizes) == 1:
-            return lambda x: torch.cat([unit(x) for unit in chosen], dim=-1)
-        order = range(len(sizes))
+        runs = [(size, len(list(run))) for size, run in groupby(sizes)]  # segments that are copied at once
+        count, width = len(chosen), sum(sizes)
 
         def columns(x: torch.Tensor) -> torch.Tensor:
-            outs = [unit(x).split(sizes, dim=-1) for unit in chosen]
-            return torch.cat([out[s] for s in order for out in outs], dim=-1)
+            flat = x.reshape(-1, x.shape[-1])
+            by_unit = _products(chosen, [flat] * count, width)
+            out = by_unit[0] if count == 1 else _by_segment(by_unit, runs)
+            return out.view(*x.shape[:-1], count * width)
 
         return columns
+
+
+def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """(units, tokens, segments of a unit) -> (tokens, units of a segment, one segment after the other), in one copy.
+
+    Args:
+        by_unit: what each unit computed.
+        runs: (size, number) of consecutive segments that are equally large in a unit.
+    """
+    units, tokens, width = by_unit.shape
+    if len(runs) == 1:
+        size, number = runs[0]
+        return by_unit.view(units, tokens, number, size).permute(1, 2, 0, 3).reshape(tokens, units * width)
+    out = by_unit.new_empty(tokens, units * width)
+    sources = by_unit.split([size * number for size, number in runs], dim=2)
+    targets = out.split([size * number * units for size, number in runs], dim=1)
+    for (size, number), source, target in zip(runs, sources, targets, strict=True):
+        by_segment = source.view(units, tokens, number, size).permute(1, 2, 0, 3)
+        target.view(tokens, number, units, size).copy_(by_segment)
+    return out
 
 
 class PackedRows:
@@ -93,18 +114,27 @@ class PackedRows:
 
     def __init__(self, weight: torch.Tensor, segment: Segment, pack: Pack) -> None:
         self._segment = segment
+        self._width = weight.shape[0]
         self._units = [pack(columns.contiguous(), None) for columns in weight.split(segment.unit_size, dim=1)]
 
     def part(self, rank: int, degree: int) -> Matmul:
         chosen = [self._units[u] for u in self._segment.units_of(rank, degree)]
-        if len(chosen) == 1:
-            return chosen[0]
-        size = self._segment.unit_size
+        size, width = self._segment.unit_size, self._width
 
         def rows(x: torch.Tensor) -> torch.Tensor:
-            return sum_in_pairs([unit(part) for unit, part in zip(chosen, x.split(size, dim=-1), strict=True)])
+            parts = x.reshape(-1, x.shape[-1]).split(size, dim=1)
+            by_unit = _products(chosen, parts, width)
+            return sum_in_pairs(list(by_unit.unbind())).view(*x.shape[:-1], width)
 
         return rows
+
+
+def _products(units: Sequence[Product], xs: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """(units, tokens, width): each unit's product with its own `x`, written where it is to be, so copied once less."""
+    outs = xs[0].new_empty(len(units), xs[0].shape[0], width)
+    for unit, x, out in zip(units, xs, outs.unbind(), strict=True):
+        unit(x, out)
+    return outs
 
 
 def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.weights.storage import (
-    Matmul,
     PackedColumns,
     PackedRows,
+    Product,
     SharedLinear,
     StridedColumns,
     StridedRows,
@@ -25,10 +25,16 @@ from flying_serving.weights.storage import (
 DEGREES = (1, 2, 4, 8)
 
 
-def plain_pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Matmul:
+def plain_pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """Pack nothing: the product as torch has it, with a copy, so that parts of the original are not used unseen."""
     weight = weight.clone()
-    return lambda x: torch.nn.functional.linear(x, weight, bias)
+
+    def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
+        assert out.is_contiguous()
+        assert x.stride(-1) == 1 or x.shape[-1] == 1
+        out.copy_(torch.nn.functional.linear(x, weight, bias))
+
+    return multiply
 
 
 MakeColumns = Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], SharedLinear]
@@ -257,7 +263,7 @@ def test_packed_units_hold_each_weight_once(layer: Fused) -> None:
     """Each is packed once at the start, and parts of all degrees are made of those: no bytes for a further lane."""
     packed: list[torch.Tensor] = []
 
-    def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Matmul:
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         packed.append(weight)
         return plain_pack(weight, bias)
 
