@@ -239,7 +239,7 @@ class Moves:
             self.moved += 1
             self.moved_tokens += tokens - move.start
         if not arrival.aborted:
-            self.prefilled_again += tokens <= move.start
+            self.prefilled_again += tokens <= move.start < request.num_tokens - 1
             self._admit(request, arrival.size)
 
     # ---- every engine of the cover

@@ -101,6 +101,17 @@ def test_what_is_there_and_not_cached_is_exchanged(
     assert source.lanes[1].pinned == []
 
 
+def test_whose_tokens_are_all_cached_there_is_not_prefilled_again() -> None:
+    """Nothing is exchanged, and it is counted neither as moved nor as prefilled."""
+    node = ready()
+    target = node.engines[0]
+    target.lanes[1].cached = 11
+    node.expect(request("a+1", 12), (1,), (0,))
+    target.moves.begin(0.0)
+    node.serve()
+    assert (target.exchanged, target.admitted, target.moves.counts()) == ([], [("a+1", 1)], NOTHING)
+
+
 def test_all_that_go_from_one_group_to_another_go_together() -> None:
     """In one exchange, of those whose KV is there; another pair of groups has a ticket of its own."""
     node = Node()
