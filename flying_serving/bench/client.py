@@ -21,7 +21,6 @@ from flying_serving.bench.sse import Event, EventStream
 from flying_serving.workload.model import Workload
 
 CONNECT_S = 30.0
-KEEP_ALIVE_S = 60.0
 LARGE_BYTES = 2**20
 ERROR_CHARACTERS = 500
 INTERRUPTED = "cut off: the replay was stopped"
@@ -42,9 +41,9 @@ class Target:
         return {"Content-Type": "application/json", **key}
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections to the server: as many as there are requests at a time, kept for the next ones."""
+        """One connection for each request: a client that is late would use one that the server closes."""
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers=self.headers,
         )
