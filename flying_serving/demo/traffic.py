@@ -28,11 +28,11 @@ KV_BYTES = 2**28
 AUTO = "auto"
 POLICIES = (AUTO, "static-dp", "static-tp")
 TRAFFIC = Alternating(
-    duration_s=36.0,
+    duration_s=40.0,
     low_rate_rps=1.0,
-    burst_rate_rps=6.0,
+    burst_rate_rps=8.0,
     low_s=15.0,
-    burst_s=6.0,
+    burst_s=10.0,
     prompt_tokens=(64, 256),
     output_tokens=(16, 48),
 )
