@@ -24,6 +24,12 @@ NAMES = (
     "bench_client",
     "agreement",
     "observability",
+    "decisions",
+    "link",
+    "policies",
+    "validity",
+    "context",
+    "crossover",
 )
 
 

@@ -3,12 +3,14 @@
 python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 2.5] [--regime link]
 
 The short requests come faster than they can be served, so that the throughput is what the server can do: their output
-tokens per second from the first arrival to the end of the last. Three runs in turn, on the same workload file:
+tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload file:
 
 - `auto`: policy auto, with the long requests;
 - `short alone`: the same server without them;
-- `unaware`: what an operator could do without transformation awareness: every engine joins the wide group when a long
-  request comes and leaves it when that one is done, and short requests go to the least loaded group there is.
+- `unaware`: least-loaded routing that does not know of transformations (Gyges' baseline): every engine joins the wide
+  group when a long request comes, short ones go to the least loaded group there is, and a group splits when it is
+  empty, as instances do that cannot take running requests along;
+- `unaware, live`: the same with this project's switches: it splits as soon as the long request is done.
 """
 
 from __future__ import annotations
@@ -23,22 +25,27 @@ import httpx
 import numpy as np
 
 from benchmarks.client import prompt
-from benchmarks.policies import FLAGS, OUT, REGIMES
+from benchmarks.policies import FLAGS, LENGTHS, OUT, REGIMES, flag
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.bench.client import Target
 from flying_serving.bench.results import Results
 from flying_serving.bench.run import Settings, measure, probe
-from flying_serving.demo.tiny import make_model
+from flying_serving.demo.tiny import SHAPES, make_model
 from flying_serving.workload.files import save
 from flying_serving.workload.mixes import with_long_prompts
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
 LONG_TOKENS, LONG_OUTPUTS = 6000, 64
-ENGINE_TOKENS = 4096
-# 12 layers, 12 KV heads, keys and values of 64 floats
-CONTEXT_FLAGS = ["--max-model-len=8000", f"--kv-cache-memory-bytes={(ENGINE_TOKENS + 32) * 12 * 12 * 2 * 64 * 4}"]
+MODEL = "llama-75m"
+ENGINE_TOKENS, BLOCK_TOKENS = 4096, flag("block-size")
+"""What an engine's KV cache holds: less than a long prompt, which the server is asked to confirm."""
+_SHAPE = SHAPES[MODEL]
+_TOKEN_BYTES = _SHAPE.layers * _SHAPE.kv_heads * 2 * _SHAPE.head_dim * 4
+CONTEXT_FLAGS = ["--max-model-len=8000", f"--kv-cache-memory-bytes={(ENGINE_TOKENS + BLOCK_TOKENS) * _TOKEN_BYTES}"]
 APART, TOGETHER = [[0], [1]], [[0, 1]]
+LIVE = "unaware, live"
+POLL_S, LONGEST_S = 0.2, 3600.0
 
 
 class Operator(threading.Thread):
@@ -47,11 +54,15 @@ class Operator(threading.Thread):
     Args:
         system: with policy manual.
         workload: the long requests are taken from it.
+        live: split them while other requests run.
     """
 
-    def __init__(self, system: System, workload: Workload) -> None:
+    def __init__(self, system: System, workload: Workload, *, live: bool) -> None:
         super().__init__(daemon=True)
         self._system = system
+        self._live = live
+        self.over = threading.Event()
+        """Set it when no short request runs any more."""
         self._arrivals_s = [r.arrival_s for r in workload.requests if r.prompt_tokens == LONG_TOKENS]
         self.served = 0
 
@@ -59,14 +70,26 @@ class Operator(threading.Thread):
         """One after the other."""
         began_s = time.monotonic()
         for number, arrival_s in enumerate(self._arrivals_s):
-            time.sleep(max(0.0, began_s + arrival_s - time.monotonic()))
+            self._wait_empty(began_s + arrival_s)
             self._system.layout(TOGETHER)
             body = {"model": self._system.model, "prompt": prompt(LONG_TOKENS, number), "ignore_eos": True}
             answer = httpx.post(
                 f"{self._system.url}/v1/completions", json={**body, "max_tokens": LONG_OUTPUTS}, timeout=300
             )
             self.served += answer.status_code == 200
-            self._system.layout(APART)
+            if self._live:
+                self._system.layout(APART)
+        self._wait_empty(began_s + LONGEST_S)
+        self._system.layout(APART)
+
+    def _wait_empty(self, until_s: float) -> None:
+        """Until then; apart as soon as nothing runs."""
+        while time.monotonic() < until_s and not self.over.is_set():
+            requests = self._system.ask("status")["requests"]
+            if not requests["running"] + requests["held"]:
+                self._system.layout(APART)
+                self.over.wait(until_s - time.monotonic())
+            self.over.wait(POLL_S)
 
 
 def short_tokens_per_s(results: Results) -> float:
@@ -76,19 +99,22 @@ def short_tokens_per_s(results: Results) -> float:
     return float(results.floats("output_tokens")[short].sum() / max(ends))
 
 
-def replay(system: System, workload: Workload, operated: Workload | None) -> dict[str, float]:
+def replay(system: System, workload: Workload, operated: Workload | None, *, live: bool = False) -> dict[str, float]:
     """One run; `operated`: an operator serves the long requests of it meanwhile."""
     target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
     found = probe(target, settings)
-    operator = Operator(system, operated) if operated is not None else None
+    operator = Operator(system, operated, live=live) if operated is not None else None
     if operator is not None:
         operator.start()
     results = measure(workload, target, found, settings)
     served = 0
     if operator is not None:
+        operator.over.set()
         operator.join(600)
         served = operator.served
     long = results.floats("prompt_tokens") == LONG_TOKENS
+    for error in filter(None, results.texts("error")):
+        print(f"not completed: {error}", flush=True)
     return {
         "short tokens/s": short_tokens_per_s(results),
         "long served": float(np.sum(results.ok & long)) + served,
@@ -106,30 +132,37 @@ def main() -> None:
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     rate: dict[str, float] = {"duration_s": args.seconds, "rate_rps": args.rate}
-    short = synthesise(Poisson(requests=None, prompt_tokens=(64, 512), output_tokens=(16, 96), **rate), 1)
+    short = synthesise(Poisson(requests=None, **LENGTHS, **rate), 1)
     mixed = with_long_prompts(short, LONG_TOKENS, LONG_OUTPUTS)
     save(mixed, OUT / "context.jsonl")
-    model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
+    model = make_model(ROOT / ".models" / MODEL, MODEL)
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
         flags = [*FLAGS, *CONTEXT_FLAGS, *REGIMES[args.regime]]
         auto = systems.start(System("auto", model, [*flags, "--policy=auto"], ours=True))
+        auto.resume()
+        held = auto.ask("status")["capacity_tokens"]["1"]
+        auto.pause()
+        if held >= LONG_TOKENS:
+            raise SystemExit(f"an engine holds {held} tokens: a long prompt of {LONG_TOKENS} needs no group")
         manual = systems.start(System("unaware", model, [*flags, "--policy=manual"], ours=True))
         for _ in range(args.rounds):
             for name, system, workload, operated in (
                 ("auto", auto, mixed, None),
                 ("short alone", auto, short, None),
                 ("unaware", manual, short, mixed),
+                (LIVE, manual, short, mixed),
             ):
                 system.resume()
-                rows[name].append(replay(system, workload, operated))
+                rows[name].append(replay(system, workload, operated, live=name == LIVE))
                 system.pause()
                 print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
     rates = {name: [row["short tokens/s"] for row in found] for name, found in rows.items()}
     for name, values in rates.items():
-        print(f"{name:12s} short tokens/s {median(values):.1f} [{min(values):.1f}..{max(values):.1f}]")
+        print(f"{name:13s} short tokens/s {median(values):.1f} [{min(values):.1f}..{max(values):.1f}]")
     print(f"auto / short alone {median(rates['auto']) / median(rates['short alone']):.2f}  bar >= 0.9")
     print(f"auto / unaware     {median(rates['auto']) / median(rates['unaware']):.2f}  bar >= 1.25")
+    print(f"auto / {LIVE} {median(rates['auto']) / median(rates[LIVE]):.2f}")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
-
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.bench.client import Target
 from flying_serving.bench.metrics import summarise
 from flying_serving.bench.run import Settings, measure, probe
 from flying_serving.demo.tiny import make_model
+from flying_serving.policy.work import Weights
 from flying_serving.workload.files import save
 from flying_serving.workload.mixes import with_priority
 from flying_serving.workload.model import Workload
@@ -45,14 +44,22 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,10"]}
+LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
+"""Of requests."""
+WEIGHTS = Weights(horizon_s=20.0, ttft_weight=10.0)
+"""How a server judges by default."""
 CASES = ("load", "priority")
 POLICIES = ("static-dp", "static-tp", "auto")
 OUT = ROOT / ".bench"
 
 
+def flag(name: str) -> int:
+    """The value of a number in FLAGS."""
+    return next(int(word.partition("=")[2]) for word in FLAGS if word.startswith(f"--{name}="))
+
+
 def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
     """What to replay, by name: the paper's generator at this machine's scale, or a trace; saved first."""
-    lengths: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
     if args.trace is not None:
         found = {"trace": read_workload(Path(args.trace))}
     elif args.case == "load":
@@ -62,9 +69,9 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
             "low_s": 40.0,
             "burst_s": 12.0,
         }
-        found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **lengths), args.seed)}
+        found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **LENGTHS), args.seed)}
     else:
-        steady = synthesise(Poisson(requests=None, duration_s=args.seconds, rate_rps=args.rate, **lengths), args.seed)
+        steady = synthesise(Poisson(requests=None, duration_s=args.seconds, rate_rps=args.rate, **LENGTHS), args.seed)
         found = {"priority": with_priority(steady, 0.2)}
     for name, workload in found.items():
         save(workload, OUT / f"{name.replace(' ', '-')}.jsonl")
@@ -75,7 +82,7 @@ def replay(system: System, workload: Workload) -> dict[str, Any]:
     """Summary of one replay, with the switches that it made."""
     target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
     summary = summarise(measure(workload, target, probe(target, settings), settings))
-    made = httpx.get(f"{system.url}/flying/switches", timeout=30).json()["switches"]
+    made = system.ask("switches")["switches"]
     began_s = time.time() - summary["duration"] - 1
     summary["switches"] = [switch for switch in made if switch["time"] > began_s]
     return summary
@@ -109,7 +116,7 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
         ):
             system.resume()
             summary = replay(system, workload)
-            status = httpx.get(f"{system.url}/flying/status", timeout=30).text
+            status = json.dumps(system.ask("status"))
             system.pause()
             name = f"{system.name}, {kind}"
             (OUT / f"status-{name.replace(', ', '-')}.json").write_text(status)

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -69,6 +70,10 @@ class System:
             time.sleep(0.1)
         self.stop()
         raise RuntimeError(f"{self.name} did not start; its log: {self._log.name}")
+
+    def ask(self, what: str) -> Any:
+        """What our server says: its `status` or its `switches`."""
+        return httpx.get(f"{self.url}/flying/{what}", timeout=60).raise_for_status().json()
 
     def layout(self, groups: list[list[int]]) -> None:
         """Change our server's layout."""

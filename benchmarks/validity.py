@@ -1,32 +1,32 @@
-"""Does the simulator say what live servers do? Fitted on one workload, compared on another.
+"""Does the simulator say what live servers do? Fitted on one workload, compared on another, round by round.
 
-python -m benchmarks.policies --case priority --regime link      (steps are learned while this is served)
-python -m benchmarks.policies --case load --regime link          (this is what is predicted)
-python -m benchmarks.validity --regime link
+python -m benchmarks.validity [--regime link] [--rounds 3] [--seconds 104]
 
-Reads what those two left in .bench/: the status of the `auto` server after the first, and for each policy the workload
-and the summaries of the second. The machine of `flying-serving fit` is made from the status, the workload is simulated
-with each policy, and each figure is put beside the median of the live rounds.
+In each round a server with policy `auto` serves the urgent requests of `benchmarks.policies --case priority`; from its
+steps the machine of `flying-serving fit` is made. Then three others, one for each policy, serve the bursts of `--case
+load`, which are simulated on that machine. Each figure is put beside the live one of its own round: this machine is now
+faster and now slower, and a fit knows only what it has seen. All but one server are stopped (SIGSTOP) at any time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+from collections import defaultdict
 from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.policies import FLAGS, OUT, POLICIES, REGIMES
+from benchmarks.policies import FLAGS, OUT, POLICIES, REGIMES, WEIGHTS, flag, replay, workloads_of
+from benchmarks.systems import ROOT, System, Systems
+from flying_serving.demo.tiny import make_model
 from flying_serving.sim.baselines import build
 from flying_serving.sim.command import run
 from flying_serving.sim.live import from_status
-from flying_serving.sim.machine import load_measured
+from flying_serving.sim.machine import Machine, load_measured
 from flying_serving.sim.system import Options
-from flying_serving.workload.read import read_workload
+from flying_serving.workload.model import Workload
 
 FIGURES = {
     "TTFT p50": ("median_ttft_ms", 0.10),
@@ -38,51 +38,84 @@ FIGURES = {
     "tokens/s": ("output_throughput", 0.10),
 }
 """Name: key of the summary, and by how much the prediction may differ."""
+FITTED_S, FITTED_RPS = 80.0, 1.2
+
+Summary = dict[str, Any]
 
 
-def flag(name: str) -> int:
-    """The value that the live servers had."""
-    return next(int(word.partition("=")[2]) for word in FLAGS if word.startswith(f"--{name}="))
+def fitted_on(status: dict[str, Any], number: int) -> Machine:
+    """The machine that `flying-serving fit` makes of a server's status."""
+    path = OUT / f"machine-{number}.json"
+    path.write_text(from_status(status, "benchmarks.validity", 0.0).model_dump_json(indent=1))
+    return load_measured(path)
 
 
-def live(policy: str, regime: str) -> list[dict[str, Any]]:
-    """Summaries of all rounds."""
-    found = sorted(OUT.glob(f"{policy}-{regime}-load-*.json"))
-    if not found:
-        sys.exit(f"no summary of {policy} in regime {regime}: run benchmarks.policies --case load first")
-    return [json.loads(path.read_text()) for path in found]
+def served(system: System, workload: Workload) -> tuple[Summary, dict[str, Any]]:
+    """The summary of a replay, and the server's status after it."""
+    system.resume()
+    summary = replay(system, workload)
+    status = system.ask("status")
+    system.pause()
+    print(system.name, {name: round(summary[key], 1) for name, (key, _) in FIGURES.items()}, flush=True)
+    return summary, status
+
+
+def simulated(policy: str, machine: Machine, workload: Workload) -> Summary:
+    """What the simulator says of it."""
+    options = Options(
+        slots=flag("max-num-seqs"),
+        budget_tokens=flag("max-num-batched-tokens"),
+        horizon_s=WEIGHTS.horizon_s,
+        ttft_weight=WEIGHTS.ttft_weight,
+    )
+    return dict(run(build(policy, machine, 1, options), workload, "measured", Console()).summary)
+
+
+def row(policy: str, name: str, pairs: list[tuple[Summary, Summary]]) -> str:
+    """One line of the table: medians over the rounds, and the ratio's range."""
+    key, bar = FIGURES[name]
+    lived, said = [live[key] for live, _ in pairs], [sim[key] for _, sim in pairs]
+    ratios = [s / x for s, x in zip(said, lived, strict=True)]
+    ratio = median(ratios)
+    verdict = "met" if abs(ratio - 1) <= bar else "MISSED"
+    spread = f"{median(lived):.1f} [{min(lived):.1f}..{max(lived):.1f}]"
+    ratio_text = f"{ratio:.2f} [{min(ratios):.2f}..{max(ratios):.2f}]"
+    return f"| {policy} | {name} | {spread} | {median(said):.1f} | {ratio_text} | {bar:.0%} {verdict} |"
 
 
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--regime", choices=REGIMES, default="link")
-    parser.add_argument("--frontend-ms", type=float, default=0.0, help="what the server adds to a first token")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=104.0)
     args = parser.parse_args()
-    status = json.loads((OUT / f"status-auto-{args.regime}-priority.json").read_text())
-    machine_file = OUT / "machine.json"
-    machine_file.write_text(
-        from_status(status, "benchmarks.validity", args.frontend_ms / 1e3).model_dump_json(indent=1)
-    )
-    machine = load_measured(machine_file)
-    options = Options(
-        slots=flag("max-num-seqs"), budget_tokens=flag("max-num-batched-tokens"), horizon_s=20.0, ttft_weight=10.0
-    )
-    workload = read_workload(OUT / "load.jsonl")
-    console = Console(highlight=False, width=120)
-    table = Table(title=f"regime {args.regime}; times in ms; live: median [smallest..largest]", title_style="")
-    for heading in ("system", "figure", "live", "simulated", "ratio", "bar"):
-        table.add_column(heading, justify="left" if heading in ("system", "figure") else "right")
-    for policy in POLICIES:
-        rounds = live(policy, args.regime)
-        simulated = run(build(policy, machine, 1, options), workload, "measured", console).summary
-        for name, (key, bar) in FIGURES.items():
-            values = [one[key] for one in rounds]
-            ratio = simulated[key] / median(values)
-            verdict = "met" if abs(ratio - 1) <= bar else "MISSED"
-            spread = f"{median(values):.1f} [{min(values):.1f}..{max(values):.1f}]"
-            table.add_row(policy, name, spread, f"{simulated[key]:.1f}", f"{ratio:.2f}", f"{bar:.0%} {verdict}")
-    console.print(table)
+    OUT.mkdir(exist_ok=True)
+    common = {"trace": None, "seed": 1, "rate": FITTED_RPS}
+    fit_on = workloads_of(argparse.Namespace(case="priority", seconds=FITTED_S, **common))["priority"]
+    predicted = workloads_of(argparse.Namespace(case="load", seconds=args.seconds, **common))["load"]
+    model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
+    flags = [*FLAGS, *REGIMES[args.regime]]
+    lived: defaultdict[str, list[Summary]] = defaultdict(list)
+    machines: list[Machine] = []
+    with Systems() as systems:
+        fitted = systems.start(System("fitted", model, [*flags, "--policy=auto"], ours=True))
+        compared = {
+            policy: systems.start(System(policy, model, [*flags, f"--policy={policy}"], ours=True))
+            for policy in POLICIES
+        }
+        for number in range(args.rounds):
+            machines.append(fitted_on(served(fitted, fit_on)[1], number))
+            for policy, system in compared.items():
+                lived[policy].append(served(system, predicted)[0])
+                (OUT / f"validity-{policy}-{number}.json").write_text(json.dumps(lived[policy][-1], indent=1))
+    print("| system | figure | live (ms) | simulated | ratio | bar |\n|---|---|---|---|---|---|")
+    for policy, summaries in lived.items():
+        pairs = [
+            (live, simulated(policy, machine, predicted)) for live, machine in zip(summaries, machines, strict=True)
+        ]
+        for name in FIGURES:
+            print(row(policy, name, pairs))
 
 
 if __name__ == "__main__":

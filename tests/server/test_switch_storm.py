@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from benchmarks.switch_storm import FLAGS, print_report, storm
+from benchmarks.storm_report import print_report
+from benchmarks.switch_storm import FLAGS, storm
 from flying_serving.config import PREEMPTS
 from flying_serving.demo.tiny import make_model
 from tests.live import ROOT, Server

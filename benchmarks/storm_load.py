@@ -1,0 +1,189 @@
+"""The clients of a storm of switches: each stream is compared with the same request undisturbed, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from benchmarks.storm_report import Report
+from tests.live import Server
+from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+
+DEGREES = (None, None, None, 1, 2, 4)
+VOCAB = 512
+LONGEST_STEP = 64
+LEAVE_SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of the load."""
+
+    name: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+
+    def body(self, model: str, degree: int | None) -> dict[str, Any]:
+        """What is sent."""
+        extra = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
+        fields = {"max_tokens": self.max_tokens, "seed": self.seed, "temperature": 1.0, "ignore_eos": True}
+        return streamed_body(model, self.prompt, **fields, **extra)
+
+
+def make_jobs(count: int, draw: random.Random) -> list[Job]:
+    """Requests of 5 to 600 prompt tokens and 16 to 80 output tokens; some begin alike, for the prefix caches."""
+    jobs: list[Job] = []
+    for number in range(count):
+        length = round(5 * 120 ** draw.random())
+        begin = jobs[-1].prompt[: length // 2] if number % 4 == 3 else ()
+        prompt = (*begin, *(draw.randrange(VOCAB) for _ in range(length - len(begin))))
+        jobs.append(Job(f"job {number}", prompt, draw.randint(16, 80), seed=1000 + number))
+    return jobs
+
+
+class Load:
+    """Clients that stream random jobs at random degrees and compare each with its reference.
+
+    Args:
+        server: where to.
+        jobs: what is asked.
+        clients: how many at a time.
+        draw: source of randomness.
+    """
+
+    def __init__(self, server: Server, jobs: Sequence[Job], clients: int, draw: random.Random, report: Report) -> None:
+        self._model = server.model
+        self._jobs = jobs
+        self._draw = draw
+        self._report = report
+        self._open = asyncio.Event()
+        self._idle: set[int] = set()
+        self._stopped = False
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
+        self.reference: dict[str, Stream] = {}
+        self._clients = clients
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def learn(self) -> None:
+        """Answer every job once, alone."""
+        for job in self._jobs:
+            answer = await stream(self._http, job.body(self._model, None))
+            problem = _incomplete(job, answer)
+            if problem:
+                raise RuntimeError(f"{job.name} undisturbed: {problem}")
+            self.reference[job.name] = answer
+
+    async def warm(self) -> None:
+        """Let engines build what they build at first use, which is no cost of a switch and no growth.
+
+        Those are oneDNN's kernels for every number of tokens that a step may have, and what vLLM compiles.
+        """
+        for count in range(1, LONGEST_STEP + 1):
+            for degree in (1, 2, 4):
+                fields = {"max_tokens": 1, "vllm_xargs": {"tp_degree": degree}}
+                body = streamed_body(self._model, [count] * count, **fields)
+                await asyncio.gather(*(stream(self._http, body) for _ in range(4 // degree)))
+        for degree in (4, 2, 1):
+            bodies = [job.body(self._model, degree) for job in self._jobs[: self._clients]]
+            answers = await asyncio.gather(*(stream(self._http, body) for body in bodies))
+            for job, answer in zip(self._jobs, answers, strict=False):
+                await self._compare(job, degree, answer, left=False)
+
+    def start(self) -> None:
+        """Let the clients begin."""
+        self._open.set()
+        self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
+
+    async def quiet(self) -> None:
+        """Let every stream end and begin no other."""
+        self._open.clear()
+        while len(self._idle) < self._clients:
+            await asyncio.sleep(0.05)
+
+    def resume(self) -> None:
+        """Go on after `quiet`."""
+        self._open.set()
+
+    async def stop(self) -> None:
+        """Let every stream end."""
+        self._stopped = True
+        self._open.set()
+        await asyncio.gather(*self._tasks)
+        await self._http.aclose()
+
+    async def _client(self, number: int) -> None:
+        while not self._stopped:
+            if not self._open.is_set():
+                self._idle.add(number)
+                await self._open.wait()
+                self._idle.discard(number)
+                continue
+            job, degree = self._draw.choice(self._jobs), self._draw.choice(DEGREES)
+            leave = self._draw.randint(1, job.max_tokens - 1) if self._draw.random() < LEAVE_SHARE else None
+            try:
+                answer = await stream(self._http, job.body(self._model, degree), leave_after=leave)
+            except (RuntimeError, httpx.HTTPError) as error:
+                self._fail(f"{job.name} at degree {degree}: {error!r}")
+                await asyncio.sleep(0.5)
+            else:
+                await self._compare(job, degree, answer, left=leave is not None)
+
+    def _fail(self, text: str) -> None:
+        self._report.outcomes["failed"] += 1
+        self._report.failures.append(text)
+
+    async def _compare(self, job: Job, degree: int | None, answer: Stream, *, left: bool) -> None:
+        reference = self.reference[job.name]
+        count = len(answer.tokens)
+        problem = None if left else _incomplete(job, answer)
+        if answer.tokens != reference.tokens[:count]:
+            at = next(i for i in range(count) if answer.tokens[i] != reference.tokens[i])
+            lead = await self._lead(job, at, reference.tokens[at], answer.tokens[at])
+            problem = (
+                f"token {at} of {count} is {answer.tokens[at]}, not {reference.tokens[at]}, which leads it by {lead}"
+            )
+        else:
+            worst = worst_difference(answer.logprobs, reference.logprobs[:count])
+            self._report.worst_logprob = max(self._report.worst_logprob, worst)
+            if worst > WORST_LOGPROB:
+                problem = f"logprobs differ by {worst}"
+        if problem:
+            self._fail(f"{job.name} at degree {degree}: {problem}")
+            return
+        self._report.tokens += count
+        self._report.outcomes["left midway" if left else "complete"] += 1
+
+    async def _lead(self, job: Job, at: int, expected: int, found: int) -> str:
+        """By how much logits plus noise of the expected token exceed the other's: a near-tie is below 1e-4."""
+        import torch
+
+        forced = self.reference[job.name].tokens[: at + 1]
+        body = job.body(self._model, None)
+        body |= {"max_tokens": at + 1, "logprobs": VOCAB, "vllm_xargs": {"force_token_ids": forced}, "stream": False}
+        body.pop("stream_options")
+        answer = await self._http.post("/v1/completions", json={**body, "return_tokens_as_token_ids": True})
+        if answer.status_code != 200:
+            return f"an unknown margin ({answer.text})"
+        top = answer.json()["choices"][0]["logprobs"]["top_logprobs"][at]
+        generator = torch.Generator().manual_seed(job.seed)
+        for _ in range(at + 1):
+            noise = torch.empty(VOCAB).exponential_(generator=generator)
+        score = {t: top[f"token_id:{t}"] - math.log(noise[t].item()) for t in (expected, found)}
+        return f"{score[expected] - score[found]:.2e}"
+
+
+def _incomplete(job: Job, answer: Stream) -> str | None:
+    if answer.finish_reason != "length" or len(answer.tokens) != job.max_tokens or not answer.done:
+        return f"{len(answer.tokens)} of {job.max_tokens} tokens, finish_reason={answer.finish_reason}"
+    usage = answer.usage or {}
+    if (usage.get("completion_tokens"), usage.get("prompt_tokens")) != (job.max_tokens, len(job.prompt)):
+        return f"usage {usage}"
+    return None
