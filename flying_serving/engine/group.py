@@ -13,7 +13,8 @@ from flying_serving.layout.groups import Group
 from flying_serving.vllm_hooks.blocks import SchedulerPool
 
 ASK_AGAIN_S = 0.02
-"""How long a leader waits before it asks members again that had nothing to lend."""
+"""How long a leader of two waits before it asks members again that had nothing to lend. One of more waits longer: two
+that ask at the same times could take each other's blocks for ever."""
 _GRANTED = float("inf")
 """In place of a time: when the members have answered."""
 
@@ -61,8 +62,8 @@ class Member:
 
     def offer(self, ask: AskTicket) -> int:
         """Set blocks aside for the group and tell the leader how many. Returns how many are missing."""
-        keep = 0 if ask.urgent else self._own.reserved_for_running()
-        count = self.lent.offer(ask.count, keep)
+        beyond = max(self._own.needed_by_running(), self._own.free_count() - ask.needed)
+        count = self.lent.offer(ask.count, min(self._own.reserved(), beyond))
         self._channel.send([self.group[0]], Grant(self.group, self._engine, count))
         return ask.count - count
 
@@ -138,9 +139,9 @@ class Leader:
         if not missing or not self.borrowed.room():
             return False
         self._grants = {}
-        urgent = not self.scheduler.running
+        needed = self.pool.missing_for_running(1) if self.scheduler.running else missing
         count = min(max(missing, self._lend_blocks), self.borrowed.room())
-        self._channel.send(self.group, AskTicket(self.group, count, urgent))
+        self._channel.send(self.group, AskTicket(self.group, count, min(needed, count)))
         return True
 
     def _must_wait(self) -> bool:
@@ -161,11 +162,14 @@ class Leader:
         self.borrowed.add(blocks)
         self._retry_at = 0.0
         if not blocks:
-            self._ask_at = now + ASK_AGAIN_S
+            self._ask_at = now + ASK_AGAIN_S * (self.size // 2)
 
     def give_back(self, count: int) -> None:
-        """Return up to `count` unused blocks to the members."""
-        blocks = self.borrowed.give_up(count)
+        """Return up to `count` unused blocks to the members, but what running requests need for the tokens they have.
+
+        Else lanes could take each other's for ever, each time before the other has enough, and begin again and again.
+        """
+        blocks = self.borrowed.give_up(min(count, self.pool.free_count() - self.pool.needed_by_running()))
         if blocks:
             self._channel.send(self.group, ReturnTicket(self.group, blocks))
 

@@ -36,8 +36,8 @@ class AskTicket:
 
     group: Group
     count: int
-    urgent: bool
-    """The group cannot run anything without: do not keep blocks back for local requests."""
+    needed: int
+    """Of these, what it takes to go on with what runs, or to run anything: no local request that waits comes first."""
 
 
 @dataclass(frozen=True)

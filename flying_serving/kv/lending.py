@@ -125,7 +125,7 @@ class BorrowedBlocks:
 
     def give_up(self, count: int) -> list[int]:
         """Take up to `count` unused blocks from the scheduler, least recently used first, to return them."""
-        freed = self._pool.take(min(count, self._pool.free_count()))
+        freed = self._pool.take(max(0, min(count, self._pool.free_count())))
         self.held.difference_update(freed)
         self._withheld.extend(freed)
         return freed

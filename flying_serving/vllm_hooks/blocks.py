@@ -128,7 +128,7 @@ class SchedulerPool:
         finally:
             self._pool.num_gpu_blocks += outside
 
-    def reserved_for_running(self) -> int:
+    def reserved(self) -> int:
         """Blocks that the scheduler's unfinished requests may still need until they end."""
         manager = self._scheduler.kv_cache_manager
         total = 0
@@ -138,14 +138,23 @@ class SchedulerPool:
             total += max(0, needed - len(manager.get_block_ids(request.request_id)[0]))
         return total
 
+    def needed_by_running(self) -> int:
+        """Blocks that requests which have begun need beside theirs for the tokens they have and the next one."""
+        scheduler = self._scheduler
+        needed = 0
+        for request in (*scheduler.running, *scheduler.kv_holding_waiting):
+            blocks = -(-(request.num_tokens + 1) // scheduler.block_size)
+            needed += max(0, blocks - len(scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]))
+        return needed
+
     def missing_for_next(self) -> int:
         """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
         scheduler = self._scheduler
         return self._missing((*scheduler.running, *scheduler.kv_holding_waiting, *scheduler.waiting), 1)
 
-    def missing_for_running(self) -> int:
-        """Blocks without which the next step would preempt a request."""
-        return self._missing(self._scheduler.running, 0)
+    def missing_for_running(self, ahead: int = 0) -> int:
+        """Blocks without which the next step would preempt a request, were each `ahead` tokens longer."""
+        return self._missing(self._scheduler.running, ahead)
 
     def _missing(self, requests: Sequence[Any], ahead: int) -> int:
         scheduler = self._scheduler

@@ -82,6 +82,10 @@ class Manager:
         request.blocks += added
         return added
 
+    def fits(self, request: Request) -> bool:
+        """Return whether there are blocks for all tokens of a request, which it gets one chunk after the other."""
+        return -(-request.num_tokens // BLOCK) - len(request.blocks) <= self.block_pool.get_num_free_blocks()
+
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Do nothing: nothing is cached."""
 
@@ -168,11 +172,12 @@ class FakeScheduler:
     def _admit(self, plan: SchedulerOutput, budget: int) -> None:
         while budget and len(self.running) < self.max_running:
             queue = self.kv_holding_waiting or self.waiting
-            if not queue or self.kv_cache_manager.grow(queue[0], queue[0].num_tokens) is None:
+            if not queue or not self.kv_cache_manager.fits(queue[0]):
                 break
             request = queue.pop(0)
             self.running.append(request)
             tokens = min(budget, request.num_tokens - request.computed)
+            self.kv_cache_manager.grow(request, request.computed + tokens)
             if request.request_id in self.seen:
                 plan.scheduled_cached_reqs.resumed_req_ids.add(request.request_id)
                 self._tell(plan, request, list(request.blocks), tokens)

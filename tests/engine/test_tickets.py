@@ -150,7 +150,7 @@ def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
     group = (0, 1)
     tickets: list[Ticket] = [
         StepTicket(group, {"plan": [1, 2]}, None, more=True, in_use=5),
-        AskTicket(group, 7, urgent=False),
+        AskTicket(group, 7, needed=0),
         CommitTicket(group, [1, 2, 3]),
         ReturnTicket(group, [3]),
         Grant(group, 1, 4),

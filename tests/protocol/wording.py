@@ -44,7 +44,7 @@ def _name(ticket: Ticket) -> str:
         case CommitTicket() | ReturnTicket():
             what = str(ticket.blocks)
         case AskTicket():
-            what = f"{ticket.count}{' urgently' if ticket.urgent else ''}"
+            what = f"{ticket.count}, {ticket.needed} of them at once,"
         case Grant() | Need():
             what = str(ticket.count)
     return f"{type(ticket).__name__.removesuffix('Ticket')} {what} of {ticket.group}"

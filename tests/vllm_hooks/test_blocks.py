@@ -107,11 +107,11 @@ def test_check_notices(spoil: Callable[[VllmPool], set[int]], message: str) -> N
 
 def test_blocks_are_reserved_until_the_end_of_requests() -> None:
     """Prompt and max_tokens, at most the model's length, less what is there; for waiting requests too."""
-    assert pool_with([], []).reserved_for_running() == 0
-    assert pool_with([(request(8, 4), 2)], []).reserved_for_running() == 1
-    assert pool_with([(request(8, 5), 2)], []).reserved_for_running() == 2
-    assert pool_with([(request(8, 4000), 2)], []).reserved_for_running() == 14
-    assert pool_with([(request(8, 4), 3)], [request(5, 1)]).reserved_for_running() == 2
+    assert pool_with([], []).reserved() == 0
+    assert pool_with([(request(8, 4), 2)], []).reserved() == 1
+    assert pool_with([(request(8, 5), 2)], []).reserved() == 2
+    assert pool_with([(request(8, 4000), 2)], []).reserved() == 14
+    assert pool_with([(request(8, 4), 3)], [request(5, 1)]).reserved() == 2
 
 
 def test_blocks_missing_for_the_next_step() -> None:
