@@ -82,11 +82,11 @@ def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
 def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Decision:
     """The layout that meets the needs and is best otherwise; a request waits for it, so no margin is asked for.
 
-    How to switch is chosen for that request's sake: as if no others came.
+    How to switch for an urgent request is chosen for its sake: as if no others came.
     """
     urgent = any(need.urgent for need in needs)
     lanes, work = snapshot.lanes, snapshot.work
-    needy = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, begun=0.0))
+    needy = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, begun=0.0)) if urgent else snapshot
     judged = {layout: judge(layout, lanes, work, weights) for layout in _shapes(snapshot, needs)}
     best: tuple[float, Layout, dict[str, float]] | None = None
     for layout in sorted(judged, key=judged.__getitem__):
