@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check test demo bench experiments clean .venv
+.PHONY: setup check test test-protocol test-pure demo bench experiments clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -45,8 +45,20 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_budget.py
 
+# Servers keep both cores busy: what starts none goes first, the protocol's exploration beside the rest of it.
 test: check
+ifeq ($(strip $(PYTEST_ARGS)),)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-protocol test-pure
+	$(BIN)/python -m pytest -m server
+else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
+
+test-protocol: $(STAMP)
+	$(BIN)/python -m pytest tests/protocol
+
+test-pure: $(STAMP)
+	$(BIN)/python -m pytest -m "not server" --ignore=tests/protocol
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_serving.demo $(ARGS)

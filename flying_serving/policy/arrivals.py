@@ -29,7 +29,7 @@ HIGH = 1.5
 """So many times the long-run mean is a burst."""
 LEAST_LEFT = 1 / 3
 """A burst goes on for this share of how long they usually last, or of how long it has, at least."""
-FEW = 6
+FEW = 5
 """Fewer arrivals than this are not taken for more than the long-run mean, however fast they came."""
 _RUNS = 200
 _NEGLIGIBLE = 1e-6
