@@ -61,9 +61,13 @@ class Member:
         self._needed_at = 0.0
 
     def offer(self, ask: AskTicket) -> int:
-        """Set blocks aside for the group and tell the leader how many. Returns how many are missing."""
-        beyond = max(self._own.needed_by_running(), self._own.free_count() - ask.needed)
-        count = self.lent.offer(ask.count, min(self._own.reserved(), beyond))
+        """Set blocks aside for the group and tell the leader how many. Returns how many are missing.
+
+        What runs here keeps what it needs for the tokens it has; from what the group asks for ahead, all that runs and
+        waits here keeps what it may still need.
+        """
+        keep = max(self._own.needed_by_running(), self._own.free_count() - ask.needed)
+        count = self.lent.offer(ask.count, min(self._own.reserved(), keep))
         self._channel.send([self.group[0]], Grant(self.group, self._engine, count))
         return ask.count - count
 
