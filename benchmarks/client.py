@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from dataclasses import dataclass, field
 
 import httpx
+
+from flying_serving.bench.sse import EventStream
 
 
 @dataclass
@@ -54,12 +55,10 @@ async def stream(client: httpx.AsyncClient, model: str, token_ids: list[int], ma
     async with client.stream("POST", "/v1/completions", json=body, timeout=300) as answer:
         if answer.status_code != 200:
             raise RuntimeError((await answer.aread()).decode())
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                now = time.monotonic()
-                choices = json.loads(line[6:]).get("choices")
-                if choices:
-                    result.token_s += [now] * len(choices[0].get("token_ids") or ())
+        events = EventStream()
+        async for data in answer.aiter_bytes():
+            for event in events.feed(data):
+                result.token_s += [time.monotonic()] * sum(choice.tokens for choice in event.choices)
     if len(result.token_s) != max_tokens:
         raise RuntimeError(f"{len(result.token_s)} of {max_tokens} tokens came")
     return result

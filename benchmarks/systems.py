@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 
 class System:
-    """One server process group.
+    """One server process group, in the session of its client (`flying_serving.bench.servers` says why).
 
     Args:
         name: how the table calls it.
@@ -53,7 +53,7 @@ class System:
         self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)  # noqa: SIM115
         started = time.monotonic()
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, start_new_session=True
+            command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, process_group=0
         )
         self._wait_ready(started)
 

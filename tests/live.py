@@ -59,7 +59,7 @@ class Server:
         command = [sys.executable, "-m", "flying_serving.cli.main", "serve", self.model]
         command += ["--host=127.0.0.1", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=self._log, stderr=self._log, start_new_session=True
+            command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=self._log, stderr=self._log, process_group=0
         )
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
 

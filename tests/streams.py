@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,15 @@ def streamed_body(model: str, prompt: Sequence[int], **fields: Any) -> dict[str,
     }
 
 
+async def lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a streamed answer. `aiter_lines` also ends one at U+0085 and others that a text may have in it."""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line.decode()
+
+
 async def stream(
     http: httpx.AsyncClient, body: dict[str, Any], *, leave_after: int | None = None, into: Stream | None = None
 ) -> Stream:
@@ -83,7 +92,7 @@ async def stream(
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != 200:
             raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()}")
-        async for line in answer.aiter_lines():
+        async for line in lines(answer):
             if not line.startswith("data: "):
                 continue
             if line == "data: [DONE]":

@@ -129,6 +129,9 @@ def environment(name: str, words: Words, api_key: str, base: Mapping[str, str]) 
 class ServerProcess:
     """A server in a process group of its own, so that Ctrl-C does not reach it unasked. Use it as a context manager.
 
+    It is in its client's session all the same: Linux divides the processor between sessions (autogroup), and a client
+    beside servers in another session was seen to wait for seconds.
+
     Args:
         line: its command line.
         environment: its environment.
@@ -145,7 +148,7 @@ class ServerProcess:
         surroundings = {**environment, "TMPDIR": self.scratch}  # vLLM leaves its sockets behind
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                line, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                line, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
             )
 
     def wait_until_ready(self) -> float:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
+import msgspec
+
+from flying_serving.bench.sse import Event, EventStream
 
 PROMPT_TOKENS = (32, 160)
 MAX_TOKENS = (48, 144)
@@ -59,7 +60,7 @@ class Load:
         self._random = random.Random(seed)
         self._phase = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits, trust_env=False)
 
     def next_phase(self) -> None:
@@ -93,7 +94,7 @@ class Load:
             self.streams.append(stream)
             try:
                 await self._run(stream, prompt)
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            except (httpx.HTTPError, msgspec.DecodeError, IndexError) as error:
                 stream.error = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(0.2)  # a server that is gone is not asked thousands of times
 
@@ -110,18 +111,19 @@ class Load:
             if answer.status_code != 200:
                 stream.error = f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')[:200]}"
                 return
-            async for line in answer.aiter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    _note(stream, json.loads(line[6:]), time.monotonic())
+            events = EventStream()
+            async for data in answer.aiter_bytes():
+                for event in events.feed(data):
+                    _note(stream, event, time.monotonic())
 
 
-def _note(stream: Stream, event: dict[str, Any], now: float) -> None:
+def _note(stream: Stream, event: Event, now: float) -> None:
     """Note one server-sent event."""
-    if "error" in event:
-        stream.error = str(event["error"])
+    if event.error is not None:
+        stream.error = str(event.error)
         return
-    choice = event["choices"][0]
-    if choice["token_ids"]:
-        stream.arrivals.append((now, len(choice["token_ids"])))
-    if choice["finish_reason"] is not None:
-        stream.finish_reason = choice["finish_reason"]
+    choice = event.choices[0]
+    if choice.tokens:
+        stream.arrivals.append((now, choice.tokens))
+    if choice.finish_reason is not None:
+        stream.finish_reason = choice.finish_reason

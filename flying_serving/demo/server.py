@@ -64,6 +64,9 @@ class ServerFailed(Exception):
 class DemoServer:
     """A `flying-serving serve` process in a process group of its own, so that Ctrl-C does not reach it unasked.
 
+    It is in its client's session all the same: Linux divides the processor between sessions (autogroup), and a client
+    beside servers in another session was seen to wait for seconds.
+
     Args:
         model: path of the model.
         engines: how many.
@@ -86,7 +89,7 @@ class DemoServer:
         environment["TMPDIR"] = str(self._scratch)  # vLLM leaves its sockets behind
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
 
     def wait_until_ready(self, console: Console) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flying_serving.bench.sse import Event, EventStream
 from flying_serving.demo.load import Stream, _note
 from flying_serving.demo.report import Window, measure, problems
 from flying_serving.demo.server import _Display
@@ -82,8 +83,17 @@ def test_each_kind_of_wrong(streams: list[Stream], records: list[dict[str, Any]]
 def test_an_error_inside_a_stream_is_noted() -> None:
     """A server may fail after it has answered 200."""
     broken = Stream(MAX_TOKENS, 0.0)
-    _note(broken, {"error": {"message": "lost"}}, 1.0)
+    _note(broken, Event(error={"message": "lost"}), 1.0)
     assert broken.problem is not None
+
+
+def test_what_ends_a_line_of_text_ends_no_event() -> None:
+    """Models of random weights write U+0085 and its like."""
+    data = 'data: {"choices": [{"text": "a\u0085b\u2028", "token_ids": [1, 2], "finish_reason": null}]}\n\n'
+    got = Stream(MAX_TOKENS, 0.0)
+    for event in EventStream().feed(data.encode()):
+        _note(got, event, 1.0)
+    assert got.arrivals == [(1.0, 2)]
 
 
 def test_the_display_follows_the_log() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from flying_serving.demo.tiny import make_model
 from tests.live import KEEP_ALIVE, ROOT, Server
-from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+from tests.streams import WORST_LOGPROB, Stream, lines, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
@@ -302,7 +302,7 @@ async def test_streamed_chat_with_usage(server: Server, http: httpx.AsyncClient,
     text, usage, reasons = "", None, []
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200
-        async for line in answer.aiter_lines():
+        async for line in lines(answer):
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
                 usage = event.get("usage") or usage

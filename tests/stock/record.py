@@ -73,7 +73,7 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
         command = [sys.executable, "-m", "tests.stock.record", "--child", str(path), str(degree), str(out)]
         with log.open("wb") as stream:
             child = subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, start_new_session=True
+                command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, process_group=0
             )
             try:
                 status = child.wait(TIMEOUT_S)
