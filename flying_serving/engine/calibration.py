@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 from flying_serving.policy.probes import ENOUGH_S, Probe, probes
@@ -74,9 +75,9 @@ def calibrate(
         clock: seconds.
 
     Returns:
-        for each batch: [size, seconds of the fastest of its steps, tokens, 1.0 for a prompt or 0.0 for decoding
-        requests of one token each, tokens of context of each of these]. What fails is logged and ends the measurement
-        of its kind.
+        for each batch: [size, median seconds of its steps (of two, the faster), tokens, 1.0 for a prompt or 0.0 for
+        decoding requests of one token each, tokens of context of each of these]. What fails is logged and ends the
+        measurement of its kind.
     """
     measured: list[list[float]] = []
     together(False)
@@ -85,17 +86,18 @@ def calibrate(
         probe = batch.probe
         if probe.kind in ended:
             continue
-        best_s, spent_s, enough = math.inf, 0.0, False
+        took_s: list[float] = []
+        enough = False
         *steps, end = batch.steps()
         for step in steps:
             if not enough:
-                took_s = _timed(run, step, clock)
-                best_s, spent_s = min(best_s, took_s), spent_s + took_s
-                enough = together(spent_s > ENOUGH_S)
+                took_s.append(_timed(run, step, clock))
+                enough = together(sum(took_s) > ENOUGH_S)
         _timed(run, end, clock)
-        if math.isfinite(best_s):
-            measured.append([size, best_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
-        if together(best_s > ENOUGH_S):
+        usual_s = median_low(took_s)
+        if math.isfinite(usual_s):
+            measured.append([size, usual_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
+        if together(usual_s > ENOUGH_S):
             ended.add(probe.kind)
     return measured
 

@@ -21,8 +21,9 @@ KEPT_STEPS = 4096
 class StepLog:
     """The last steps that an engine led, in its lane 1 and in groups.
 
-    A step lasts from when its plan is made until its output is there, or from the end of the lane's step before it if
-    that was still under way (async scheduling).
+    A step lasts from when its plan is made until its output is there. It begins at the end of the lane's step before it
+    if that was still under way (async scheduling), and if requests go on in it: what lies between two steps is the time
+    of a token as well. Unless it is longer than the step, or another lane stepped: then the lane waited.
 
     Args:
         board: where all engines note when they end a step.
@@ -62,8 +63,12 @@ class StepLog:
         under_way = self._under_way[size]
         if not under_way or under_way[0][0] is not plan:
             return  # it computed nothing
-        began = max(under_way.popleft()[1], self._ended[size])
-        now = self._ended[size] = self._clock()
+        planned, last, now = under_way.popleft()[1], self._ended[size], self._clock()
+        self._ended[size] = now
+        goes_on = bool(plan.scheduled_cached_reqs.req_ids) and 0.0 < planned - last <= now - planned
+        if goes_on and not self._board.elsewhere_since(group, size, last):
+            planned = last
+        began = max(planned, last)
         self.durations[size].observe(now - began)
         disturbed = self._board.elsewhere_since(group, size, began)
         self._steps.append([size, now - began, *contents(plan), float(disturbed)])

@@ -107,6 +107,32 @@ def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
+    ("same_request", "between_s", "lane", "duration_s"),
+    [
+        (True, 0.25, None, 1.25),  # a token of it took so long
+        (True, 0.25, 1, 1.0),  # another lane had its turn
+        (True, 1.25, None, 1.0),  # it waited for something
+        (False, 0.25, None, 1.0),  # there was nothing to do
+    ],
+)
+def test_what_lies_between_two_steps_of_a_request(
+    board: StepBoard, clock: Clock, same_request: bool, between_s: float, lane: int | None, duration_s: float
+) -> None:
+    """Outputs are handled, the next step is planned and its ticket sent."""
+    scheduler, log = FakeScheduler(20), StepLog(board, clock)
+    log.watch((0, 1), scheduler)
+    scheduler.add("a", prompt=2, max_tokens=2 if same_request else 1)
+    step(scheduler, clock, 1.0)
+    clock.now += between_s
+    if lane is not None:
+        board.ended(0, lane, clock.now)
+    if not same_request:
+        scheduler.add("b", prompt=2, max_tokens=1)
+    step(scheduler, clock, 1.0)
+    assert [entry[1] for entry in log.take()] == [1.0, duration_s]
+
+
+@pytest.mark.parametrize(
     ("engine", "size", "ended", "disturbed"),
     [
         (1, 1, 100.5, True),  # a member came late from its lane 1
