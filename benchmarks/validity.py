@@ -2,10 +2,11 @@
 
 python -m benchmarks.validity [--regime link] [--rounds 3] [--seconds 104]
 
-In each round a server with policy `auto` serves the urgent requests of `benchmarks.policies --case priority`; from its
-steps the machine of `flying-serving fit` is made. Then three others, one for each policy, serve the bursts of `--case
-load`, which are simulated on that machine. Each figure is put beside the live one of its own round: this machine is now
-faster and now slower, and a fit knows only what it has seen. All but one server are stopped (SIGSTOP) at any time.
+In each round a server serves the steady load of `benchmarks.policies --case priority`, at a higher rate, once in each
+layout; from its steps the machine of `flying-serving fit` is made. Then three others, one for each policy, serve the
+bursts of `--case load`, which are simulated on that machine. Each figure is put beside the live one of its own round:
+this machine is now faster and now slower, and a fit knows only what it has seen. All but one server are stopped
+(SIGSTOP) at any time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ FIGURES = {
     "tokens/s": ("output_throughput", 0.10),
 }
 """Name: key of the summary, and by how much the prediction may differ."""
-FITTED_S, FITTED_RPS = 80.0, 1.2
+FITTED_S, FITTED_RPS = 45.0, 2.0
+LAYOUTS = ([[0], [1]], [[0, 1]])
+"""In which it is fitted: a policy would leave one of them as soon as there are many requests."""
 
 Summary = dict[str, Any]
 
@@ -50,9 +53,11 @@ def fitted_on(status: dict[str, Any], number: int) -> Machine:
     return load_measured(path)
 
 
-def served(system: System, workload: Workload) -> tuple[Summary, dict[str, Any]]:
-    """The summary of a replay, and the server's status after it."""
+def served(system: System, workload: Workload, groups: list[list[int]] | None = None) -> tuple[Summary, dict[str, Any]]:
+    """The summary of a replay, in this layout if one is given, and the server's status after it."""
     system.resume()
+    if groups is not None:
+        system.layout(groups)
     summary = replay(system, workload)
     status = system.ask("status")
     system.pause()
@@ -99,13 +104,15 @@ def main() -> None:
     lived: defaultdict[str, list[Summary]] = defaultdict(list)
     machines: list[Machine] = []
     with Systems() as systems:
-        fitted = systems.start(System("fitted", model, [*flags, "--policy=auto"], ours=True))
+        fitted = systems.start(System("fitted", model, [*flags, "--policy=manual"], ours=True))
         compared = {
             policy: systems.start(System(policy, model, [*flags, f"--policy={policy}"], ours=True))
             for policy in POLICIES
         }
         for number in range(args.rounds):
-            machines.append(fitted_on(served(fitted, fit_on)[1], number))
+            for groups in LAYOUTS:
+                status = served(fitted, fit_on, groups)[1]
+            machines.append(fitted_on(status, number))
             for policy, system in compared.items():
                 lived[policy].append(served(system, predicted)[0])
                 (OUT / f"validity-{policy}-{number}.json").write_text(json.dumps(lived[policy][-1], indent=1))

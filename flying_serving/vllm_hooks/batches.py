@@ -45,7 +45,7 @@ def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) 
         req_id=name,
         prompt_token_ids=[_TOKEN] * prompt,
         mm_features=[],
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens),
+        sampling_params=SamplingParams(max_tokens=tokens),  # drawn, as for a request that says nothing of it
         pooling_params=None,
         block_ids=(list(range(1, 1 + blocks)),),
         num_computed_tokens=computed,
