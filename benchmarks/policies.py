@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -29,6 +30,7 @@ from flying_serving.workload.files import save
 from flying_serving.workload.mixes import with_priority
 from flying_serving.workload.model import Workload
 from flying_serving.workload.read import read_workload
+from flying_serving.workload.shape import scale_lengths, scale_time, window
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 
 FLAGS = [
@@ -61,7 +63,8 @@ def flag(name: str) -> int:
 def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
     """What to replay, by name: the paper's generator at this machine's scale, or a trace; saved first."""
     if args.trace is not None:
-        found = {"trace": read_workload(Path(args.trace))}
+        part = window(read_workload(Path(args.trace)), *args.window)
+        found = {"trace": scale_time(scale_lengths(part, prompt=args.prompt_scale), args.time_scale)}
     elif args.case == "load":
         rates: dict[str, Any] = {
             "low_rate_rps": (0.3, 0.7),
@@ -144,7 +147,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=140.0)
     parser.add_argument("--rate", type=float, default=1.2, help="requests per second of a steady load")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--trace", help="a saved workload in place of the generated one")
+    parser.add_argument("--trace", help="a trace in place of the generated one")
+    parser.add_argument("--window", type=float, nargs=2, default=(0.0, math.inf), help="of the trace: from, to, in s")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="arrivals so many times as far apart")
+    parser.add_argument("--prompt-scale", type=float, default=1.0, help="prompts so many times as long")
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     workloads = workloads_of(args)
