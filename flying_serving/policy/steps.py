@@ -71,9 +71,8 @@ class StepModel:
     """Step costs by group size.
 
     Each lane keeps the weighted sums that least squares needs, so a step costs one small outer product and no history
-    is stored. Errors are relative to what was expected, so that sums come out right, but never to less than half of
-    what was measured: a step that a neighbour on the machine has delayed much weighs little. Old steps fade, and what
-    was measured at the start stays as a weak prior for what the traffic does not show.
+    is stored. Errors are relative (a step that a neighbour on the machine has delayed weighs little), old steps fade,
+    and what was measured at the start stays as a weak prior for what the traffic does not show.
 
     Args:
         memory_steps: after so many steps of a lane the weight of a measurement has fallen to 1/e.
@@ -91,17 +90,14 @@ class StepModel:
     def calibrate(self, steps: Iterable[Step]) -> None:
         """Take measurements from the start of the server; they never fade."""
         for step in steps:
-            self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight, step.duration_s)
+            self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight)
             self._costs.pop(step.size, None)
 
     def observe(self, step: Step) -> None:
         """Take a step that was measured while serving."""
-        measured_s = expected_s = step.duration_s
-        if self.known(step.size):
-            expected_s = self.cost(step.size).step_s(step.prefill_tokens, step.sequences, step.context_tokens)
         sums = self._seen.setdefault(step.size, _Sums())
         sums.fade(self._keep)
-        sums.add(step, 1.0, min(max(expected_s, measured_s / 2), measured_s * 2))
+        sums.add(step, 1.0)
         stale = self._stale.get(step.size, 0) + 1
         if stale >= _REFIT_STEPS:
             self._costs.pop(step.size, None)
@@ -128,19 +124,19 @@ class StepModel:
 
 
 class _Sums:
-    """X'WX and X'Wy of rows that are divided by a time, so that errors are relative to it."""
+    """X'WX and X'Wy of rows that are divided by their duration, so that the right-hand side is 1."""
 
     def __init__(self) -> None:
         self.gram: Any = np.zeros((_SCALE.size, _SCALE.size))
         self.right: Any = np.zeros(_SCALE.size)
 
-    def add(self, step: Step, weight: float, relative_to_s: float) -> None:
+    def add(self, step: Step, weight: float) -> None:
         tokens = step.prefill_tokens + step.sequences
         few, some = min(tokens, FEW), min(tokens, SOME)
         features = np.array([1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some])
-        row = features / _SCALE / relative_to_s
+        row = features / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
-        self.right += weight * (step.duration_s / relative_to_s) * row
+        self.right += weight * row
 
     def fade(self, keep: float) -> None:
         self.gram *= keep

@@ -95,18 +95,6 @@ def test_steps_that_were_delayed_weigh_little() -> None:
     assert_close(model(delayed, measured({1: ONE})).cost(1), ONE, 0.15)
 
 
-def test_sums_come_out_right_however_much_steps_differ() -> None:
-    """A server's time is the sum of its steps, the long ones included."""
-    draw = random.Random(1)
-    steps = [
-        Step(s.size, s.duration_s * draw.uniform(0.6, 1.4), s.prefill_tokens, s.sequences, s.context_tokens)
-        for s in traffic(ONE, 3000, 1)
-    ]
-    cost = model(steps, measured({1: ONE})).cost(1)
-    said = sum(cost.step_s(s.prefill_tokens, s.sequences, s.context_tokens) for s in steps)
-    assert said == pytest.approx(sum(s.duration_s for s in steps), rel=0.03)
-
-
 def test_old_steps_fade() -> None:
     """When a neighbour on the machine slows everything down, so do predictions, and back again."""
     slow = StepCost(*(2 * value for value in (ONE.fixed_s, ONE.prefill_token_s, ONE.sequence_s, ONE.context_token_s)))
