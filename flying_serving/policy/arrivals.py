@@ -27,8 +27,9 @@ BURST_S = 20.0
 """Counts as one burst before any has been seen."""
 HIGH = 1.5
 """So many times the long-run mean is a burst."""
-LEAST_LEFT = 1 / 3
-"""A burst goes on for this share of how long they usually last, or of how long it has, at least."""
+LEAST_LEFT = 1 / 2
+"""A burst goes on for this share of how long they usually last, or of how long it has, at least: it is often
+younger than it seems, because a rate a little above the usual before it counts as its beginning."""
 FEW = 5
 """Fewer arrivals than this are not taken for more than the long-run mean, however fast they came."""
 _RUNS = 200
