@@ -1,6 +1,6 @@
 """Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost the short ones.
 
-python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 2.5] [--regime link]
+python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 2.5] [--regime link] [--engines 2]
 
 The short requests come faster than they can be served, so that the throughput is what the server can do: their output
 tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload file:
@@ -38,14 +38,18 @@ from flying_serving.workload.synth import Poisson, synthesise
 
 LONG_TOKENS, LONG_OUTPUTS = 6000, 64
 MODEL = "llama-75m"
-ENGINE_TOKENS, BLOCK_TOKENS = 4096, flag("block-size")
-"""What an engine's KV cache holds: less than a long prompt, which the server is asked to confirm."""
+TOTAL_TOKENS, BLOCK_TOKENS = 8192, flag("block-size")
+"""What the KV caches of all engines hold, and one block of each: enough for a long prompt, but no engine's is."""
 _SHAPE = SHAPES[MODEL]
 _TOKEN_BYTES = _SHAPE.layers * _SHAPE.kv_heads * 2 * _SHAPE.head_dim * 4
-CONTEXT_FLAGS = ["--max-model-len=8000", f"--kv-cache-memory-bytes={(ENGINE_TOKENS + BLOCK_TOKENS) * _TOKEN_BYTES}"]
-APART, TOGETHER = [[0], [1]], [[0, 1]]
 LIVE = "unaware, live"
 POLL_S, LONGEST_S = 0.2, 3600.0
+
+
+def context_flags(engines: int) -> list[str]:
+    """Each engine has its share of TOTAL_TOKENS."""
+    memory_bytes = (TOTAL_TOKENS // engines + BLOCK_TOKENS) * _TOKEN_BYTES
+    return [f"--data-parallel-size={engines}", "--max-model-len=8000", f"--kv-cache-memory-bytes={memory_bytes}"]
 
 
 class Operator(threading.Thread):
@@ -54,12 +58,14 @@ class Operator(threading.Thread):
     Args:
         system: with policy manual.
         workload: the long requests are taken from it.
+        engines: how many the system has.
         live: split them while other requests run.
     """
 
-    def __init__(self, system: System, workload: Workload, *, live: bool) -> None:
+    def __init__(self, system: System, workload: Workload, engines: int, *, live: bool) -> None:
         super().__init__(daemon=True)
         self._system = system
+        self._apart, self._together = [[engine] for engine in range(engines)], [list(range(engines))]
         self._live = live
         self.over = threading.Event()
         """Set it when no short request runs any more."""
@@ -71,23 +77,23 @@ class Operator(threading.Thread):
         began_s = time.monotonic()
         for number, arrival_s in enumerate(self._arrivals_s):
             self._wait_empty(began_s + arrival_s)
-            self._system.layout(TOGETHER)
+            self._system.layout(self._together)
             body = {"model": self._system.model, "prompt": prompt(LONG_TOKENS, number), "ignore_eos": True}
             answer = httpx.post(
                 f"{self._system.url}/v1/completions", json={**body, "max_tokens": LONG_OUTPUTS}, timeout=300
             )
             self.served += answer.status_code == 200
             if self._live:
-                self._system.layout(APART)
+                self._system.layout(self._apart)
         self._wait_empty(began_s + LONGEST_S)
-        self._system.layout(APART)
+        self._system.layout(self._apart)
 
     def _wait_empty(self, until_s: float) -> None:
         """Until then; apart as soon as nothing runs."""
         while time.monotonic() < until_s and not self.over.is_set():
             requests = self._system.ask("status")["requests"]
             if not requests["running"] + requests["held"]:
-                self._system.layout(APART)
+                self._system.layout(self._apart)
                 self.over.wait(until_s - time.monotonic())
             self.over.wait(POLL_S)
 
@@ -99,11 +105,10 @@ def short_tokens_per_s(results: Results) -> float:
     return float(results.floats("output_tokens")[short].sum() / max(ends))
 
 
-def replay(system: System, workload: Workload, operated: Workload | None, *, live: bool = False) -> dict[str, float]:
-    """One run; `operated`: an operator serves the long requests of it meanwhile."""
+def replay(system: System, workload: Workload, operator: Operator | None) -> dict[str, float]:
+    """One run; an operator serves long requests meanwhile."""
     target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
     found = probe(target, settings)
-    operator = Operator(system, operated, live=live) if operated is not None else None
     if operator is not None:
         operator.start()
     results = measure(workload, target, found, settings)
@@ -129,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rate", type=float, default=2.5, help="short requests per second")
     parser.add_argument("--regime", choices=REGIMES, default="link")
+    parser.add_argument("--engines", type=int, choices=(2, 4), default=2)
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     rate: dict[str, float] = {"duration_s": args.seconds, "rate_rps": args.rate}
@@ -138,7 +144,7 @@ def main() -> None:
     model = make_model(ROOT / ".models" / MODEL, MODEL)
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
-        flags = [*FLAGS, *CONTEXT_FLAGS, *REGIMES[args.regime]]
+        flags = [*FLAGS, *context_flags(args.engines), *REGIMES[args.regime]]
         auto = systems.start(System("auto", model, [*flags, "--policy=auto"], ours=True))
         auto.resume()
         held = auto.ask("status")["capacity_tokens"]["1"]
@@ -147,14 +153,15 @@ def main() -> None:
             raise SystemExit(f"an engine holds {held} tokens: a long prompt of {LONG_TOKENS} needs no group")
         manual = systems.start(System("unaware", model, [*flags, "--policy=manual"], ours=True))
         for _ in range(args.rounds):
-            for name, system, workload, operated in (
-                ("auto", auto, mixed, None),
-                ("short alone", auto, short, None),
-                ("unaware", manual, short, mixed),
-                (LIVE, manual, short, mixed),
+            for name, system, workload in (
+                ("auto", auto, mixed),
+                ("short alone", auto, short),
+                ("unaware", manual, short),
+                (LIVE, manual, short),
             ):
+                operator = Operator(system, mixed, args.engines, live=name == LIVE) if system is manual else None
                 system.resume()
-                rows[name].append(replay(system, workload, operated, live=name == LIVE))
+                rows[name].append(replay(system, workload, operator))
                 system.pause()
                 print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
     rates = {name: [row["short tokens/s"] for row in found] for name, found in rows.items()}

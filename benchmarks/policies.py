@@ -48,6 +48,8 @@ FLAGS = [
 REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,10"]}
 LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
 """Of requests."""
+PHASES_S = (40.0, 12.0)
+"""How long low and burst are."""
 WEIGHTS = Weights(horizon_s=20.0, ttft_weight=10.0)
 """How a server judges by default."""
 CASES = ("load", "priority")
@@ -69,8 +71,8 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
         rates: dict[str, Any] = {
             "low_rate_rps": (0.3, 0.7),
             "burst_rate_rps": (2.0, 4.0),
-            "low_s": 40.0,
-            "burst_s": 12.0,
+            "low_s": args.phases[0],
+            "burst_s": args.phases[1],
         }
         found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **LENGTHS), args.seed)}
     else:
@@ -81,10 +83,13 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
     return found
 
 
-def replay(system: System, workload: Workload) -> dict[str, Any]:
-    """Summary of one replay, with the switches that it made."""
+def replay(system: System, workload: Workload, raw: Path | None = None) -> dict[str, Any]:
+    """Summary of one replay, with the switches that it made; `raw`: where the requests' own times are kept."""
     target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
-    summary = summarise(measure(workload, target, probe(target, settings), settings))
+    results = measure(workload, target, probe(target, settings), settings)
+    if raw is not None:
+        results.save(raw)
+    summary = summarise(results)
     made = system.ask("switches")["switches"]
     began_s = time.time() - summary["duration"] - 1
     summary["switches"] = [switch for switch in made if switch["time"] > began_s]
@@ -117,16 +122,15 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
         for number, system, (kind, workload) in itertools.product(
             range(args.rounds), systems.all.values(), workloads.items()
         ):
+            name = f"{system.name}, {kind}"
+            file = name.replace(", ", "-").replace(" ", "-")
             system.resume()
-            summary = replay(system, workload)
+            summary = replay(system, workload, OUT / f"{file}-{number}.parquet")
             status = json.dumps(system.ask("status"))
             system.pause()
-            name = f"{system.name}, {kind}"
-            (OUT / f"status-{name.replace(', ', '-')}.json").write_text(status)
+            (OUT / f"status-{file}.json").write_text(status)
             rows[name].append(figures(summary))
-            (OUT / f"{name.replace(', ', '-').replace(' ', '-')}-{number}.json").write_text(
-                json.dumps(summary, indent=1)
-            )
+            (OUT / f"{file}-{number}.json").write_text(json.dumps(summary, indent=1))
             print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
     print(f"\n{regime}: medians [smallest..largest] of {args.rounds}, times in ms")
     for name, found in rows.items():
@@ -145,6 +149,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", help="other policies than static-dp, static-tp and auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--phases", type=float, nargs=2, default=PHASES_S, help="how long low and burst are, in s")
     parser.add_argument("--rate", type=float, default=1.2, help="requests per second of a steady load")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trace", help="a trace in place of the generated one")

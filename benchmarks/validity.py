@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.policies import FLAGS, OUT, POLICIES, REGIMES, WEIGHTS, flag, replay, workloads_of
+from benchmarks.policies import FLAGS, OUT, PHASES_S, POLICIES, REGIMES, WEIGHTS, flag, replay, workloads_of
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.demo.tiny import make_model
 from flying_serving.sim.baselines import build
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=104.0)
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    common = {"trace": None, "seed": 1, "rate": FITTED_RPS}
+    common = {"trace": None, "seed": 1, "rate": FITTED_RPS, "phases": PHASES_S}
     fit_on = workloads_of(argparse.Namespace(case="priority", seconds=FITTED_S, **common))["priority"]
     predicted = workloads_of(argparse.Namespace(case="load", seconds=args.seconds, **common))["load"]
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
