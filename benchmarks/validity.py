@@ -1,6 +1,6 @@
 """Does the simulator say what live servers do? Fitted on one workload, compared on another, round by round.
 
-python -m benchmarks.validity [--regime link] [--rounds 3] [--seconds 104]
+python -m benchmarks.validity [--regime link] [--rounds 3] [--seconds 104] [--phases 40 12]
 
 In each round a server serves the steady load of `benchmarks.policies --case priority`, at a higher rate, once in each
 layout; from its steps the machine of `flying-serving fit` is made. Then three others, one for each policy, serve the
@@ -94,9 +94,10 @@ def main() -> None:
     parser.add_argument("--regime", choices=REGIMES, default="link")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=104.0)
+    parser.add_argument("--phases", type=float, nargs=2, default=PHASES_S, help="how long low and burst are, in s")
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    common = {"trace": None, "seed": 1, "rate": FITTED_RPS, "phases": PHASES_S}
+    common = {"trace": None, "seed": 1, "rate": FITTED_RPS, "phases": args.phases}
     fit_on = workloads_of(argparse.Namespace(case="priority", seconds=FITTED_S, **common))["priority"]
     predicted = workloads_of(argparse.Namespace(case="load", seconds=args.seconds, **common))["load"]
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
