@@ -39,7 +39,7 @@ from flying_serving.workload.synth import Poisson, synthesise
 LONG_TOKENS, LONG_OUTPUTS = 6000, 64
 MODEL = "llama-75m"
 TOTAL_TOKENS, BLOCK_TOKENS = 8192, flag("block-size")
-"""What the KV caches of all engines hold, and one block of each: enough for a long prompt, but no engine's is."""
+"""What all KV caches hold, beside a block in each: a long prompt fits into all of them, but into none alone."""
 _SHAPE = SHAPES[MODEL]
 _TOKEN_BYTES = _SHAPE.layers * _SHAPE.kv_heads * 2 * _SHAPE.head_dim * 4
 LIVE = "unaware, live"

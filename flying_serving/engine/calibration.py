@@ -107,7 +107,7 @@ def _timed(run: Callable[[Any], Any], step: Any, clock: Callable[[], float]) -> 
     began = clock()
     try:
         run(step)
-    except Exception:
+    except Exception:  # whatever the model or its backend raises: the server then starts without this measurement
         logger.warning("calibration: a made-up step failed", exc_info=True)
         return math.inf
     return clock() - began

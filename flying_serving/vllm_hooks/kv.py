@@ -113,7 +113,7 @@ def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -
         slots = torch.arange(tokens, 2 * tokens, device=cache.device)
         layer.impl.do_kv_cache_update(layer, key, value, scratch, slots)
         found = torch.cat([part[1] for part in parts_of(scratch)], dim=-1).transpose(0, 1)
-    except Exception:
+    except Exception:  # whatever a backend raises: its KV then stays, and prompts are prefilled again
         logger.warning("KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True)
         return False
     return torch.equal(found, torch.cat([key, value], dim=-1))
