@@ -9,6 +9,7 @@ import typer
 
 from flying_serving.cli import bench
 from flying_serving.cli.admin import app
+from flying_serving.config import FlyingConfig
 
 ModelName = Annotated[str | None, typer.Option(help="A packaged model, like llama-3-70b, or a config.json.")]
 Hardware = Annotated[str, typer.Option(help="Devices like h200x8, or a file that `flying-serving fit` wrote.")]
@@ -22,6 +23,8 @@ Batched = Annotated[int, typer.Option(min=1, help="Tokens per step.")]
 Horizon = Annotated[float, typer.Option(min=0.1, max=3600, help="How far ahead layouts are compared.")]
 TtftWeight = Annotated[float, typer.Option(min=1, max=1000, help="Worth of a second before the first token.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for requests (parquet), summaries (JSON) and figures.")]
+SERVER = FlyingConfig()
+"""A simulated server weighs as a live one does if nothing is said."""
 
 
 @app.command()
@@ -34,8 +37,8 @@ def simulate(
     gpu_memory_utilization: Utilization = 0.9,
     max_num_seqs: Seqs = 1024,
     max_num_batched_tokens: Batched = 8192,
-    horizon_s: Horizon = 10.0,
-    ttft_weight: TtftWeight = 10.0,
+    horizon_s: Horizon = SERVER.horizon_s,
+    ttft_weight: TtftWeight = SERVER.ttft_weight,
     out: Out = None,
     as_json: bench.AsJson = False,
     trace: bench.Trace = None,

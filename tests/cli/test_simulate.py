@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from flying_serving.bench.results import Results
-from flying_serving.cli import simulate  # noqa: F401 - adds its command
+from flying_serving.cli import simulate
 from flying_serving.cli.admin import app
+from flying_serving.config import FlyingConfig
 from flying_serving.errors import FlyingError
+from flying_serving.sim.system import Options
 
 SMALL = ["--model", "llama-3-8b", "--hardware", "h200x2", "--synth", "paper", "--set", "requests=30"]
 
@@ -35,6 +38,15 @@ def test_tables_and_files(tmp_path: Path) -> None:
     assert described["summary"]["completed"] == 30 and described["layouts"]
     for name in ("over_time.png", "distributions.png", "workload.jsonl", "static-tp2.parquet"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
+
+
+def test_it_weighs_as_a_live_server_does() -> None:
+    """If nothing is said: otherwise it would answer for another server than the one that is started."""
+    live, simulated = FlyingConfig(), Options()
+    for name in ("horizon_s", "ttft_weight"):
+        assert inspect.signature(simulate.simulate).parameters[name].default == getattr(live, name)
+        assert getattr(simulated, name) == getattr(live, name)
+    assert (simulated.weave_steps, simulated.max_pause_s * 1e3) == (live.weave_steps, live.max_pause_ms)
 
 
 def test_json_is_the_same_each_time() -> None:
