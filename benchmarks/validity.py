@@ -39,7 +39,7 @@ FIGURES = {
     "tokens/s": ("output_throughput", 0.10),
 }
 """Name: key of the summary, and by how much the prediction may differ."""
-FITTED_S, FITTED_RPS = 45.0, 2.0
+FITTED_S, FITTED_RPS = 45.0, 3.0
 LAYOUTS = ([[0], [1]], [[0, 1]])
 """In which it is fitted: a policy would leave one of them as soon as there are many requests."""
 
