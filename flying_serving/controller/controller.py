@@ -159,10 +159,12 @@ class Controller:
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> list[Command]:
         """Every engine has answered the order."""
         assert self._changeover is not None
-        self._changeover.switch.acknowledged(reports, now_s)
+        switch = self._changeover.switch
+        switch.acknowledged(reports, now_s)
+        moved = self._take_back(switch, now_s) if self._changeover.holds else []
         self._changeover = None
         self.switches.prune()
-        return self._move_soft(now_s) + self._dispatch(now_s)
+        return moved + self._move_soft(now_s) + self._dispatch(now_s)
 
     def failed(self, problem: str, now_s: float) -> None:
         """Some engine did not answer the order."""
@@ -182,7 +184,7 @@ class Controller:
             change.ordered(now_s)
             self.layout = change.switch.new
             order: list[Command] = [Order(change.switch, change.weave_steps)]
-            return order + self._take_back(change.switch, now_s) + self._dispatch(now_s)
+            return order + ([] if change.holds else self._take_back(change.switch, now_s) + self._dispatch(now_s))
         return self._dispatch(now_s)
 
     def _take_back(self, switch: Switch, now_s: float) -> list[Command]:

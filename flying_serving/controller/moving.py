@@ -25,7 +25,7 @@ def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> l
             continue
         assert tracked.group is not None
         early = tracked.prefill_tokens > 0 and begun[tracked.group] >= settings.limits.step_tokens
-        begun[tracked.group] += tracked.prefill_tokens  # perhaps in the step under way
+        begun[tracked.group] += tracked.prefill_tokens  # perhaps in the step under way, or in the last one
         wanted = tracked.wanted
         fits = wanted.degree is None and sizes.intersection(tracked.fitting(settings.capacity.tokens))
         if fits and (early or (switch.preempt == "move" and wanted.movable)):
@@ -33,11 +33,16 @@ def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> l
     return found
 
 
-def exchanges(commands: Iterable[Command], sizes: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """For each engine that has any: requests that come to it with their KV, and exchanges that it takes part in."""
+def exchanges(
+    commands: Iterable[Command], sizes: Iterable[int], awaiting: Iterable[int] = ()
+) -> dict[int, tuple[int, int]]:
+    """Requests that come to an engine with their KV, and exchanges that it takes part in.
+
+    For each engine that has any, or that awaits word of it.
+    """
     moves = [(one.moved_from, one.group) for one in commands if isinstance(one, Dispatch) and one.moved_from]
     arrivals = Counter(target[0] for _, target in moves)
     tickets: Counter[int] = Counter()
     for source, target in set(moves):
         tickets.update(cover(source, target, sizes) or ())
-    return {engine: (arrivals[engine], tickets[engine]) for engine in sorted(tickets)}
+    return {engine: (arrivals[engine], tickets[engine]) for engine in sorted({*tickets, *awaiting})}

@@ -48,6 +48,12 @@ class Switch:
     draining: set[str] = field(default_factory=set)
     moving: set[str] = field(default_factory=set)
 
+    @property
+    def awaiting(self) -> list[int]:
+        """Engines that, once they have answered, begin no step before they hear what moves."""
+        changed = [group for group in self.new.groups if group not in self.old.groups]
+        return [engine for group in changed for engine in group] if self.preempt == "move" else []
+
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
         """All engines have answered."""
         slowest = max(reports, key=lambda report: report["in_flight_ms"] + report["overhead_ms"])
@@ -145,8 +151,11 @@ class Changeover:
 
     @property
     def holds(self) -> bool:
-        """Whether new requests wait until the engines are told."""
-        return not self.is_ordered and self.switch.preempt == "sequential"
+        """Whether requests wait: until the engines are told, or until they have answered.
+
+        They answer after the step under way; what it makes moves along.
+        """
+        return self.switch.preempt == ("move" if self.is_ordered else "sequential")
 
     def ordered(self, now_s: float) -> None:
         """The engines are told at `now_s`."""

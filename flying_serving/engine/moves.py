@@ -24,7 +24,7 @@ PARKED_S = 5.0
 PATIENCE_S = 1.0
 """How long a request waits for blocks to put its KV into, before it is prefilled again."""
 HOLD_S = 0.5
-"""How long engines make no step of their own for exchanges that the client has announced."""
+"""How long engines make no step of their own for exchanges that the client has announced, or is about to."""
 RETRY_S = 0.005
 
 
@@ -98,6 +98,7 @@ class Moves:
         self._coming: dict[str, Arrival] = {}
         self._due_arrivals = 0
         self._due_tickets = 0
+        self._word_due = False
         self._hold_until_s = 0.0
         self.moved = 0
         self.moved_tokens = 0
@@ -111,11 +112,20 @@ class Moves:
         """Requests that came with KV, tokens of it, and requests that had to be prefilled again; since the start."""
         return {"moved": self.moved, "moved_tokens": self.moved_tokens, "prefilled_again": self.prefilled_again}
 
+    def await_word(self, now_s: float) -> None:
+        """An order was answered after which requests move: the client says which as soon as all engines have.
+
+        A step that began before would be made for nothing.
+        """
+        self._word_due = True
+        self._hold_until_s = now_s + HOLD_S
+
     def announce(self, arrivals: int, tickets: int, now_s: float) -> None:
         """So many requests whose KV is elsewhere are about to come here; so many tickets with this engine bring KV.
 
         They are best served together: an engine that begins a step in between keeps all others waiting.
         """
+        self._word_due = False
         self._due_arrivals += arrivals
         self._due_tickets += tickets
         self._hold_until_s = now_s + HOLD_S
@@ -124,7 +134,8 @@ class Moves:
         """Whether this engine should only serve tickets for now."""
         if now_s >= self._hold_until_s:
             self._due_arrivals = self._due_tickets = 0
-        return self._due_tickets > 0
+            self._word_due = False
+        return self._word_due or self._due_tickets > 0
 
     # ---- the old group's leader
 

@@ -36,7 +36,7 @@ class Orders:
 
         Args:
             group: engines, this one among them.
-            preempt: "weave" or "hard" (a sequential switch is ordered when nothing is left to preempt).
+            preempt: "weave", "hard" or "move" (a sequential switch is ordered when nothing is left to preempt).
             weave_steps: steps of the new layout for each step of an older one.
             sent_s: when the client ordered it (CLOCK_MONOTONIC).
 
@@ -47,6 +47,8 @@ class Orders:
         """
         worked_s = time.thread_time()
         now = time.monotonic()
+        if preempt == "move" and len(group) != self.turns.present:
+            self.moves.await_word(now)
         self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
         if self.trace is not None:
             self.trace.ordered(group, preempt, now)

@@ -18,7 +18,7 @@ PAUSE_WEIGHT = 3.0
 LONG_HORIZONS = 10.0
 """So many horizons is the longest that load is expected to last."""
 MOVE_S = 0.005
-"""Orders, answers and a step that is cut short."""
+"""Orders and answers."""
 
 
 def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -144,13 +144,13 @@ class FlyingClient(EngineCalls):
 
     # ---- what the controller says
 
-    def carry_out(self, commands: list[Command]) -> Awaitable[Any]:
+    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
         """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it.
 
         At once, because the controller speaks of how things are now: if an output or another decision came in between,
         a request could be withdrawn from where it is no more.
         """
-        for engine, counts in exchanges(commands, self.deployment.group_sizes).items():
+        for engine, counts in exchanges(commands, self.deployment.group_sizes, awaiting).items():
             self._tell(engine, "flying_moving", *counts)
         sent = [self._do(command) for command in commands]
         # shielded: one client's going away must not take back what is sent for others
@@ -213,7 +213,7 @@ class FlyingClient(EngineCalls):
         _log(switch)
         if done is not None and not done.done():
             done.set_result(None)
-        await self.carry_out(commands)
+        await self.carry_out(commands, switch.awaiting)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -232,7 +232,7 @@ class FlyingClient(EngineCalls):
 
         Args:
             groups: list of lists of engine numbers, a partition into aligned groups.
-            preempt: "weave", "hard", "sequential" or "soft" (see docs/architecture.md).
+            preempt: one of PREEMPTS (see docs/architecture.md).
             weave_steps: with "weave": steps of the new layout for each step of an older one.
 
         Raises:

@@ -171,8 +171,16 @@ class Cluster:
                 if size != order.size:
                     lane.preempt_all()
         engine.turns.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
+        engine.held = order.preempt == "move" and order.size != before
         order.done(now)
         return order.size != before
+
+    def moved(self) -> None:
+        """Engines know which requests move: whatever else there is may go on."""
+        for engine in self.engines:
+            if engine.held:
+                engine.held = False
+                self._kick(engine)
 
     def _kick(self, engine: SimEngine) -> None:
         """Let an engine that is free choose what to do."""
@@ -185,7 +193,9 @@ class Cluster:
                 engine.busy = True
                 self.clock.after(self.shape.switch_s, self._changed, engine)
                 return
-        size = self._obvious(engine)
+        if engine.held and not engine.inbox:
+            return
+        size = 0 if engine.held else self._obvious(engine)
         if size is not None:
             if size == 0:
                 self._join(engine, engine.inbox.popleft())

@@ -30,7 +30,10 @@ class Order:
 
 @dataclass
 class SimEngine:
-    """One engine: free, busy, or waiting in a ticket for the other members. `led`: lanes by group size."""
+    """One engine: free, busy, or waiting in a ticket for the other members.
+
+    `led`: lanes by group size. `held`: requests are about to move, so it only serves tickets.
+    """
 
     engine: int
     turns: Turns
@@ -39,5 +42,6 @@ class SimEngine:
     outstanding: set[int] = field(default_factory=set)
     orders: list[Order] = field(default_factory=list)
     busy: bool = False
+    held: bool = False
     came_s: float = 0.0
     wakes_at_s: float = -1.0

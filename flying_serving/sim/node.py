@@ -209,6 +209,7 @@ class SimNode:
         """All engines have answered an order, each after so long."""
         reports = [{"in_flight_ms": wait_s * 1e3, "overhead_ms": 0.0, "work_ms": 0.0} for wait_s in waits_s]
         self._carry_out(self.controller.acknowledged(reports, self.clock.now_s))
+        self.clock.after(self.shape.message_s, self.cluster.moved)
 
 
 class _Change:

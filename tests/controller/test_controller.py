@@ -112,10 +112,42 @@ def test_moving_takes_streams_along_that_fit_and_may_move() -> None:
     shell.token("grown", 100)
     shell.token("fixed", 3)
     shell.order(NARROW, "move")
+    shell.acknowledge()
     assert [name for name, _ in shell.moves] == ["short"]
     assert shell.open["grown"].group == shell.open["fixed"].group == (0, 1)
     assert shell.open["short"].tokens == 3
     assert shell.switches[-1].draining == {"grown", "fixed"}
+
+
+def test_what_moves_keeps_what_the_step_under_way_makes() -> None:
+    """It goes on when the engines have answered, which they do after that step, and who comes meanwhile goes behind."""
+    shell = manual()
+    for name, wanted in {"streams": SHORT, "ends": SHORT}.items():
+        shell.arrive(name, wanted)
+        shell.token(name, 3)
+    shell.order(WIDE, "move")
+    assert (shell.moves, shell.open["streams"].group) == ([], (0,))
+    shell.arrive("new", SHORT)
+    shell.token("streams")
+    shell.token("ends", 17)
+    shell.tick()
+    assert shell.waiting() == ["new"]
+    shell.acknowledge()
+    assert shell.moves == [("streams", (0, 1)), ("new", (0, 1))]
+    assert shell.open["streams"].tokens == 4
+
+
+def test_nobody_moves_if_engines_do_not_answer() -> None:
+    """Who runs stays where that is; who came meanwhile is not forgotten."""
+    shell = manual()
+    shell.arrive("streams", SHORT)
+    shell.token("streams", 3)
+    shell.order(WIDE, "move")
+    shell.arrive("new", SHORT)
+    shell.fail()
+    shell.tick()
+    assert shell.open["streams"].group == (0,)
+    assert shell.open["new"].group == (0, 1)
 
 
 def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
@@ -129,11 +161,12 @@ def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
         shell.arrive(name, Wanted(40, 60, 20))
     shell.token("a", 3)
     shell.order(WIDE, "move")
+    shell.acknowledge()
     to_compute = {name: (stream.came_with_kv, stream.ahead) for name, stream in shell.open.items()}
     begun, not_begun = (True, 40), (False, 40)
     assert to_compute == {"a": (True, 1), "b": begun, "c": begun, "d": begun, "e": begun, "f": not_begun}
-    shell.acknowledge()
     shell.order(NARROW, "move")
+    shell.acknowledge()
     assert {name for name, stream in shell.open.items() if stream.came_with_kv} == set("abcde")
     assert shell.open["a"].ahead == 1
 
@@ -147,6 +180,7 @@ def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
     shell.arrive("a", Wanted(10, 150, 140))
     shell.token("a", 5)
     shell.order(Layout(((0,), (1,), (2, 3))), "move")
+    shell.acknowledge()
     assert shell.moves == [("a", (2, 3))]
     assert not shell.open["a"].came_with_kv
     assert shell.open["a"].ahead == 15
@@ -221,11 +255,11 @@ def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_i
     shell = Shell(settings("context", 4))
     shell.arrive("short", Wanted(5, 10, 5))
     shell.arrive("long", Wanted(221, 240, 19))
-    assert ("long", (0, 1, 2, 3)) in shell.moves
     assert shell.ordered is not None
     assert shell.ordered.decision is not None
     assert shell.ordered.decision.reason.startswith("context")
     shell.acknowledge()
+    assert ("long", (0, 1, 2, 3)) in shell.moves
     shell.tick()
     shell.arrive("next", Wanted(101, 110, 9))
     shell.token("long")
@@ -246,6 +280,7 @@ def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(policy: str) -> N
     shell.arrive("fixed", Wanted(40, 41, 120, movable=False))
     shell.token("grows", 60)
     shell.token("fixed", 60)
+    shell.acknowledge()
     assert shell.open["grows"].group == (0, 1)
     assert shell.open["grows"].tokens == 60
     assert "fixed" not in shell.open

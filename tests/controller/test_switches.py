@@ -152,8 +152,18 @@ def test_a_failed_switch_is_over() -> None:
 
 
 @pytest.mark.parametrize("preempt", PREEMPTS)
+def test_who_waits_for_word_of_what_moves(preempt: str) -> None:
+    """Engines whose group is another one then, if streams move."""
+    switch = Switch(1, Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), preempt, 100.0, 1)
+    assert switch.awaiting == ([2, 3] if preempt == "move" else [])
+
+
+@pytest.mark.parametrize("preempt", PREEMPTS)
 def test_when_engines_are_told(preempt: str) -> None:
-    """At once, or when old requests have ended; only a sequential switch holds back new ones until then."""
+    """At once, or when old requests have ended; only a sequential switch holds back new ones until then.
+
+    By "move" they wait from then on, for the answers.
+    """
     waits = preempt in ("sequential", "soft")
     change = Changeover(Switch(1, OLD, NEW, preempt, 100.0, 1, draining={"a"}), 1)
     assert change.ready == (not waits)
@@ -162,7 +172,7 @@ def test_when_engines_are_told(preempt: str) -> None:
     assert change.ready
     change.ordered(102.0)
     assert not change.ready
-    assert not change.holds
+    assert change.holds == (preempt == "move")
     assert (change.switch.ordered_s, change.switch.waited_for_idle_ms) == (102.0, 2000.0)
 
 

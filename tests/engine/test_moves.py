@@ -306,6 +306,21 @@ def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(told_first:
     assert node.moves((2,)).counts() == {"moved": 1, "moved_tokens": 10, "prefilled_again": 0}
 
 
+def test_after_an_order_engines_wait_for_word_of_what_moves() -> None:
+    """That nothing does is word enough; if none comes, they go on after a while."""
+    moves = Node().moves((0,))
+    moves.await_word(0.0)
+    assert moves.holds(0.1)
+    moves.announce(0, 0, 0.2)
+    assert not moves.holds(0.2)
+    moves.await_word(1.0)
+    moves.announce(1, 1, 1.1)
+    assert moves.holds(1.2)
+    moves.await_word(2.0)
+    assert not moves.holds(2.0 + HOLD_S)
+    assert not moves.holds(2.1)
+
+
 def test_announced_exchanges_go_together() -> None:
     """No ticket before all have come, no step of its own before all tickets are served; both only for a while."""
     node = Node()

@@ -11,6 +11,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.controller import Controller
+from flying_serving.engine.keys import HISTORY_KEY
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.streams import Streams
 from tests.controller.shell import settings
@@ -43,12 +44,15 @@ class Client(FlyingClient):
         self.utility_results = {}
         self.messages: list[tuple[EngineCoreRequestType, str, int]] = []
         self.sends: list[asyncio.Future[None]] = []
+        self.histories: dict[str, list[int]] = {}
 
     def _send_input(self, request_type: EngineCoreRequestType, request: Any, engine: bytes | None = None) -> Any:
         what = {ADD: lambda: request.request_id, ABORT: lambda: request[0], UTILITY: lambda: request[2]}
         assert engine is not None
         self.messages.append((request_type, what[request_type](), engine[0]))
         self.sends.append(asyncio.get_running_loop().create_future())
+        if request_type is ADD:
+            self.histories[request.request_id] = (request.sampling_params.extra_args or {}).get(HISTORY_KEY, [])
         return self.sends[-1]
 
     def _ensure_output_queue_task(self) -> None:
@@ -89,7 +93,9 @@ async def switch(client: Client, groups: list[list[int]], preempt: str) -> async
     return task
 
 
-def test_a_switch_and_what_it_moves_are_one_act() -> None:
+def test_what_moves_does_so_with_what_it_got_until_the_engines_answered() -> None:
+    """Then at once, and all engines are told that they may go on behind it."""
+
     async def run() -> None:
         client = Client()
         client.open_request("a")
@@ -97,12 +103,15 @@ def test_a_switch_and_what_it_moves_are_one_act() -> None:
         assert await client.outputs("a", [7]) == ["a"]
         client.messages.clear()
         task = await switch(client, PAIRS, "move")
-        orders = [(UTILITY, "flying_switch", engine) for engine in range(4)]
-        assert client.messages[:5] == [*orders, (ABORT, "a", 0)]
-        assert client.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
-        assert await client.outputs("a", [8], over=True) == []
-        assert await client.outputs("a+1", [8]) == ["a"]
+        assert client.messages == [(UTILITY, "flying_switch", engine) for engine in range(4)]
+        client.messages.clear()
+        assert await client.outputs("a", [8]) == ["a"]
         await asyncio.wait_for(task, 5)
+        assert client.messages[:4] == [(UTILITY, "flying_moving", engine) for engine in range(4)]
+        assert client.messages[4] == (ABORT, "a", 0)
+        assert client.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
+        assert client.histories["a+1"] == [7, 8]
+        assert await client.outputs("a", [9], over=True) == []
         assert await client.outputs("a+1", [9], over=True) == ["a"]
         assert client.controller.running == 0
 

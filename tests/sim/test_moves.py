@@ -49,6 +49,17 @@ def test_with_their_kv_streams_hardly_notice_a_switch() -> None:
     assert len(both_ways.outcome.switches) == 3
 
 
+def test_the_token_that_is_being_made_is_not_lost() -> None:
+    """A stream waits for the exchange alone, wherever in its step the order comes."""
+    alone = STREAMS[:1]
+    step_s = longest_gap_s(served({}, requests=alone))
+    for layout in (PAIRS, WHOLE):
+        for part in range(4):
+            node = served(dict.fromkeys((2, 4), QUICK), (SWITCH_S + part * step_s / 4, layout), requests=alone)
+            assert len(node.outcome.switches) == 1
+            assert longest_gap_s(node) < step_s + QUICK.seconds(700)
+
+
 def test_it_takes_what_was_measured_for_all_that_go_the_same_way() -> None:
     """Each way one exchange, one after the other where engines have to be in both."""
     for layout, size in ((PAIRS, 2), (WHOLE, 4)):
