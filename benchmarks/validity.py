@@ -2,11 +2,11 @@
 
 python -m benchmarks.validity [--regime link] [--rounds 3] [--seconds 104] [--phases 40 12]
 
-In each round a server serves the steady load of `benchmarks.policies --case priority`, at a higher rate, once in each
-layout; from its steps the machine of `flying-serving fit` is made. Then three others, one for each policy, serve the
-bursts of `--case load`, which are simulated on that machine. Each figure is put beside the live one of its own round:
-this machine is now faster and now slower, and a fit knows only what it has seen. All but one server are stopped
-(SIGSTOP) at any time.
+In each round a server serves a load that rises once from few requests to many, in each layout; from its steps the
+machine of `flying-serving fit` is made. Then three others, one for each policy, serve the bursts of
+`benchmarks.policies --case load`, which are simulated on that machine. Each figure is put beside the live one of its
+own round: this machine is now faster and now slower, and a fit knows only what it has seen. All but one server are
+stopped (SIGSTOP) at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.policies import FLAGS, OUT, PHASES_S, POLICIES, REGIMES, WEIGHTS, flag, replay, workloads_of
+from benchmarks.policies import FLAGS, LENGTHS, OUT, PHASES_S, POLICIES, REGIMES, WEIGHTS, flag, replay, workloads_of
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.demo.tiny import make_model
 from flying_serving.sim.baselines import build
@@ -28,6 +28,7 @@ from flying_serving.sim.live import from_status
 from flying_serving.sim.machine import Machine, load_measured
 from flying_serving.sim.system import Options
 from flying_serving.workload.model import Workload
+from flying_serving.workload.synth import Paper, synthesise
 
 FIGURES = {
     "TTFT p50": ("median_ttft_ms", 0.10),
@@ -39,7 +40,15 @@ FIGURES = {
     "tokens/s": ("output_throughput", 0.10),
 }
 """Name: key of the summary, and by how much the prediction may differ."""
-FITTED_S, FITTED_RPS = 45.0, 3.0
+FITTED: dict[str, Any] = {
+    "duration_s": 60.0,
+    "low_rate_rps": (1.0, 1.0),
+    "burst_rate_rps": (3.0, 3.0),
+    "low_s": 30.0,
+    "burst_s": 30.0,
+}
+"""What it is fitted on: steps of small batches and of large ones, about as many as the predicted load makes."""
+FITTED_SEED = 2
 LAYOUTS = ([[0], [1]], [[0, 1]])
 """In which it is fitted: a policy would leave one of them as soon as there are many requests."""
 
@@ -97,9 +106,9 @@ def main() -> None:
     parser.add_argument("--phases", type=float, nargs=2, default=PHASES_S, help="how long low and burst are, in s")
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    common = {"trace": None, "seed": 1, "rate": FITTED_RPS, "phases": args.phases}
-    fit_on = workloads_of(argparse.Namespace(case="priority", seconds=FITTED_S, **common))["priority"]
-    predicted = workloads_of(argparse.Namespace(case="load", seconds=args.seconds, **common))["load"]
+    fit_on = synthesise(Paper(requests=None, **FITTED, **LENGTHS), FITTED_SEED)
+    asked = argparse.Namespace(case="load", trace=None, seed=1, seconds=args.seconds, phases=args.phases)
+    predicted = workloads_of(asked)["load"]
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
     flags = [*FLAGS, *REGIMES[args.regime]]
     lived: defaultdict[str, list[Summary]] = defaultdict(list)
