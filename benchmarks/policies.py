@@ -1,11 +1,12 @@
 """Policy `auto` beside both fixed layouts on the same workload file, replayed in turn.
 
-python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [--rounds 3] [--trace FILE]
+python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [--stock] [--rounds 3] [--trace FILE]
 
 `load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
 Every system is our server with the same flags but the policy, so that collectives and kernels are the same for all; the
-links of regime `link` are emulated (see docs/architecture.md). Each is stopped while another is measured.
+links of regime `link` are emulated (see docs/architecture.md). With `--stock` the fixed layouts are those of stock
+vLLM, with shared memory or gloo as the regime says. Each is stopped while another is measured.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from flying_serving.workload.read import read_workload
 from flying_serving.workload.shape import scale_lengths, scale_time, window
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 
+STOCK = {"static-dp": "--data-parallel-size=2", "static-tp": "--tensor-parallel-size=2"}
 FLAGS = [
-    "--data-parallel-size=2",
+    STOCK["static-dp"],
     "--dtype=float32",
     "--enforce-eager",
     "--max-model-len=2048",
@@ -90,7 +92,7 @@ def replay(system: System, workload: Workload, raw: Path | None = None) -> dict[
     if raw is not None:
         results.save(raw)
     summary = summarise(results)
-    made = system.ask("switches")["switches"]
+    made = system.ask("switches")["switches"] if system.ours else []
     began_s = time.time() - summary["duration"] - 1
     summary["switches"] = [switch for switch in made if switch["time"] > began_s]
     return summary
@@ -112,13 +114,21 @@ def figures(summary: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def server(policy: str, regime: str, model: Path, *, stock: bool) -> System:
+    """Start one of the systems that are compared."""
+    name = f"{policy}, {regime}"
+    if stock and policy in STOCK:
+        gloo = regime == "gloo" and policy == "static-tp"
+        return System(f"stock {name}", model, [STOCK[policy], *FLAGS[1:]], ours=False, gloo=gloo)
+    return System(name, model, [*FLAGS, *REGIMES[regime], f"--policy={policy}"], ours=True)
+
+
 def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argparse.Namespace) -> None:
     """Start the servers of a regime, replay alternately, print medians."""
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
         for policy in POLICIES if args.policies is None else args.policies:
-            flags = [*FLAGS, *REGIMES[regime], f"--policy={policy}"]
-            systems.start(System(f"{policy}, {regime}", model, flags, ours=True))
+            systems.start(server(policy, regime, model, stock=args.stock))
         for number, system, (kind, workload) in itertools.product(
             range(args.rounds), systems.all.values(), workloads.items()
         ):
@@ -126,9 +136,9 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
             file = name.replace(", ", "-").replace(" ", "-")
             system.resume()
             summary = replay(system, workload, OUT / f"{file}-{number}.parquet")
-            status = json.dumps(system.ask("status"))
+            if system.ours:
+                (OUT / f"status-{file}.json").write_text(json.dumps(system.ask("status")))
             system.pause()
-            (OUT / f"status-{file}.json").write_text(status)
             rows[name].append(figures(summary))
             (OUT / f"{file}-{number}.json").write_text(json.dumps(summary, indent=1))
             print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
@@ -147,6 +157,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, default="load")
     parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--policies", nargs="+", help="other policies than static-dp, static-tp and auto")
+    parser.add_argument("--stock", action="store_true", help="beside stock vLLM's data and tensor parallelism")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=140.0)
     parser.add_argument("--phases", type=float, nargs=2, default=PHASES_S, help="how long low and burst are, in s")
@@ -157,6 +168,8 @@ def main() -> None:
     parser.add_argument("--time-scale", type=float, default=1.0, help="arrivals so many times as far apart")
     parser.add_argument("--prompt-scale", type=float, default=1.0, help="prompts so many times as long")
     args = parser.parse_args()
+    if args.stock and "link" in args.regime:
+        parser.error("--stock: stock vLLM's exchanges cannot be slowed; --regime must be shm or gloo")
     OUT.mkdir(exist_ok=True)
     workloads = workloads_of(args)
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")

@@ -40,6 +40,7 @@ class System:
 
     def __init__(self, name: str, model: Path, flags: list[str], *, ours: bool, gloo: bool = False) -> None:
         self.name = name
+        self.ours = ours
         self.model = str(model)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
