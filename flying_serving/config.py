@@ -16,6 +16,8 @@ MAX_LINK_US = 1_000_000
 MAX_LINK_GB_PER_S = 1_000_000
 
 PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "move")
+MOVING = ("soft", "move")
+"""With these some requests move when all engines have answered."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
 
 

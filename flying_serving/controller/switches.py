@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from flying_serving.config import MOVING
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 
@@ -52,7 +53,7 @@ class Switch:
     def awaiting(self) -> list[int]:
         """Engines that, once they have answered, begin no step before they hear what moves."""
         changed = [group for group in self.new.groups if group not in self.old.groups]
-        return [engine for group in changed for engine in group] if self.preempt == "move" else []
+        return [engine for group in changed for engine in group] if self.preempt in MOVING else []
 
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
         """All engines have answered."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from flying_serving.config import MOVING
 from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.moves import Moves
 from flying_serving.engine.report import Report
@@ -36,7 +37,7 @@ class Orders:
 
         Args:
             group: engines, this one among them.
-            preempt: "weave", "hard" or "move" (a sequential switch is ordered when nothing is left to preempt).
+            preempt: one of PREEMPTS (a sequential or soft switch is ordered when nothing is left to preempt).
             weave_steps: steps of the new layout for each step of an older one.
             sent_s: when the client ordered it (CLOCK_MONOTONIC).
 
@@ -47,7 +48,7 @@ class Orders:
         """
         worked_s = time.thread_time()
         now = time.monotonic()
-        if preempt == "move" and len(group) != self.turns.present:
+        if preempt in MOVING and len(group) != self.turns.present:
             self.moves.await_word(now)
         self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
         if self.trace is not None:

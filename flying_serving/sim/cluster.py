@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from flying_serving.config import MOVING
 from flying_serving.engine.turns import Serve, Turns, Wait
 from flying_serving.engine.turns import Step as StepTurn
 from flying_serving.errors import ConfigError
@@ -171,7 +172,7 @@ class Cluster:
                 if size != order.size:
                     lane.preempt_all()
         engine.turns.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
-        engine.held = order.preempt == "move" and order.size != before
+        engine.held = order.preempt in MOVING and order.size != before
         order.done(now)
         return order.size != before
 
