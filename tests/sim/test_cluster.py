@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_serving.config import PREEMPTS
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape
@@ -28,6 +29,7 @@ class World:
     ended: list[str] = field(default_factory=list)
     answers: list[float] = field(default_factory=list)
     met: int = 0
+    word_s: float = 0.001
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.shape, step_time, self.clock, self._on_tokens, self._on_step)
@@ -50,7 +52,13 @@ class World:
         """Tell every engine."""
         for engine in range(self.shape.engines):
             size = len(layout.group_of(engine))
-            self.cluster.order(engine, Order(size, preempt, 1, self.answers.append))
+            self.cluster.order(engine, Order(size, preempt, 1, self._answered))
+
+    def _answered(self, now_s: float) -> None:
+        """When all have answered they hear, a moment later, that nothing moves."""
+        self.answers.append(now_s)
+        if len(self.answers) % self.shape.engines == 0:
+            self.clock.after(self.word_s, self.cluster.moved)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Let time pass."""
@@ -73,9 +81,7 @@ def no_engine_in_two_steps(world: World) -> None:
 work = st.lists(
     st.tuples(st.floats(0, 2), st.integers(0, 6), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=14
 )
-orders = st.lists(
-    st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(["weave", "hard", "soft", "sequential"])), max_size=5
-)
+orders = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(PREEMPTS)), max_size=5)
 
 
 meetings = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)), max_size=5)
@@ -118,6 +124,21 @@ def test_a_weave_gives_old_and_new_layout_half_of_the_time_each() -> None:
     spent = {size: sum(s for at, group, s in world.steps if len(group) == size and at > 0.3) for size in (1, 2)}
     assert spent[1] > 0.3 and spent[2] > 0.3
     assert 0.5 < spent[1] / spent[2] < 2.0
+
+
+@pytest.mark.parametrize("preempt", PREEMPTS)
+def test_engines_that_may_lose_requests_wait_for_word_of_it(preempt: str) -> None:
+    """They make no step for nothing; who keeps its group goes on."""
+    world = World(shape_of(4, (1, 2)), word_s=1.0)
+    for engine in (0, 3):
+        world.cluster.add((engine,), SimRequest(str(engine), 10, 400, 0.0))
+    world.run(0.2)
+    world.order(Layout(((0, 1), (2,), (3,))), preempt)
+    world.run(4.0)
+    waited = (max(world.answers), max(world.answers) + 1.0)
+    began = {group for at, group, _ in world.steps if waited[0] <= at < waited[1]}
+    assert began == ({(3,)} if preempt in ("soft", "move") else {(0,), (3,)})
+    assert any(at >= waited[1] for at, group, _ in world.steps if group == (0,))
 
 
 def test_a_hard_preempt_pauses_the_old_layout_but_not_for_longer_than_allowed() -> None:
