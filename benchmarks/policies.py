@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.systems import ROOT, System, Systems
+from benchmarks.systems import DP, ROOT, TP, System, Systems
 from flying_serving.bench.client import Target
 from flying_serving.bench.metrics import summarise
 from flying_serving.bench.run import Settings, measure, probe
@@ -34,9 +34,8 @@ from flying_serving.workload.read import read_workload
 from flying_serving.workload.shape import scale_lengths, scale_time, window
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 
-STOCK = {"static-dp": "--data-parallel-size=2", "static-tp": "--tensor-parallel-size=2"}
-FLAGS = [
-    STOCK["static-dp"],
+STOCK = {"static-dp": DP, "static-tp": TP}
+SHARED = [
     "--dtype=float32",
     "--enforce-eager",
     "--max-model-len=2048",
@@ -47,6 +46,7 @@ FLAGS = [
     "--no-enable-prefix-caching",
     "--disable-uvicorn-access-log",
 ]
+FLAGS = [DP, *SHARED]
 REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,10"]}
 LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
 """Of requests."""
@@ -119,7 +119,7 @@ def server(policy: str, regime: str, model: Path, *, stock: bool) -> System:
     name = f"{policy}, {regime}"
     if stock and policy in STOCK:
         gloo = regime == "gloo" and policy == "static-tp"
-        return System(f"stock {name}", model, [STOCK[policy], *FLAGS[1:]], ours=False, gloo=gloo)
+        return System(f"stock {name}", model, [STOCK[policy], *SHARED], ours=False, gloo=gloo)
     return System(name, model, [*FLAGS, *REGIMES[regime], f"--policy={policy}"], ours=True)
 
 

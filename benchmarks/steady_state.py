@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.client import prompt, run_streams
-from benchmarks.systems import ROOT, System, Systems
+from benchmarks.systems import DP, ROOT, TP, System, Systems
 from flying_serving.demo.tiny import make_model
 
 FLAGS = [
@@ -24,7 +24,6 @@ FLAGS = [
     "--kv-cache-memory-bytes=268435456",
     "--disable-uvicorn-access-log",
 ]
-DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
 OURS = [DP, "--policy=manual"]
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 Row = tuple[str, str]

@@ -18,6 +18,8 @@ import httpx
 
 ROOT = Path(__file__).parents[1]
 READY_S = 300.0
+DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
+"""Two engines apart and, of stock vLLM, together."""
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
