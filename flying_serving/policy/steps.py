@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 FEW, SOME = 8, 64
 """Tokens of a step: the first so many may cost more than those after them."""
-_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME])
+_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 8.0])
 """Typical size of each feature, so that the equations are well conditioned."""
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
@@ -74,6 +74,10 @@ class StepModel:
     is stored. Errors are relative (a step that a neighbour on the machine has delayed weighs little), old steps fade,
     and what was measured at the start stays as a weak prior for what the traffic does not show.
 
+    A decoding request costs more while serving than in a step of the start: its token is sampled, sent and made text,
+    on cores that the engine may share. What it costs more is fitted apart, else the start's steps with many requests
+    would hide what small served ones say of it.
+
     Args:
         memory_steps: after so many steps of a lane the weight of a measurement has fallen to 1/e.
         prior_weight: how many steps one measurement of the start counts for.
@@ -90,14 +94,14 @@ class StepModel:
     def calibrate(self, steps: Iterable[Step]) -> None:
         """Take measurements from the start of the server; they never fade."""
         for step in steps:
-            self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight)
+            self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight, served=False)
             self._costs.pop(step.size, None)
 
     def observe(self, step: Step) -> None:
         """Take a step that was measured while serving."""
         sums = self._seen.setdefault(step.size, _Sums())
         sums.fade(self._keep)
-        sums.add(step, 1.0)
+        sums.add(step, 1.0, served=True)
         stale = self._stale.get(step.size, 0) + 1
         if stale >= _REFIT_STEPS:
             self._costs.pop(step.size, None)
@@ -130,11 +134,12 @@ class _Sums:
         self.gram: Any = np.zeros((_SCALE.size, _SCALE.size))
         self.right: Any = np.zeros(_SCALE.size)
 
-    def add(self, step: Step, weight: float) -> None:
+    def add(self, step: Step, weight: float, *, served: bool) -> None:
         tokens = step.prefill_tokens + step.sequences
         few, some = min(tokens, FEW), min(tokens, SOME)
-        features = np.array([1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some])
-        row = features / _SCALE / step.duration_s
+        served_sequences = step.sequences if served else 0
+        features = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, served_sequences]
+        row = np.array(features) / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
         self.right += weight * row
 
@@ -151,4 +156,5 @@ def _solve(sums: list[_Sums]) -> StepCost:
     gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
     root = np.linalg.cholesky(gram)
     values, _ = nnls(root.T, np.linalg.solve(root, right))
-    return StepCost(*(float(v) for v in values / _SCALE))
+    fixed_s, prefill_s, sequence_s, context_s, few_s, some_s, served_s = (float(v) for v in values / _SCALE)
+    return StepCost(fixed_s, prefill_s, sequence_s + served_s, context_s, few_s, some_s)

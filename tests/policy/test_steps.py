@@ -85,6 +85,16 @@ def test_what_traffic_does_not_show_stays_as_it_was_measured_at_the_start() -> N
     assert_close(found, ONE, 0.1)
 
 
+@pytest.mark.parametrize("more_s", [0.0, 0.0005, 0.002])
+def test_small_served_steps_say_what_large_ones_cost_more_than_at_the_start(more_s: float) -> None:
+    """Each request that decodes takes so much more while serving; one to eight were seen at a time."""
+    probed = [probe.step(1, 1.0) for probe in probes(256, 4096, 4096)]
+    steps = [replace(s, duration_s=ONE.step_s(s.prefill_tokens, s.sequences, s.context_tokens)) for s in probed]
+    serving = replace(ONE, sequence_s=ONE.sequence_s + more_s)
+    served = [s for s in traffic(serving, 8000, 1) if s.sequences <= FEW]
+    assert_close(model(served, steps).cost(1), serving, 0.05)
+
+
 def test_steps_that_were_delayed_weigh_little() -> None:
     """One in twenty takes ten times as long."""
     steps = traffic(ONE, 2000, 1)
