@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from flying_serving.bench.health import Health
+
 ROOT = Path(__file__).parents[1]
 READY_S = 300.0
 DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
@@ -61,16 +63,12 @@ class System:
         self._wait_ready(started)
 
     def _wait_ready(self, started: float) -> None:
-        while time.monotonic() < started + READY_S:
-            if self.process.poll() is not None:
-                break
-            try:
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+        with Health(self.url) as health:
+            while time.monotonic() < started + READY_S and self.process.poll() is None:
+                if health.answers():
                     self.ready_s = time.monotonic() - started
                     return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
+                time.sleep(0.1)
         self.stop()
         raise RuntimeError(f"{self.name} did not start; its log: {self._log.name}")
 

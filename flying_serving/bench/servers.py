@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, get_args
 
-import httpx
-
+from flying_serving.bench.health import Health
 from flying_serving.config import FlyingConfig, PolicyName
 from flying_serving.errors import BenchError, ConfigError
 
@@ -158,20 +157,15 @@ class ServerProcess:
             BenchError: if it ends, or takes longer than READY_S; with the end of its log.
         """
         started = time.monotonic()
-        while not self._answers():
-            if self.process.poll() is not None:
-                raise BenchError(f"the server ended with code {self.process.returncode}; {self._end_of_log()}")
-            if time.monotonic() - started > READY_S:
-                raise BenchError(f"the server was not ready within {READY_S:.0f} s; {self._end_of_log()}")
-            time.sleep(0.2)
+        with Health(self.url) as health:
+            while not health.answers():
+                if self.process.poll() is not None:
+                    raise BenchError(f"the server ended with code {self.process.returncode}; {self._end_of_log()}")
+                if time.monotonic() - started > READY_S:
+                    raise BenchError(f"the server was not ready within {READY_S:.0f} s; {self._end_of_log()}")
+                time.sleep(0.2)
         self._ready = True
         return time.monotonic() - started
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=2, trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            return False
 
     def _end_of_log(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]

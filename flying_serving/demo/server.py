@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
+
+from flying_serving.bench.health import Health
 
 READY_S = 180.0
 STOP_S = 15.0
@@ -100,8 +101,9 @@ class DemoServer:
         """
         started = time.monotonic()
         display = _Display(self.engines)
-        with Live(display.table(0.0), console=console, refresh_per_second=8, transient=True) as live:
-            while not self._answers():
+        table = Live(display.table(0.0), console=console, refresh_per_second=8, transient=True)
+        with table as live, Health(self.url) as health:
+            while not health.answers():
                 waited = time.monotonic() - started
                 if self.process.poll() is not None:
                     raise ServerFailed(f"the server ended with code {self.process.returncode}:\n{self._end_of_log()}")
@@ -112,12 +114,6 @@ class DemoServer:
                 time.sleep(0.2)
         self._ready = True
         return time.monotonic() - started
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=2, trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            return False
 
     def log(self) -> str:
         """What the server has printed."""

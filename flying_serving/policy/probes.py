@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flying_serving.policy.steps import Step
 
 ENOUGH_S = 0.5
-"""A probe is not repeated any more after so long, and no larger one of its kind follows if this one took so long."""
+"""No larger probe of its kind follows one that took so long."""
 SHORT_TOKENS, LONG_TOKENS = 16, 1024
 _SEQUENCES = (1, 8, 64, 256)
 _PROMPTS = (64, 256, 1024, 4096)

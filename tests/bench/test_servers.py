@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flying_serving.bench import servers
+from flying_serving.bench.health import Health
 from flying_serving.bench.servers import ServerProcess, Words, command, environment, parse_words
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import BenchError, ConfigError
@@ -138,7 +139,7 @@ def test_an_interrupt_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytes
     line = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
     server = ServerProcess(line, os.environ, "http://127.0.0.1:1", tmp_path / "log")
     monkeypatch.setattr(servers, "STOP_STARTING_S", 0.1)
-    monkeypatch.setattr(ServerProcess, "_answers", interrupted)
+    monkeypatch.setattr(Health, "answers", interrupted)
     with pytest.raises(KeyboardInterrupt), server:
         server.wait_until_ready()
     assert server.process.poll() is not None
