@@ -48,14 +48,14 @@ class Batch:
         """One more, that computes nothing and ends the requests."""
         probe = self.probe
         if probe.is_prefill:
-            return prefill_steps(REPETITIONS, probe.tokens, self.block_tokens)
+            return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, self.block_tokens)
         context = max(probe.context_tokens, REPETITIONS)
         return decode_steps(REPETITIONS, probe.tokens, context, self.block_tokens)
 
 
 def batches(limits: Limits) -> list[Batch]:
     """What is measured, as far as one step can take it."""
-    found = probes(limits.sequences, limits.tokens, limits.request_tokens)
+    found = probes(limits.sequences, limits.tokens, limits.request_tokens - 1)  # and the token that the step draws
     return [Batch(probe, limits.block_tokens) for probe in found]
 
 
@@ -77,8 +77,9 @@ def calibrate(
 
     Returns:
         for each batch: [size, seconds of its fastest step, tokens, 1.0 for a prompt or 0.0 for decoding requests of
-        one token each, tokens of context of each of these]. The fastest, because what else a machine does while servers
-        start on it only makes steps longer. What fails is logged and ends the measurement of its kind.
+        one token each, tokens of context of each of these or before those of the prompt]. The fastest, because what
+        else a machine does while servers start on it only makes steps longer. What fails is logged and ends the
+        measurement of its kind.
     """
     measured: list[list[float]] = []
     together(False)

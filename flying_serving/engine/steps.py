@@ -78,8 +78,8 @@ class StepLog:
 
         Returns:
             for each step: size of the group, duration in s, tokens of prompts, decoding requests (one token each),
-            tokens of its requests that were computed before, and 1.0 if the duration includes a step of another lane
-            that one of the group's engines made meanwhile, else 0.0.
+            tokens of its requests that were computed before, prompt tokens times those before them, and 1.0 if the
+            duration includes a step of another lane that one of the group's engines made meanwhile, else 0.0.
         """
         taken = list(self._steps)
         self._steps.clear()

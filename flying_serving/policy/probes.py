@@ -2,7 +2,7 @@
 
 They reach from what is bound by reading weights to what is bound by arithmetic: a line through small steps alone says
 nothing of what a device with much arithmetic does with large ones. Decoding is measured with little context and with
-much: else lanes that have not served yet would seem not to mind it.
+much, prompts also with much before them: else lanes that have not served yet would seem not to mind it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ ENOUGH_S = 0.5
 SHORT_TOKENS, LONG_TOKENS = 16, 1024
 _SEQUENCES = (1, 8, 64, 256)
 _PROMPTS = (64, 256, 1024, 4096)
+_PIECE, _BEFORE = 256, 8192
+"""Tokens of a piece of a long prompt, and tokens before it."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A step with so many tokens: of one prompt, or one of each of so many decoding requests with so much context."""
+    """A step with so many tokens: of one prompt, or one of each of so many decoding requests; with so much context."""
 
     tokens: int
     is_prefill: bool
@@ -34,7 +36,7 @@ class Probe:
     def step(self, size: int, duration_s: float) -> Step:
         """What is learned from it: it took so long in groups of `size`."""
         if self.is_prefill:
-            return Step(size, duration_s, self.tokens, 0, 0)
+            return Step(size, duration_s, self.tokens, 0, self.context_tokens, self.tokens * self.context_tokens)
         return Step(size, duration_s, 0, self.tokens, self.tokens * self.context_tokens)
 
 
@@ -50,4 +52,6 @@ def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
     prompts = sorted({min(count, step_tokens, prompt_tokens) for count in _PROMPTS})
     contexts = sorted({min(count, prompt_tokens) for count in (SHORT_TOKENS, LONG_TOKENS)})
     short_first = [Probe(count, False, context) for context in contexts for count in decode]
-    return short_first + [Probe(count, True) for count in prompts]
+    piece = min(_PIECE, step_tokens, prompt_tokens // 2)
+    later = [Probe(piece, True, min(_BEFORE, prompt_tokens - piece))] if piece else []
+    return short_first + [Probe(count, True) for count in prompts] + later

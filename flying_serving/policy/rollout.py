@@ -31,7 +31,8 @@ class Rolled(NamedTuple):
 class Flow:
     """One group of several, and the work that it gets: what does not change while it is rolled out.
 
-    `most`: requests that it can run, `most_woven` while an older group holds memory.
+    `most`: requests that it can run, `most_woven` while an older group holds memory. `before`: tokens of a prompt that
+    are computed before a step that takes more of it, on average.
     """
 
     lane: LaneFigures
@@ -41,6 +42,7 @@ class Flow:
     outputs: float
     budget: float
     chunks: float
+    before: float
     most: float
     most_woven: float
 
@@ -50,8 +52,8 @@ class Flow:
         prompt, outputs, budget = work.prompt_tokens, max(1.0, work.output_tokens), float(lane.budget_tokens)
         tokens, held = prompt + outputs, hindrance.held_tokens / groups
         most, most_woven = (max(1.0, min(lane.slots, kv / tokens)) for kv in (lane.kv_tokens, lane.kv_tokens - held))
-        chunks = max(1.0, prompt / budget)
-        return cls(lane, hindrance, groups, prompt, outputs, budget, chunks, most, most_woven)
+        chunks, before = max(1.0, prompt / budget), lane.tokens_before(prompt)
+        return cls(lane, hindrance, groups, prompt, outputs, budget, chunks, before, most, most_woven)
 
     def slots(self, now_s: float) -> float:
         """Requests that it can run."""
@@ -59,11 +61,12 @@ class Flow:
 
     def times(self, crowd: float) -> tuple[float, float, float]:
         """Seconds of a step with `crowd` requests: alone, with (a chunk of) one prompt, and with all it can take."""
-        step_s, context = self.lane.cost.step_s, crowd * (self.prompt + self.outputs / 2)
+        step_s, context, before = self.lane.cost.step_s, crowd * (self.prompt + self.outputs / 2), self.before
+        some = min(self.prompt, self.budget)
         return (
             step_s(0, crowd, context),
-            step_s(min(self.prompt, self.budget), crowd, context),
-            step_s(self.budget, crowd, context),
+            step_s(some, crowd, context + before, some * before),
+            step_s(self.budget, crowd, context + before * self.budget / some, self.budget * before),
         )
 
     def roll(self, spans: list[tuple[float, float]], now_s: float, queue: float, running: float) -> Rolled:

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 FEW, SOME = 8, 64
 """Tokens of a step: the first so many may cost more than those after them."""
-_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 8.0])
+_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 8.0])
 """Typical size of each feature, so that the equations are well conditioned."""
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
@@ -27,6 +27,7 @@ class Step:
         prefill_tokens: tokens of prompts in it.
         sequences: requests in it that decoded one token.
         context_tokens: tokens that its requests had computed before.
+        prefill_pairs: each prompt token times the tokens of its request that were computed before.
     """
 
     size: int
@@ -34,6 +35,7 @@ class Step:
     prefill_tokens: int
     sequences: int
     context_tokens: int
+    prefill_pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class StepCost:
         prefill_token_s, sequence_s, context_token_s: for each prompt token, decoding request and token of context.
         few_token_s, some_token_s: more for each of the first FEW and of the first SOME tokens, of prompts or decoding:
             the weights of experts are read for the first token that needs them, and small batches fill no kernel.
+        prefill_pair_s: for each prompt token and each token before it, of earlier steps: what long prompts are made of.
     """
 
     fixed_s: float
@@ -53,8 +56,11 @@ class StepCost:
     context_token_s: float
     few_token_s: float = 0.0
     some_token_s: float = 0.0
+    prefill_pair_s: float = 0.0
 
-    def step_s(self, prefill_tokens: float, sequences: float, context_tokens: float) -> float:
+    def step_s(
+        self, prefill_tokens: float, sequences: float, context_tokens: float, prefill_pairs: float = 0.0
+    ) -> float:
         """Seconds of a step with these contents."""
         tokens = prefill_tokens + sequences
         return (
@@ -62,6 +68,7 @@ class StepCost:
             + self.prefill_token_s * prefill_tokens
             + self.sequence_s * sequences
             + self.context_token_s * context_tokens
+            + self.prefill_pair_s * prefill_pairs
             + self.few_token_s * (tokens if tokens < FEW else FEW)  # builtin min takes twice as long
             + self.some_token_s * (tokens if tokens < SOME else SOME)
         )
@@ -137,9 +144,8 @@ class _Sums:
     def add(self, step: Step, weight: float, *, served: bool) -> None:
         tokens = step.prefill_tokens + step.sequences
         few, some = min(tokens, FEW), min(tokens, SOME)
-        served_sequences = step.sequences if served else 0
-        features = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, served_sequences]
-        row = np.array(features) / _SCALE / step.duration_s
+        computed = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, step.prefill_pairs]
+        row = np.array([*computed, step.sequences if served else 0]) / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
         self.right += weight * row
 
@@ -156,5 +162,5 @@ def _solve(sums: list[_Sums]) -> StepCost:
     gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
     root = np.linalg.cholesky(gram)
     values, _ = nnls(root.T, np.linalg.solve(root, right))
-    fixed_s, prefill_s, sequence_s, context_s, few_s, some_s, served_s = (float(v) for v in values / _SCALE)
-    return StepCost(fixed_s, prefill_s, sequence_s + served_s, context_s, few_s, some_s)
+    fixed_s, prefill_s, sequence_s, *others, served_s = (float(v) for v in values / _SCALE)
+    return StepCost(fixed_s, prefill_s, sequence_s + served_s, *others)

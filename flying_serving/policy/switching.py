@@ -37,7 +37,7 @@ def _step_s(lane: LaneFigures, load: GroupLoad) -> float:
 
 
 def _alone_s(lane: LaneFigures, load: GroupLoad) -> float:
-    return load.prefill_tokens * lane.cost.prefill_token_s + load.longest_left * _step_s(lane, load)
+    return lane.prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * _step_s(lane, load)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class _Case:
             else:
                 pairs = min(one.load.requests, size // self.size)
                 exchanging_s[aligned_group(one.group[0], size)] += pairs * move.fixed_s + move.token_s * one.tokens
-        again_s = again_tokens * lanes[self.size].cost.prefill_token_s / self.groups
+        again_s = lanes[self.size].prompts_s(again_tokens, self.requests) / self.groups
         return max(exchanging_s.values(), default=0.0) + again_s
 
 
@@ -174,7 +174,7 @@ class _Old:
     @classmethod
     def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> _Old:
         lane = snapshot.lanes[len(group)]
-        prefill_s = load.prefill_tokens * lane.cost.prefill_token_s
+        prefill_s = lane.prompts_s(load.prefill_tokens, load.prompts)
         step_s = _step_s(lane, load)
         return cls(group, load, step_s, prefill_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
 
@@ -227,13 +227,13 @@ def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
 def _soft(snapshot: Snapshot, size: int, drain_s: float, weight: float) -> float:
     """An idle member runs new requests until the group is free, then they move to the group or are prefilled again."""
     work = snapshot.work
-    narrow, wide, move = snapshot.lanes[1].cost, snapshot.lanes[size].cost, snapshot.lanes[size].move
-    fixed_s = max(0.0, narrow.fixed_s - wide.fixed_s)
-    prefill_s = max(0.0, narrow.prefill_token_s - wide.prefill_token_s) * work.prompt_tokens
+    narrow, wide, move = snapshot.lanes[1], snapshot.lanes[size], snapshot.lanes[size].move
+    fixed_s = max(0.0, narrow.cost.fixed_s - wide.cost.fixed_s)
+    prefill_s = max(0.0, narrow.prompts_s(work.prompt_tokens, 1) - wide.prompts_s(work.prompt_tokens, 1))
     early = work.waiting + work.rate * drain_s
-    tokens_by_then = drain_s / max(narrow.step_s(0, 1, work.prompt_tokens), 1e-9)
+    tokens_by_then = drain_s / max(narrow.cost.step_s(0, 1, work.prompt_tokens), 1e-9)
     outputs = min(tokens_by_then, work.output_tokens)
     context = work.prompt_tokens + outputs
-    moves_s = move.seconds(context) if move is not None else wide.prefill_token_s * context
+    moves_s = move.seconds(context) if move is not None else wide.prompts_s(context, 1)
     stays = 1.0 if tokens_by_then < work.output_tokens else 0.0
     return early * (weight * (fixed_s + prefill_s) + outputs * fixed_s + stays * moves_s)

@@ -27,6 +27,15 @@ class LaneFigures:
     budget_tokens: int
     move: MoveCost | None = None
 
+    def tokens_before(self, prompt_tokens: float) -> float:
+        """Tokens of a prompt that are computed before a step that takes more of it, on average of these steps."""
+        return max(0.0, prompt_tokens - self.budget_tokens) / 2
+
+    def prompts_s(self, tokens: float, prompts: float) -> float:
+        """Seconds by which so many prompts, of `tokens` in all, make steps longer."""
+        pairs = tokens * self.tokens_before(tokens / max(1.0, prompts))
+        return self.cost.prefill_token_s * tokens + self.cost.prefill_pair_s * pairs
+
 
 @dataclass(frozen=True)
 class Work:

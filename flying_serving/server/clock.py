@@ -62,7 +62,7 @@ async def _start(client: FlyingClient) -> None:
 async def _measure(client: FlyingClient) -> None:
     for rows in await asyncio.gather(*client.of_engines("flying_steps")):
         client.controller.stepped(
-            Step(int(size), seconds, int(prefill), int(sequences), int(context))
-            for size, seconds, prefill, sequences, context, waited in rows
+            Step(int(size), seconds, int(prefill), int(sequences), int(context), int(pairs))
+            for size, seconds, prefill, sequences, context, pairs, waited in rows
             if not waited and seconds > 0
         )

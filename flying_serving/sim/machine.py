@@ -157,6 +157,7 @@ class MeasuredCost(_Data):
     context_token_s: float = Field(ge=0, allow_inf_nan=False)
     few_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     some_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    prefill_pair_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @cached_property
     def cost(self) -> StepCost:
@@ -165,7 +166,7 @@ class MeasuredCost(_Data):
 
     def seconds(self, plan: Plan) -> float:
         """Of one step."""
-        return self.cost.step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)
+        return self.cost.step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens, plan.prefill_pairs)
 
 
 class MeasuredMove(_Data):

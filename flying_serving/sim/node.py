@@ -159,8 +159,8 @@ class SimNode:
         """Keep as many steps as one engine makes: learning from a step costs more time than simulating it."""
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
-            context = plan.context_tokens
-            self._measured.append(Step(lane.size, duration_s, plan.prefill_tokens, plan.sequences, context))
+            context, pairs = plan.context_tokens, plan.prefill_pairs
+            self._measured.append(Step(lane.size, duration_s, plan.prefill_tokens, plan.sequences, context, pairs))
 
     def _on_tokens(self, first: list[SimRequest], ended: list[SimRequest]) -> None:
         now = self.clock.now_s

@@ -64,3 +64,8 @@ class Plan:
     def context_tokens(self) -> int:
         """Tokens that its requests had computed before, decoding ones and prompts."""
         return self.decode_context_tokens + sum(before for _, before in self.chunks)
+
+    @property
+    def prefill_pairs(self) -> int:
+        """Prompt tokens times the tokens of their requests before them."""
+        return sum(new * before for new, before in self.chunks)

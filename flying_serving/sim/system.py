@@ -160,8 +160,9 @@ def _calibration(times: Mapping[int, DegreeTime], shape: ClusterShape) -> tuple[
         ended: set[tuple[bool, int]] = set()
         for probe in probes(shape.slots, shape.budget_tokens, room):
             step = probe.step(size, 0.0)
-            chunks = [(step.prefill_tokens, 0)] if probe.is_prefill else []
-            took_s = times[size](Plan([], chunks, step.prefill_tokens, step.sequences, step.context_tokens))
+            chunks = [(probe.tokens, probe.context_tokens)] if probe.is_prefill else []
+            decodes = 0 if probe.is_prefill else step.context_tokens
+            took_s = times[size](Plan([], chunks, step.prefill_tokens, step.sequences, decodes))
             if probe.kind not in ended:
                 steps.append(replace(step, duration_s=took_s))
             if took_s > ENOUGH_S:

@@ -48,7 +48,7 @@ class EngineTrace:
         if plan is None or not plan.total_num_scheduled_tokens:
             return
         self._counts[size] += 1
-        prefill_tokens, _, context_tokens = contents(plan)
+        prefill_tokens, _, context_tokens, _ = contents(plan)
         of = Contents(plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens), prefill_tokens, context_tokens)
         group = aligned_group(self._engine, size)
         self._writer.add(step(self._row, group, self._counts[size], began_s, ended_s, waited_s, of))

@@ -10,11 +10,14 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 _TOKEN = 1
 
 
-def prefill_steps(count: int, tokens: int, block_tokens: int) -> Iterator[SchedulerOutput]:
-    """`count` steps that each compute the prompt of one request, and last one that computes nothing and ends them."""
-    names = [f"calibration-prefill-{tokens}-{i}" for i in range(count)]
+def prefill_steps(count: int, tokens: int, before: int, block_tokens: int) -> Iterator[SchedulerOutput]:
+    """`count` steps that each compute the last `tokens` of a prompt, and last one that computes nothing and ends them.
+
+    Each has `before` tokens before them.
+    """
+    names = [f"calibration-prefill-{tokens}-{before}-{i}" for i in range(count)]
     for name in names:
-        yield _step([_new(name, tokens, 0, tokens, block_tokens)], {name: tokens})
+        yield _step([_new(name, before + tokens, before, before + tokens, block_tokens)], {name: tokens})
     yield _end(names)
 
 

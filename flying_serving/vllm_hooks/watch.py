@@ -22,16 +22,26 @@ def watch_steps(scheduler: Any, began: Callable[[Any], None], ended: Callable[[A
     scheduler.schedule, scheduler.update_from_output = scheduled, updated
 
 
-def contents(plan: Any) -> tuple[int, int, int]:
+def contents(plan: Any) -> tuple[int, int, int, int]:
     """What a step of this SchedulerOutput computes.
 
     Returns:
         prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it again.
         decode_seqs: the other requests, of one token each.
         context_tokens: tokens of all its requests that were computed before.
+        prefill_pairs: each of the prefill tokens times the tokens of its request that were computed before.
     """
     cached, scheduled = plan.scheduled_cached_reqs, plan.num_scheduled_tokens
-    outputs = zip(cached.req_ids, cached.num_output_tokens, strict=True)
-    decode_seqs = sum(1 for request_id, count in outputs if count and scheduled[request_id] == 1)
-    context_tokens = sum(cached.num_computed_tokens) + sum(new.num_computed_tokens for new in plan.scheduled_new_reqs)
-    return plan.total_num_scheduled_tokens - decode_seqs, decode_seqs, context_tokens
+    decode_seqs = context_tokens = prefill_pairs = 0
+    for request_id, outputs, computed in zip(
+        cached.req_ids, cached.num_output_tokens, cached.num_computed_tokens, strict=True
+    ):
+        context_tokens += computed
+        if outputs and scheduled[request_id] == 1:
+            decode_seqs += 1
+        else:
+            prefill_pairs += scheduled[request_id] * computed
+    for new in plan.scheduled_new_reqs:
+        context_tokens += new.num_computed_tokens
+        prefill_pairs += scheduled[new.req_id] * new.num_computed_tokens
+    return plan.total_num_scheduled_tokens - decode_seqs, decode_seqs, context_tokens, prefill_pairs

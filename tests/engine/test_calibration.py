@@ -12,6 +12,7 @@ from flying_serving.engine.calibration import REPEATED_S, REPETITIONS, Batch, Li
 from flying_serving.policy.probes import SHORT_TOKENS, Probe
 
 DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
+PIECE = [256, 256, 256, 0]
 SMALL = Limits(sequences=8, tokens=256, request_tokens=4096, block_tokens=32)
 
 
@@ -58,7 +59,7 @@ def scheduled(machine: Machine, engine: int) -> list[int]:
 
 def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
     """The fastest step counts."""
-    fastest = (0.02, 0.04, 0.03, 0.06, 0.08, 0.14)
+    fastest = (0.02, 0.04, 0.03, 0.06, 0.08, 0.14, 0.19)
     times = iter([time for least in fastest for time in (least + 0.01, least, least + 0.005, 0.0)])
     machine = Machine(1, lambda _, __: next(times))
     (measured,) = machine.calibrate(batches(SMALL))
@@ -69,12 +70,13 @@ def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
         [2, pytest.approx(0.06), 8, 0.0, 1024],
         [2, pytest.approx(0.08), 64, 1.0, 0],
         [2, pytest.approx(0.14), 256, 1.0, 0],
+        [2, pytest.approx(0.19), 256, 1.0, 3839],
     ]
-    assert scheduled(machine, 0) == [*DECODE, *DECODE, 64, 64, 64, 0, 256, 256, 256, 0]
+    assert scheduled(machine, 0) == [*DECODE, *DECODE, 64, 64, 64, 0, 256, 256, 256, 0, *PIECE]
     begun = {new.req_id for step in machine.ran[0] for new in step.scheduled_new_reqs}
     ended = {name for step in machine.ran[0] for name in step.finished_req_ids}
     assert begun == ended
-    assert len(begun) == 2 * (1 + 8) + 2 * REPETITIONS
+    assert len(begun) == 2 * (1 + 8) + 3 * REPETITIONS
 
 
 def test_members_that_differ_in_speed_run_the_same_steps() -> None:
@@ -85,15 +87,20 @@ def test_members_that_differ_in_speed_run_the_same_steps() -> None:
     measured = machine.calibrate(batches(SMALL))
     for engine in range(4):
         took_s = pytest.approx((1.1 if engine == 2 else 0.1) * REPEATED_S)
-        assert scheduled(machine, engine) == [1, 0, 1, 0, 64, 0]
-        assert measured[engine] == [[2, took_s, 1, 0.0, 16], [2, took_s, 1, 0.0, 1024], [2, took_s, 64, 1.0, 0]]
+        assert scheduled(machine, engine) == [1, 0, 1, 0, 64, 0, 256, 0]
+        assert measured[engine] == [
+            [2, took_s, 1, 0.0, 16],
+            [2, took_s, 1, 0.0, 1024],
+            [2, took_s, 64, 1.0, 0],
+            [2, took_s, 256, 1.0, 3839],
+        ]
 
 
 def test_a_batch_is_repeated_until_it_took_long_enough() -> None:
     """Steps too slow to go on to a larger batch are made twice all the same: the first may have been disturbed."""
     machine = Machine(2, lambda _, step: 0.6 * REPEATED_S if step.total_num_scheduled_tokens == 64 else 0.0)
     machine.calibrate(batches(SMALL))
-    assert scheduled(machine, 1) == [*DECODE, *DECODE, 64, 64, 0]
+    assert scheduled(machine, 1) == [*DECODE, *DECODE, 64, 64, 0, *PIECE]
 
 
 def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
@@ -106,9 +113,9 @@ def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
 
     machine = Machine(2, seconds)
     one, other = machine.calibrate(batches(SMALL))
-    assert scheduled(machine, 0) == scheduled(machine, 1) == [*DECODE, *DECODE, 64, 0]
-    assert [entry[2] for entry in one] == [1, 8, 1, 8, 64]
-    assert [entry[2] for entry in other] == [1, 8, 1, 8]
+    assert scheduled(machine, 0) == scheduled(machine, 1) == [*DECODE, *DECODE, 64, 0, *PIECE]
+    assert [entry[2] for entry in one] == [1, 8, 1, 8, 64, 256]
+    assert [entry[2] for entry in other] == [1, 8, 1, 8, 256]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +129,25 @@ def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
         (Limits(1, 256, 4096, 32), [(1, False), (64, True), (256, True)]),
         (Limits(4, 256, 4096, 32), [(1, False), (4, False), (64, True), (256, True)]),
         (Limits(16, 100, 4096, 32), [(1, False), (8, False), (16, False), (64, True), (100, True)]),
-        (Limits(16, 2048, 50, 32), [(1, False), (8, False), (16, False), (50, True)]),
+        (Limits(16, 2048, 51, 32), [(1, False), (8, False), (16, False), (50, True)]),
     ],
 )
 def test_batches_are_what_a_step_can_take(limits: Limits, expected: list[tuple[int, bool]]) -> None:
     """The most that it allows in place of what it does not."""
     found = [batch.probe for batch in batches(limits) if batch.probe.context_tokens <= SHORT_TOKENS]
     assert [(probe.tokens, probe.is_prefill) for probe in found] == expected
+
+
+@pytest.mark.parametrize("request_tokens", [17, 100, 1024, 1025, 2048, 9000])
+def test_no_request_outgrows_its_limit_with_the_token_that_is_drawn(request_tokens: int) -> None:
+    """VLLM refuses the step else."""
+    for batch in batches(Limits(256, 8192, request_tokens, 32)):
+        for step in batch.steps():
+            computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+            cached = step.scheduled_cached_reqs
+            computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+            for name, tokens in step.num_scheduled_tokens.items():
+                assert computed[name] + tokens + 1 <= request_tokens
 
 
 def test_the_limits_of_a_lane() -> None:
@@ -150,6 +169,7 @@ def test_the_limits_of_a_lane() -> None:
         Batch(Probe(8, False, 2), 32),
         Batch(Probe(64, True), 32),
         Batch(Probe(100, True), 64),
+        Batch(Probe(100, True, 300), 32),
     ],
 )
 def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(batch: Batch) -> None:

@@ -55,10 +55,10 @@ def test_a_request_from_its_prompt_to_its_last_token(board: StepBoard, clock: Cl
         step(scheduler, clock, seconds)
         clock.now += 7.0  # between steps
     assert log.take() == [
-        [1, 0.5, 8, 0, 0, 0.0],
-        [1, 0.25, 2, 0, 8, 0.0],
-        [1, 0.125, 0, 1, 10, 0.0],
-        [1, 0.0625, 0, 1, 11, 0.0],
+        [1, 0.5, 8, 0, 0, 0, 0.0],
+        [1, 0.25, 2, 0, 8, 16, 0.0],
+        [1, 0.125, 0, 1, 10, 0, 0.0],
+        [1, 0.0625, 0, 1, 11, 0, 0.0],
     ]
     assert log.take() == []
     assert log.counts == {1: 4}
@@ -75,7 +75,12 @@ def test_prompts_and_decoding_in_one_step(board: StepBoard, clock: Clock) -> Non
     step(scheduler, clock, 2.0)
     step(scheduler, clock, 3.0)
     step(scheduler, clock, 4.0)
-    assert log.take() == [[2, 1.0, 6, 0, 0, 0], [2, 2.0, 7, 1, 6, 0], [2, 3.0, 2, 1, 14, 0], [2, 4.0, 0, 2, 17, 0]]
+    assert log.take() == [
+        [2, 1.0, 6, 0, 0, 0, 0],
+        [2, 2.0, 7, 1, 6, 0, 0],
+        [2, 3.0, 2, 1, 14, 14, 0],
+        [2, 4.0, 0, 2, 17, 0, 0],
+    ]
 
 
 def test_steps_that_compute_nothing_are_left_out(board: StepBoard, clock: Clock) -> None:
@@ -154,7 +159,7 @@ def test_steps_that_waited_for_another_lane_are_marked(
     board.ended(engine, size, ended)
     clock.now += 1.0
     scheduler.update_from_output(plan, None)
-    assert log.take() == [[2, 1.0, 2, 0, 0, float(disturbed)]]
+    assert log.take() == [[2, 1.0, 2, 0, 0, 0, float(disturbed)]]
 
 
 def test_the_oldest_steps_are_dropped_but_counted(board: StepBoard, clock: Clock) -> None:
@@ -197,7 +202,9 @@ def test_contents_add_up(made: list[tuple[bool, int, int, int]]) -> None:
     plan.num_scheduled_tokens = {f"r{i}": tokens for i, (*_, tokens) in enumerate(made)}
     plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
     decoding = sum(1 for new, _, outputs, tokens in made if not new and outputs and tokens == 1)
-    prefill, sequences, context = contents(plan)
+    prefill, sequences, context, pairs = contents(plan)
     assert sequences == decoding
     assert prefill + sequences == plan.total_num_scheduled_tokens
     assert context == sum(computed for _, computed, _, _ in made)
+    prompts = [one for one in made if one[0] or not one[2] or one[3] > 1]
+    assert pairs == sum(computed * tokens for _, computed, _, tokens in prompts)

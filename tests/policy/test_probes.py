@@ -15,10 +15,18 @@ def test_probes_fit_and_each_kind_ascends(sequences: int, step_tokens: int, prom
         tokens = [probe.tokens for probe in found if probe.kind == kind]
         assert tokens == sorted(set(tokens))
         assert 0 < max(tokens) <= (min(step_tokens, prompt_tokens) if kind[0] else min(sequences, step_tokens))
-        assert kind[1] <= prompt_tokens
+        assert kind[1] + (max(tokens) if kind[0] else 0) <= prompt_tokens
 
 
 def test_decoding_is_measured_with_little_context_and_with_much() -> None:
     """Else nothing tells what context costs."""
     assert {probe.context_tokens for probe in probes(256, 8192, 9000) if not probe.is_prefill} == {16, 1024}
     assert {probe.context_tokens for probe in probes(256, 8192, 500) if not probe.is_prefill} == {16, 500}
+
+
+def test_a_piece_of_a_prompt_is_measured_with_much_before_it() -> None:
+    """Else nothing tells what long prompts cost."""
+    for room, before in ((9000, 8192), (1000, 744), (2, 1)):
+        (piece,) = (probe for probe in probes(256, 8192, room) if probe.is_prefill and probe.context_tokens)
+        step = piece.step(1, 0.5)
+        assert (piece.context_tokens, step.prefill_pairs) == (before, before * step.prefill_tokens)

@@ -85,6 +85,22 @@ def test_what_traffic_does_not_show_stays_as_it_was_measured_at_the_start() -> N
     assert_close(found, ONE, 0.1)
 
 
+@settings(max_examples=30)
+@given(truth=TRUTHS, pair_s=st.floats(0, 1e-8))
+def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s: float) -> None:
+    """One with 8,192 tokens before it is measured, so that one with a million before it is known as well."""
+    truth = replace(truth, prefill_pair_s=pair_s)
+    probed = [probe.step(1, 1.0) for probe in probes(256, 4096, 9000)]
+    steps = [
+        replace(s, duration_s=truth.step_s(s.prefill_tokens, s.sequences, s.context_tokens, s.prefill_pairs))
+        for s in probed
+    ]
+    found = model([], steps).cost(1)
+    for before in (0, 10_000, 1_000_000):
+        piece = (2048, 0, before, 2048 * before)
+        assert found.step_s(*piece) == pytest.approx(truth.step_s(*piece), rel=0.05)
+
+
 @pytest.mark.parametrize("more_s", [0.0, 0.0005, 0.002])
 def test_small_served_steps_say_what_large_ones_cost_more_than_at_the_start(more_s: float) -> None:
     """Each request that decodes takes so much more while serving; one to eight were seen at a time."""
