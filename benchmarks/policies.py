@@ -52,7 +52,7 @@ LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)
 """Of requests."""
 PHASES_S = (40.0, 12.0)
 """How long low and burst are."""
-WEIGHTS = Weights(horizon_s=20.0, ttft_weight=20.0)
+WEIGHTS = Weights(horizon_s=20.0, ttft_weight=15.0)
 """How a server judges by default."""
 CASES = ("load", "priority")
 POLICIES = ("static-dp", "static-tp", "auto")

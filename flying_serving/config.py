@@ -34,7 +34,7 @@ class FlyingConfig(BaseModel):
     """Log what the policy would do, and do nothing."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """How far ahead layouts are compared."""
-    ttft_weight: float = Field(default=20.0, ge=1, le=1000)
+    ttft_weight: float = Field(default=15.0, ge=1, le=1000)
     """Seconds between tokens that one second before the first token counts for."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
     """More requests than this are answered with 429."""

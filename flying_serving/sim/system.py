@@ -35,7 +35,7 @@ class Options:
     slots: int = 1024
     budget_tokens: int = 8192
     horizon_s: float = 20.0
-    ttft_weight: float = 20.0
+    ttft_weight: float = 15.0
     weave_steps: int = 1
     max_pause_s: float = 1.0
     message_s: float = 0.0005

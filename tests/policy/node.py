@@ -32,7 +32,7 @@ def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2) 
     """Let a server run until everything is done; it was idle for some seconds when the first request came."""
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
-    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), Weights(20.0, 20.0))
+    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), Weights(20.0, 15.0))
     shape = ClusterShape(engines, sizes, BLOCKS, {size: 32 * size for size in sizes}, SLOTS, BUDGET_TOKENS)
 
     def step_s(size: int, plan: Plan) -> float:

@@ -8,7 +8,7 @@ from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
 from flying_serving.policy.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
 
-WEIGHTS = Weights(20.0, 20.0)
+WEIGHTS = Weights(20.0, 15.0)
 SIZES = (1, 2, 4)
 QUIET = Work(0.05, 300.0, 60.0, 0.0)
 BUSY = Work(12.0, 300.0, 60.0, 40.0)

@@ -14,7 +14,7 @@ from flying_serving.policy.steps import StepCost
 from flying_serving.policy.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
 
-WEIGHTS = Weights(20.0, 20.0)
+WEIGHTS = Weights(20.0, 15.0)
 QUIET = Work(0.05, 300.0, 60.0, 0.0)
 SIZES = (1, 2, 4)
 COARSE = 0.03

@@ -14,7 +14,7 @@ from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Wo
 from tests.policy.costs import costs
 from tests.policy.node import BLOCKS, BUDGET_TOKENS, SLOTS, arrivals, serve
 
-WEIGHTS = Weights(20.0, 20.0)
+WEIGHTS = Weights(20.0, 15.0)
 PROMPT, OUTPUT = 288.0, 56.0
 """Means of what `arrivals` draws."""
 SPANS = [(2.5, 1.0)] * 8
