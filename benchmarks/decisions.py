@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 
+from benchmarks.policies import WEIGHTS
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Command, Dispatch, Order, Withdraw
 from flying_serving.controller.controller import Controller
@@ -23,7 +24,6 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.steps import Step
-from flying_serving.policy.work import Weights
 
 ENGINES = 8
 SIZES = (1, 2, 4, 8)
@@ -46,7 +46,7 @@ class Bench:
     def __init__(self, policy: str, waiting: int) -> None:
         capacity = Capacity({size: ENGINE_TOKENS * size for size in SIZES}, 1)
         limits = Limits(SLOTS, STEP_TOKENS)
-        settings = Settings(ENGINES, capacity, POLICIES[policy], limits, Weights(20.0, 10.0), most_waiting=2 * waiting)
+        settings = Settings(ENGINES, capacity, POLICIES[policy], limits, WEIGHTS, most_waiting=2 * waiting)
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
         self.controller.steps.calibrate(step(size, *batch) for size in SIZES for batch in batches)

@@ -26,6 +26,7 @@ from benchmarks.systems import DP, ROOT, TP, System, Systems
 from flying_serving.bench.client import Target
 from flying_serving.bench.metrics import summarise
 from flying_serving.bench.run import Settings, measure, probe
+from flying_serving.config import FlyingConfig
 from flying_serving.demo.tiny import make_model
 from flying_serving.policy.work import Weights
 from flying_serving.workload.files import save
@@ -53,7 +54,8 @@ LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)
 """Of requests."""
 PHASES_S = (40.0, 12.0)
 """How long low and burst are."""
-WEIGHTS = Weights(horizon_s=20.0, ttft_weight=15.0)
+SERVER = FlyingConfig()
+WEIGHTS = Weights(SERVER.horizon_s, SERVER.ttft_weight)
 """How a server judges by default."""
 CASES = ("load", "priority")
 POLICIES = ("static-dp", "static-tp", "auto")

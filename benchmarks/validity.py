@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.policies import FLAGS, LENGTHS, OUT, PHASES_S, POLICIES, REGIMES, WEIGHTS, flag, replay, workloads_of
+from benchmarks.policies import FLAGS, LENGTHS, OUT, PHASES_S, POLICIES, REGIMES, flag, replay, workloads_of
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.demo.tiny import make_model
 from flying_serving.sim.baselines import build
@@ -76,12 +76,7 @@ def served(system: System, workload: Workload, groups: list[list[int]] | None = 
 
 def simulated(policy: str, machine: Machine, workload: Workload) -> Summary:
     """What the simulator says of it."""
-    options = Options(
-        slots=flag("max-num-seqs"),
-        budget_tokens=flag("max-num-batched-tokens"),
-        horizon_s=WEIGHTS.horizon_s,
-        ttft_weight=WEIGHTS.ttft_weight,
-    )
+    options = Options(slots=flag("max-num-seqs"), budget_tokens=flag("max-num-batched-tokens"))
     return dict(run(build(policy, machine, 1, options), workload, "measured", Console()).summary)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.forecast import Outlook, first_per_s, judge, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Work
+from flying_serving.policy.work import FREE, Hindrance, Weights, Work
 
 PAUSE_WEIGHT = 3.0
 """A stream that stands still is worse than one that is slow."""
@@ -29,15 +29,7 @@ def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
 def drain_s(snapshot: Snapshot, layout: Layout) -> float:
     """Seconds until the last request has ended that `layout` has no group for, if nothing else runs meanwhile."""
     groups = leaving(snapshot, layout).items()
-    return max((_alone_s(snapshot.lanes[len(group)], load) for group, load in groups), default=0.0)
-
-
-def _step_s(lane: LaneFigures, load: GroupLoad) -> float:
-    return lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
-
-
-def _alone_s(lane: LaneFigures, load: GroupLoad) -> float:
-    return lane.prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * _step_s(lane, load)
+    return max((_Old.of(snapshot, group, load).alone_s for group, load in groups), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -175,8 +167,9 @@ class _Old:
     def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> _Old:
         lane = snapshot.lanes[len(group)]
         prefill_s = lane.prompts_s(load.prefill_tokens, load.prompts)
-        step_s = _step_s(lane, load)
-        return cls(group, load, step_s, prefill_s, _alone_s(lane, load), prefill_s + load.tokens_left * step_s)
+        step_s = lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
+        alone_s, mean_s = (prefill_s + left * step_s for left in (load.longest_left, load.tokens_left))
+        return cls(group, load, step_s, prefill_s, alone_s, mean_s)
 
     @property
     def engines(self) -> int:

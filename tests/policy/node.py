@@ -6,12 +6,12 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape
 from flying_serving.sim.lanes import Plan
 from flying_serving.sim.node import SimNode
 from flying_serving.workload.model import Request
 from tests.policy.costs import Costs, measured
+from tests.policy.snapshots import WEIGHTS
 
 SLOTS, BUDGET_TOKENS, BLOCKS = 64, 512, 626
 MOST_EVENTS = 500_000
@@ -32,7 +32,7 @@ def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2) 
     """Let a server run until everything is done; it was idle for some seconds when the first request came."""
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
-    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), Weights(20.0, 15.0))
+    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), WEIGHTS)
     shape = ClusterShape(engines, sizes, BLOCKS, {size: 32 * size for size in sizes}, SLOTS, BUDGET_TOKENS)
 
     def step_s(size: int, plan: Plan) -> float:

@@ -13,8 +13,8 @@ from flying_serving.policy.forecast import Outlook, capacity, first_per_s, judge
 from flying_serving.policy.steps import StepCost
 from flying_serving.policy.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
+from tests.policy.snapshots import WEIGHTS
 
-WEIGHTS = Weights(20.0, 15.0)
 QUIET = Work(0.05, 300.0, 60.0, 0.0)
 SIZES = (1, 2, 4)
 COARSE = 0.03

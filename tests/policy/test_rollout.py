@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from flying_serving.policy.forecast import outlook
 from flying_serving.policy.rollout import Flow
-from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Weights, Work
+from flying_serving.policy.work import FREE, Hindrance, LaneFigures, Work
 from tests.policy.costs import costs
 from tests.policy.node import BLOCKS, BUDGET_TOKENS, SLOTS, arrivals, serve
+from tests.policy.snapshots import WEIGHTS
 
-WEIGHTS = Weights(20.0, 15.0)
 PROMPT, OUTPUT = 288.0, 56.0
 """Means of what `arrivals` draws."""
 SPANS = [(2.5, 1.0)] * 8
