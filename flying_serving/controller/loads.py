@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flying_serving.controller.requests import Tracked
@@ -29,6 +30,7 @@ class Loads:
 
     def __init__(self) -> None:
         self._groups: defaultdict[Group, GroupWork] = defaultdict(GroupWork)
+        self._of_engine: defaultdict[int, dict[Group, GroupWork]] = defaultdict(dict)
         self._idle = GroupWork()
         self._unfinished: dict[str, Tracked] = {}
 
@@ -46,6 +48,9 @@ class Loads:
         tracked.group, tracked.admitted = group, True
         tracked.committed_tokens = expected_tokens
         work = self._groups[group]
+        if not work.requests:
+            for engine in group:
+                self._of_engine[engine][group] = work
         work.requests[tracked.request_id] = tracked
         work.prefill_tokens += tracked.prefill_tokens
         work.prompts += 1
@@ -82,15 +87,17 @@ class Loads:
         work.urgent -= tracked.wanted.urgent
         if not work.requests:
             del self._groups[tracked.group]
+            for engine in tracked.group:
+                del self._of_engine[engine][tracked.group]
         tracked.group = None
 
     def unfinished(self) -> list[Tracked]:
         """Requests that run and have no token of their group yet."""
         return list(self._unfinished.values())
 
-    def of_engine(self, engine: int) -> list[tuple[Group, GroupWork]]:
+    def of_engine(self, engine: int) -> Mapping[Group, GroupWork]:
         """Groups with requests that this engine is a member of."""
-        return [(group, work) for group, work in self._groups.items() if engine in group]
+        return self._of_engine[engine]
 
     def as_seen(self, outputs: Outputs) -> dict[Group, GroupLoad]:
         """For a policy; `outputs`: how many tokens requests get."""

@@ -93,10 +93,13 @@ class Placing:
         groups = [group for group in layout.groups if len(group) in tracked.sizes]
         if tracked.wanted.degree is not None and not groups:
             groups = list(Layout.uniform(self._engines, tracked.sizes[0]).groups)
-        groups = [group for group in groups if self._has_room(tracked, group, loads, lanes, expected_tokens)]
-        if not groups:
-            return None
-        return min(groups, key=lambda group: self._score(tracked, group, loads, lanes))
+        moves = {group: self.move(tracked, group, lanes) for group in groups}
+        free = [
+            group
+            for group, move in moves.items()
+            if self._has_room(tracked, group, loads, expected_tokens, kept=move is not None)
+        ]
+        return min(free, key=lambda group: self._score(tracked, group, loads, lanes, moves[group]), default=None)
 
     def move(self, tracked: Tracked, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
@@ -106,21 +109,13 @@ class Placing:
         lane = lanes.get(len(both)) if both is not None else None
         return lane.move if lane is not None else None
 
-    def _has_room(
-        self,
-        tracked: Tracked,
-        group: Group,
-        loads: Loads,
-        lanes: Mapping[int, LaneFigures],
-        expected_tokens: float,
-    ) -> bool:
+    def _has_room(self, tracked: Tracked, group: Group, loads: Loads, expected_tokens: float, *, kept: bool) -> bool:
         work = loads[group]
         if not self.limits.capped or not work.requests:
             return True
         if len(work.requests) >= self.limits.slots:
             return False
         # a prompt longer than a step counts as one: it gets its turn like any other
-        kept = self.move(tracked, group, lanes) is not None
         ahead = work.prefill_tokens + min(tracked.to_prefill(kept=kept), self.limits.step_tokens)
         if work.prefill_tokens and not tracked.wanted.urgent and ahead > STEPS_AHEAD * self.limits.step_tokens:
             return False
@@ -130,21 +125,27 @@ class Placing:
 
     def _share(self, engine: int, loads: Loads) -> float:
         """Share of an engine's KV memory that is spoken for."""
-        return sum(work.committed_tokens / self.capacity.tokens[len(group)] for group, work in loads.of_engine(engine))
+        return sum(
+            work.committed_tokens / self.capacity.tokens[len(group)] for group, work in loads.of_engine(engine).items()
+        )
 
     def _score(
-        self, tracked: Tracked, group: Group, loads: Loads, lanes: Mapping[int, LaneFigures]
+        self,
+        tracked: Tracked,
+        group: Group,
+        loads: Loads,
+        lanes: Mapping[int, LaneFigures],
+        move: MoveCost | None,
     ) -> tuple[float, float, float, int, Group]:
         """Soonest first; of those that are as soon the one to which its KV comes soonest, then the emptiest."""
         work = loads[group]
         shy = work.urgent > 0 and not tracked.wanted.urgent
         count = len(work.requests)
         # an engine that still drains an older group's requests steps those in between
-        others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine) if g != group)
+        others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine).items() if g != group)
         lane = lanes.get(len(group))
         if lane is None:
             return (float(shy), (count + others) / len(group), 0.0, count, group)
-        move = self.move(tracked, group, lanes)
         to_prefill = tracked.to_prefill(kept=move is not None)
         first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
         drained_s = lane.cost.fixed_s * others

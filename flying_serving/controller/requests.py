@@ -70,4 +70,5 @@ class Tracked:
 
     def fitting(self, tokens: Mapping[int, int]) -> tuple[int, ...]:
         """Those of its sizes that still hold it, with what it has got, and one token more; `tokens` by group size."""
-        return tuple(size for size in self.sizes if tokens[size] > self.context_tokens)
+        context = self.context_tokens
+        return tuple([size for size in self.sizes if tokens[size] > context])

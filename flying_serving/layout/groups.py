@@ -25,8 +25,8 @@ def aligned_group(engine: int, size: int) -> Group:
 def cover(a: Group, b: Group, sizes: Iterable[int]) -> Group | None:
     """The smallest aligned group of one of these sizes that holds all engines of both, or None."""
     first, last = min(a[0], b[0]), max(a[-1], b[-1])
-    groups = (aligned_group(first, size) for size in sorted(sizes))
-    return next((group for group in groups if last <= group[-1]), None)
+    size = next((size for size in sorted(sizes) if first // size == last // size), None)
+    return aligned_group(first, size) if size is not None else None
 
 
 def world_rank(engine: int, device: int, engines: int) -> int:
