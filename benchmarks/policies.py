@@ -5,7 +5,7 @@ python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [-
 `load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
 Every system is our server with the same flags but the policy, so that collectives and kernels are the same for all; the
-links of regime `link` are emulated (see docs/architecture.md). With `--stock` the fixed layouts are those of stock
+links of regime `link` are emulated (see docs/engine.md). With `--stock` the fixed layouts are those of stock
 vLLM, with shared memory or gloo as the regime says; over a link static TP stays ours, whose exchanges can be slowed.
 Each is stopped while another is measured.
 """

@@ -232,7 +232,7 @@ class FlyingClient(EngineCalls):
 
         Args:
             groups: list of lists of engine numbers, a partition into aligned groups.
-            preempt: one of PREEMPTS (see docs/architecture.md).
+            preempt: one of PREEMPTS (see docs/engine.md).
             weave_steps: with "weave": steps of the new layout for each step of an older one.
 
         Raises:
