@@ -1,8 +1,9 @@
-"""Calls of engine utilities: to one engine or to each, sent at once, answered in time or EngineLost."""
+"""Calls of engine utilities: to one engine or to each, sent at once, answered in time or EngineLost; and own tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Coroutine
 from typing import Any
@@ -13,11 +14,17 @@ from vllm.v1.engine.core_client import AsyncMPClient
 from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost
 
+logger = logging.getLogger("vllm.flying_serving")
+
 
 class EngineCalls(AsyncMPClient):
-    """vLLM's client for several engines that do not depend on each other, with utilities of each."""
+    """vLLM's client for several engines that do not depend on each other, with utilities of each.
+
+    `tasks`: what goes on beside the requests.
+    """
 
     deployment: Deployment
+    tasks: set[asyncio.Task[None]]
 
     def utility(self, engine: int, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
         """Call a utility of one engine.
@@ -31,6 +38,30 @@ class EngineCalls(AsyncMPClient):
         sent = self._send_input(EngineCoreRequestType.UTILITY, call, self.core_engines[engine])
         self._ensure_output_queue_task()
         return self._answered(asyncio.gather(sent, answer), engine, method)
+
+    def tell(self, engine: int, method: str, *args: Any) -> None:
+        """Call a utility of one engine and go on; what goes wrong with it is logged."""
+        self.background(self._told(self.utility(engine, method, *args)))
+
+    async def _told(self, answer: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await answer
+        except Exception as error:  # noqa: BLE001 - engines and requests go on without what they were told
+            if not self.resources.engine_dead:
+                logger.error("%s", error)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something go on beside the requests. What it raises ends the server, as with vLLM's own tasks."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not self.resources.engine_dead:
+            logger.error("a task of the server failed: %r", error, exc_info=error)
+            self.outputs_queue.put_nowait(error)
 
     async def _answered(self, call: Awaitable[Any], engine: int, method: str) -> Any:
         timeout_s = self.deployment.flying.collective_timeout_s

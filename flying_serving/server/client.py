@@ -21,7 +21,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.moving import exchanges
 from flying_serving.controller.requests import Wanted
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import EngineLost, FlyingError, LayoutError, PoolFull, RequestError
+from flying_serving.errors import FlyingError, LayoutError, PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
@@ -42,6 +42,7 @@ class FlyingClient(EngineCalls):
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None) -> None:
         self.deployment = deployment_of(vllm_config.additional_config)
         self._blocks: list[int] = []
+        self.tasks = set()
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
         settings = settings_of(vllm_config, self.deployment, min(self._blocks))
         self.controller = Controller(settings)
@@ -50,8 +51,7 @@ class FlyingClient(EngineCalls):
         self._switching = asyncio.Lock()
         self._switched: dict[int, asyncio.Future[None]] = {}
         self._deadlines: dict[str, asyncio.Future[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._clock: asyncio.Task[None] | None = None
+        self._clock_runs = False
         self._ensure_clock()
 
     def _apply_ready_response(self, payload: bytes) -> None:
@@ -151,7 +151,7 @@ class FlyingClient(EngineCalls):
         a request could be withdrawn from where it is no more.
         """
         for engine, counts in exchanges(commands, self.deployment.group_sizes, awaiting).items():
-            self._tell(engine, "flying_moving", *counts)
+            self.tell(engine, "flying_moving", *counts)
         sent = [self._do(command) for command in commands]
         # shielded: one client's going away must not take back what is sent for others
         return asyncio.shield(asyncio.gather(*(s for s in sent if s is not None)))
@@ -166,7 +166,7 @@ class FlyingClient(EngineCalls):
                 engine_id = self.streams.withdraw(request_id)
                 if not self.controller.moves:
                     return self._to_leader(EngineCoreRequestType.ABORT, [engine_id], group)
-                self._tell(group[0], "flying_park", [engine_id])  # its KV is kept for a while
+                self.tell(group[0], "flying_park", [engine_id])  # its KV is kept for a while
             case Refuse(request_id, waited_s):
                 self._refuse(request_id, waited_s)
             case Order(switch, weave_steps):
@@ -175,13 +175,6 @@ class FlyingClient(EngineCalls):
 
     def _to_leader(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
         return self._send_input(kind, content, self.core_engines[group[0]])
-
-    def _tell(self, engine: int, method: str, *args: Any) -> None:
-        self._background(self._told(self.utility(engine, method, *args)))
-
-    async def _told(self, answer: Coroutine[Any, Any, Any]) -> None:
-        with contextlib.suppress(EngineLost):  # vLLM's to notice, and to report
-            await answer
 
     def _refuse(self, request_id: str, waited_s: float) -> None:
         self.streams.close(request_id)
@@ -197,7 +190,7 @@ class FlyingClient(EngineCalls):
             for e in range(self.deployment.engines)
         ]
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
-        self._background(self._await_switch(switch, answers))
+        self.background(self._await_switch(switch, answers))
 
     async def _await_switch(self, switch: Switch, answers: list[Coroutine[Any, Any, Any]]) -> None:
         done = self._switched.pop(switch.number, None)
@@ -215,15 +208,12 @@ class FlyingClient(EngineCalls):
             done.set_result(None)
         await self.carry_out(commands, switch.awaiting)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _ensure_clock(self) -> None:
-        if self._clock is None:
+        if not self._clock_runs:
             with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts it
-                self._clock = asyncio.get_running_loop().create_task(keep_time(self))
+                asyncio.get_running_loop()
+                self._clock_runs = True
+                self.background(keep_time(self))
 
     # ---- switches by an operator
 
@@ -263,8 +253,8 @@ class FlyingClient(EngineCalls):
         if self.deployment.flying.trace_out is not None and timeout is not None:
             timeout = max(timeout, CLOSE_S)
         task = self.resources.output_queue_task
-        for own in (self._clock, *self._tasks):
-            if own is not None and not own.get_loop().is_closed():
+        for own in list(self.tasks):
+            if not own.get_loop().is_closed():
                 own.get_loop().call_soon_threadsafe(own.cancel)
         super().shutdown(timeout)
         if task is not None and task.get_loop().is_running() and not in_loop(task.get_loop()):

@@ -37,11 +37,12 @@ class Client(FlyingClient):
         self.controller = Controller(chosen)
         self.streams = Streams(chosen.capacity, 400)
         self._switching = asyncio.Lock()
-        self._switched, self._deadlines, self._tasks = {}, {}, set()
+        self._switched, self._deadlines, self.tasks = {}, {}, set()
         self.resources: Any = Engines()
         self.core_engines = [bytes([engine]) for engine in range(4)]
         self.client_index = 0
         self.utility_results = {}
+        self.outputs_queue = asyncio.Queue()
         self.messages: list[tuple[EngineCoreRequestType, str, int]] = []
         self.sends: list[asyncio.Future[None]] = []
         self.histories: dict[str, list[int]] = {}
@@ -172,5 +173,27 @@ def test_a_call_is_on_its_way_before_it_is_awaited() -> None:
         assert client.messages == [(UTILITY, "flying_report", 2)]
         client.sent()
         assert (await call)["work_ms"] == 0.1
+
+    asyncio.run(run())
+
+
+def test_what_a_task_raises_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock or a switch that died unheard would leave requests waiting: who reads vLLM's outputs hears of it."""
+
+    async def run() -> None:
+        client = Client()
+
+        def fail(*_: Any) -> None:
+            raise ValueError("planted")
+
+        monkeypatch.setattr(client.controller, "acknowledged", fail)
+        task = await switch(client, PAIRS, "weave")
+        client.sent()
+        with pytest.raises(ValueError, match="planted"):
+            await asyncio.wait_for(client.get_output_async(), 5)
+        assert not client.tasks
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(run())
