@@ -158,10 +158,12 @@ def main() -> None:
     for name in sorted(bench.times_ms):
         _print_row(name, bench.times_ms[name], bench.passed_ms[name])
     decisions = [name for name in bench.times_ms if name not in MEASUREMENTS]
-    of_all_ms = _together(bench.times_ms, decisions)
-    _print_row("decisions", of_all_ms, _together(bench.passed_ms, decisions))
-    if _p99(of_all_ms) > LIMIT_MS:
-        sys.exit(f"decisions take more than {LIMIT_MS} ms at p99")
+    _print_row("decisions", _together(bench.times_ms, decisions), _together(bench.passed_ms, decisions))
+    slow = [
+        name for name, times_ms in sorted(bench.times_ms.items()) if name != "stepped" and _p99(times_ms) > LIMIT_MS
+    ]
+    if slow:
+        sys.exit(f"more than {LIMIT_MS} ms at p99: {', '.join(slow)}")
 
 
 def _together(times_ms: Mapping[str, list[float]], names: Iterable[str]) -> list[float]:
