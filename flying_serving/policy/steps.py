@@ -11,8 +11,10 @@ from scipy.optimize import nnls
 
 FEW, SOME = 8, 64
 """Tokens of a step: the first so many may cost more than those after them."""
-_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 8.0])
+_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 8.0, 256.0])
 """Typical size of each feature, so that the equations are well conditioned."""
+_HELD = 0.05
+"""What serving adds to prompt tokens is 0 as far as so much of each measurement of the start says."""
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
 
@@ -81,9 +83,10 @@ class StepModel:
     is stored. Errors are relative (a step that a neighbour on the machine has delayed weighs little), old steps fade,
     and what was measured at the start stays as a weak prior for what the traffic does not show.
 
-    A decoding request costs more while serving than in a step of the start: its token is sampled, sent and made text,
-    on cores that the engine may share. What it costs more is fitted apart, else the start's steps with many requests
-    would hide what small served ones say of it.
+    Requests cost more while serving than in a step of the start: their tokens are sampled, sent and made text, on cores
+    that the engine may share. What a decoding request and a prompt token cost more is fitted apart, else the start's
+    steps with many of them would hide what small served ones say of it. First prompts are few and differ more than what
+    they cost more: that is held near 0 until some have come.
 
     Args:
         memory_steps: after so many steps of a lane the weight of a measurement has fallen to 1/e.
@@ -145,9 +148,12 @@ class _Sums:
         tokens = step.prefill_tokens + step.sequences
         few, some = min(tokens, FEW), min(tokens, SOME)
         computed = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, step.prefill_pairs]
-        row = np.array([*computed, step.sequences if served else 0]) / _SCALE / step.duration_s
+        more = [step.sequences, step.prefill_tokens] if served else [0, 0]
+        row = np.array([*computed, *more]) / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
         self.right += weight * row
+        if not served:
+            self.gram[-1, -1] += _HELD * weight * row[1] ** 2
 
     def fade(self, keep: float) -> None:
         self.gram *= keep
@@ -162,5 +168,5 @@ def _solve(sums: list[_Sums]) -> StepCost:
     gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
     root = np.linalg.cholesky(gram)
     values, _ = nnls(root.T, np.linalg.solve(root, right))
-    fixed_s, prefill_s, sequence_s, *others, served_s = (float(v) for v in values / _SCALE)
-    return StepCost(fixed_s, prefill_s, sequence_s + served_s, *others)
+    fixed_s, prefill_s, sequence_s, *others, more_sequence_s, more_prefill_s = (float(v) for v in values / _SCALE)
+    return StepCost(fixed_s, prefill_s + more_prefill_s, sequence_s + more_sequence_s, *others)

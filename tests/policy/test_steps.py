@@ -35,6 +35,15 @@ def traffic(truth: StepCost, count: int, seed: int, *, prompts: bool = True, siz
     return steps
 
 
+def started(truth: StepCost, longest_tokens: int = 4096) -> list[Step]:
+    """Return what the start of a server measures."""
+    probed = [probe.step(1, 1.0) for probe in probes(256, 4096, longest_tokens)]
+    return [
+        replace(s, duration_s=truth.step_s(s.prefill_tokens, s.sequences, s.context_tokens, s.prefill_pairs))
+        for s in probed
+    ]
+
+
 def model(steps: Iterable[Step], calibration: Iterable[Step] = ()) -> StepModel:
     """Return what was learned."""
     result = StepModel()
@@ -73,9 +82,7 @@ def test_the_first_tokens_of_a_step_may_cost_more(few: float, some: float, seed:
     truth = replace(ONE, few_token_s=few, some_token_s=some)
     assert truth.step_s(0, SOME, 0) == pytest.approx(ONE.step_s(0, SOME, 0) + FEW * few + SOME * some)
     assert truth.step_s(100, 0, 0) - truth.step_s(SOME, 0, 0) == pytest.approx(ONE.prefill_token_s * (100 - SOME))
-    probed = [probe.step(1, 1.0) for probe in probes(256, 4096, 4096)]
-    steps = [replace(s, duration_s=truth.step_s(s.prefill_tokens, s.sequences, s.context_tokens)) for s in probed]
-    assert_close(model([], steps).cost(1), truth, 0.05)
+    assert_close(model([], started(truth)).cost(1), truth, 0.05)
 
 
 def test_what_traffic_does_not_show_stays_as_it_was_measured_at_the_start() -> None:
@@ -90,12 +97,7 @@ def test_what_traffic_does_not_show_stays_as_it_was_measured_at_the_start() -> N
 def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s: float) -> None:
     """One with 8,192 tokens before it is measured, so that one with a million before it is known as well."""
     truth = replace(truth, prefill_pair_s=pair_s)
-    probed = [probe.step(1, 1.0) for probe in probes(256, 4096, 9000)]
-    steps = [
-        replace(s, duration_s=truth.step_s(s.prefill_tokens, s.sequences, s.context_tokens, s.prefill_pairs))
-        for s in probed
-    ]
-    found = model([], steps).cost(1)
+    found = model([], started(truth, 9000)).cost(1)
     for before in (0, 10_000, 1_000_000):
         piece = (2048, 0, before, 2048 * before)
         assert found.step_s(*piece) == pytest.approx(truth.step_s(*piece), rel=0.05)
@@ -104,11 +106,26 @@ def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s:
 @pytest.mark.parametrize("more_s", [0.0, 0.0005, 0.002])
 def test_small_served_steps_say_what_large_ones_cost_more_than_at_the_start(more_s: float) -> None:
     """Each request that decodes takes so much more while serving; one to eight were seen at a time."""
-    probed = [probe.step(1, 1.0) for probe in probes(256, 4096, 4096)]
-    steps = [replace(s, duration_s=ONE.step_s(s.prefill_tokens, s.sequences, s.context_tokens)) for s in probed]
     serving = replace(ONE, sequence_s=ONE.sequence_s + more_s)
     served = [s for s in traffic(serving, 8000, 1) if s.sequences <= FEW]
-    assert_close(model(served, steps).cost(1), serving, 0.05)
+    assert_close(model(served, started(ONE)).cost(1), serving, 0.05)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
+def test_a_few_dozen_prompts_say_what_serving_adds_to_them(share: float) -> None:
+    """Each token takes so much more than at the start."""
+    serving = replace(ONE, prefill_token_s=ONE.prefill_token_s * (1 + share))
+    served = [s for s in traffic(serving, 400, 1) if s.prefill_tokens]
+    found = model(served, started(ONE)).cost(1)
+    for batch in (b for b in BATCHES if b[0]):
+        assert found.step_s(*batch) == pytest.approx(serving.step_s(*batch), rel=0.03), batch
+
+
+def test_the_first_served_prompts_are_not_believed_yet() -> None:
+    """Three short ones took a third more than the start says: a long one is predicted nearly as it was."""
+    first = [Step(1, 1.33 * ONE.step_s(tokens, 0, 0), tokens, 0, 0) for tokens in (20, 30, 40)]
+    found = model(first, started(ONE)).cost(1)
+    assert found.step_s(512, 0, 0) == pytest.approx(ONE.step_s(512, 0, 0), rel=0.2)
 
 
 def test_steps_that_were_delayed_weigh_little() -> None:
