@@ -1,6 +1,6 @@
 """Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost the short ones.
 
-python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 2.5] [--regime link] [--engines 2]
+python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--regime link] [--engines 2]
 
 The short requests come faster than they can be served, so that the throughput is what the server can do: their output
 tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload file:
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--rate", type=float, default=2.5, help="short requests per second")
+    parser.add_argument("--rate", type=float, default=5.0, help="short requests per second")
     parser.add_argument("--regime", choices=REGIMES, default="link")
     parser.add_argument("--engines", type=int, choices=(2, 4), default=2)
     args = parser.parse_args()

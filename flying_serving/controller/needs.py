@@ -12,16 +12,13 @@ from flying_serving.policy.snapshot import Need
 def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int) -> list[Need]:
     """What the layout must have now.
 
-    A long request needs its group until its prompt is done: then the group may drain. An urgent one to its end.
+    A long request needs its group from when it is its turn until its prompt is done: then the group may drain. While
+    others wait that came before it, it could not begin there. An urgent one needs it to its end.
     """
     needs = []
-    longest = max(
-        [
-            *(fitting[0] for degree, fitting in pool.kinds if degree is None),
-            *(tracked.sizes[0] for tracked in loads.unfinished() if tracked.wanted.degree is None),
-        ],
-        default=sizes[0],
-    )
+    first = pool.first
+    begins = loads.unfinished() if first is None else [first, *loads.unfinished()]
+    longest = max((one.sizes[0] for one in begins if one.wanted.degree is None), default=sizes[0])
     if longest > sizes[0]:
         needs.append(Need(longest, urgent=False, reason=f"context: a request needs {longest} engines"))
     urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)

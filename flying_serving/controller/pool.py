@@ -41,9 +41,10 @@ class TaskPool:
         return self._urgent
 
     @property
-    def kinds(self) -> list[Kind]:
-        """(degree asked for, group sizes that hold it) of those that wait."""
-        return [kind for kind, queue in self._queues.items() if self._head(queue) is not None]
+    def first(self) -> Tracked | None:
+        """Whose turn it is."""
+        heads = [queue[0] for queue in self._queues.values() if self._head(queue) is not None]
+        return self._waiting[min(heads)[2]] if heads else None
 
     @property
     def oldest_s(self) -> float | None:

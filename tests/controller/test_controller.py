@@ -273,6 +273,26 @@ def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_i
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
+def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> None:
+    """While others wait that came first it could not begin there; who comes later waits for it."""
+    shell = Shell(settings(policy, 2, slots=1), costs(fixed=2.0, rest=1.5))
+    for name in "abcd":
+        shell.arrive(name, SHORT)
+    shell.arrive("long", Wanted(150, 180, 30))
+    shell.arrive("e", SHORT)
+    shell.tick()
+    assert shell.waiting() == ["c", "d", "long", "e"]
+    assert not shell.controller.changing
+    shell.finish("a", "b")
+    assert shell.waiting() == ["long", "e"]
+    shell.tick()
+    assert shell.controller.changing
+    shell.finish("c", "d")
+    assert shell.moves[0] == ("long", (0, 1))
+    shell.settle(5)
+
+
+@pytest.mark.parametrize("policy", ["auto", "context"])
 def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(policy: str) -> None:
     """With all of its tokens, and to its end there; what may not move ends where it is."""
     shell = Shell(settings(policy, 2), costs(fixed=2.0, rest=1.5))

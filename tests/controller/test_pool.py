@@ -195,7 +195,7 @@ class Waiting(RuleBasedStateMachine):
         assert all(request_id in pool for request_id in model)
         assert pool.prompt_tokens == sum(one.wanted.prompt_tokens for one in model.values())
         assert pool.urgent == sum(one.wanted.urgent for one in model.values())
-        assert set(pool.kinds) == {(one.wanted.degree, one.sizes) for one in model.values()}
+        assert pool.first is min(model.values(), key=lambda one: (one.wanted.priority, one.order), default=None)
         assert (pool.oldest_s is None) == (not model)
 
 
