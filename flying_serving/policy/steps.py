@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,17 @@ from scipy.optimize import nnls
 
 FEW, SOME = 8, 64
 """Tokens of a step: the first so many may cost more than those after them."""
-_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 8.0, 256.0])
+_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 256.0, 8.0])
 """Typical size of each feature, so that the equations are well conditioned."""
-_HELD = 0.05
-"""What serving adds to prompt tokens is 0 as far as so much of each measurement of the start says."""
+_START, _ADDED = [1, 2], [7, 8]
+"""Features: prompt tokens and decoding requests, of all steps, and once more of those that were served."""
+_MOST_ADDED = [0.25, 1.5]
+"""Of what the start says: a lane that serving makes slower still is believed to be slow itself, and others are not."""
+_HELD = [0.05, 0.01]
+"""What serving adds in a lane is what it adds in others as far as so much of each measurement of the start says."""
 _REFIT_STEPS = 20
+_TELLING = (1, 2, 4, 8, 16, 32)
+"""Fits of a lane after which others are told what serving adds in it, and after each 64th."""
 _RIDGE = 1e-6
 
 
@@ -84,9 +91,10 @@ class StepModel:
     and what was measured at the start stays as a weak prior for what the traffic does not show.
 
     Requests cost more while serving than in a step of the start: their tokens are sampled, sent and made text, on cores
-    that the engine may share. What a decoding request and a prompt token cost more is fitted apart, else the start's
-    steps with many of them would hide what small served ones say of it. First prompts are few and differ more than what
-    they cost more: that is held near 0 until some have come.
+    that the engine may share. What a prompt token and a decoding request cost more is fitted apart, else the start's
+    steps with many of them would hide what small served ones say of it. Until a lane has served some it is held near
+    what it is elsewhere, as a share of what they cost at the start: else lanes that have not served yet would seem
+    cheap, and the first few prompts say little.
 
     Args:
         memory_steps: after so many steps of a lane the weight of a measurement has fallen to 1/e.
@@ -99,24 +107,29 @@ class StepModel:
         self._prior: dict[int, _Sums] = {}
         self._seen: dict[int, _Sums] = {}
         self._costs: dict[int, StepCost] = {}
-        self._stale: dict[int, int] = {}
+        self._added: dict[int, Any] = {}
+        self._steps: Counter[int] = Counter()
 
     def calibrate(self, steps: Iterable[Step]) -> None:
         """Take measurements from the start of the server; they never fade."""
         for step in steps:
             self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight, served=False)
-            self._costs.pop(step.size, None)
+        self._costs.clear()
+        self._added.clear()
 
     def observe(self, step: Step) -> None:
         """Take a step that was measured while serving."""
         sums = self._seen.setdefault(step.size, _Sums())
         sums.fade(self._keep)
         sums.add(step, 1.0, served=True)
-        stale = self._stale.get(step.size, 0) + 1
-        if stale >= _REFIT_STEPS:
-            self._costs.pop(step.size, None)
-            stale = 0
-        self._stale[step.size] = stale
+        self._steps[step.size] += 1
+        fits, rest = divmod(self._steps[step.size], _REFIT_STEPS)
+        if rest:
+            return
+        self._costs.pop(step.size, None)
+        if fits in _TELLING or fits % 64 == 0:
+            self._costs.clear()
+            self._added.pop(step.size, None)
 
     def known(self, size: int) -> bool:
         """Whether a step of this lane was ever measured."""
@@ -130,11 +143,37 @@ class StepModel:
         """
         cost = self._costs.get(size)
         if cost is None:
-            sums = [table[size] for table in (self._prior, self._seen) if size in table]
-            if not sums:
+            if not self.known(size):
                 raise KeyError(f"no step of group size {size} was measured")
-            cost = self._costs[size] = _solve(sums)
+            values = self._values(size, self._added_elsewhere(size)) / _SCALE
+            values[_START] += values[_ADDED]
+            cost = self._costs[size] = StepCost(*(float(value) for value in values[: _ADDED[0]]))
         return cost
+
+    def _values(self, size: int, added: Any) -> Any:
+        """The coefficients, each times its scale; `added`: the shares near which what serving adds is held."""
+        sums = [table[size] for table in (self._prior, self._seen) if size in table]
+        gram, right = sum(s.gram for s in sums), sum(s.right for s in sums)
+        if size in self._prior:
+            for start, more, share, held in zip(_START, _ADDED, added, _HELD, strict=True):
+                apart = np.zeros(_SCALE.size)
+                apart[more], apart[start] = 1.0, -share
+                gram = gram + held * self._prior[size].gram[start, start] * np.outer(apart, apart)
+        return _solve(gram, right)
+
+    def _added_elsewhere(self, size: int) -> Any:
+        """What serving adds in other lanes, as shares of what the start says; 0 where none has served."""
+        total, weight = np.zeros(len(_ADDED)), np.full(len(_ADDED), 1e-9)
+        for other in self._seen.keys() & self._prior.keys() - {size}:
+            shares = self._added.get(other)
+            if shares is None:
+                values = self._values(other, np.zeros(len(_ADDED)))
+                shares = values[_ADDED] / np.maximum(values[_START], 1e-12)
+                shares = self._added[other] = np.minimum(shares, _MOST_ADDED)
+            seen = np.diag(self._seen[other].gram)[_ADDED]
+            total += seen * shares
+            weight += seen
+        return total / weight
 
 
 class _Sums:
@@ -148,25 +187,19 @@ class _Sums:
         tokens = step.prefill_tokens + step.sequences
         few, some = min(tokens, FEW), min(tokens, SOME)
         computed = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, step.prefill_pairs]
-        more = [step.sequences, step.prefill_tokens] if served else [0, 0]
-        row = np.array([*computed, *more]) / _SCALE / step.duration_s
+        added = [step.prefill_tokens, step.sequences] if served else [0, 0]
+        row = np.array([*computed, *added]) / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
         self.right += weight * row
-        if not served:
-            self.gram[-1, -1] += _HELD * weight * row[1] ** 2
 
     def fade(self, keep: float) -> None:
         self.gram *= keep
         self.right *= keep
 
 
-def _solve(sums: list[_Sums]) -> StepCost:
-    gram = sum(s.gram for s in sums)
-    right = sum(s.right for s in sums)
+def _solve(gram: Any, right: Any) -> Any:
     # to each feature's own scale: prompts make long steps, so their rows are small beside those of decodes
     own = np.diag(gram)
     gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
     root = np.linalg.cholesky(gram)
-    values, _ = nnls(root.T, np.linalg.solve(root, right))
-    fixed_s, prefill_s, sequence_s, *others, more_sequence_s, more_prefill_s = (float(v) for v in values / _SCALE)
-    return StepCost(fixed_s, prefill_s + more_prefill_s, sequence_s + more_sequence_s, *others)
+    return nnls(root.T, np.linalg.solve(root, right))[0]

@@ -148,14 +148,28 @@ def test_old_steps_fade() -> None:
         assert_close(learned.cost(1), truth, 0.15, least_sequences=16)
 
 
-def test_lanes_are_learned_apart() -> None:
-    """Steps of one say nothing of another; one that was never measured is unknown."""
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2])
+def test_a_lane_that_has_not_served_yet_is_expected_to_cost_more_as_others_do(share: float) -> None:
+    """Else it would seem cheap beside those that have; once it has served, its own steps count."""
     lanes = costs((1, 2))
-    learned = model([], measured(lanes))
-    before = learned.cost(1)
-    for step in traffic(lanes[2], 500, 1, size=2):
+    more = 1 + share
+    serving = {
+        size: replace(cost, prefill_token_s=more * cost.prefill_token_s, sequence_s=more * cost.sequence_s)
+        for size, cost in lanes.items()
+    }
+    starts = [replace(step, size=size) for size, cost in lanes.items() for step in started(cost)]
+    learned = model(traffic(serving[2], 500, 1, size=2), starts)
+    assert_close(learned.cost(1), serving[1], 0.05)
+    for step in traffic(ONE, 500, 1):
         learned.observe(step)
-    assert learned.cost(1) == before
+    assert_close(learned.cost(1), ONE, 0.05)
+
+
+def test_lanes_are_learned_apart() -> None:
+    """Each by its own steps; one that was never measured is unknown."""
+    lanes = costs((1, 2))
+    learned = model(traffic(lanes[2], 500, 1, size=2), measured(lanes))
+    assert_close(learned.cost(1), lanes[1], 0.1)
     assert_close(learned.cost(2), lanes[2], 0.1)
     assert [learned.known(size) for size in (1, 2, 4)] == [True, True, False]
     with pytest.raises(KeyError, match="no step of group size 4 was measured"):
