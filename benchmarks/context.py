@@ -1,9 +1,10 @@
 """Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost the short ones.
 
-python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--regime link] [--engines 2]
+python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--long-tokens 6000] [--regime link] [--engines 2]
 
-The short requests come faster than they can be served, so that the throughput is what the server can do: their output
-tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload file:
+By default the short requests come faster than they can be served, so that the throughput is what the server can do:
+their output tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload
+file:
 
 - `auto`: policy auto, with the long requests;
 - `short alone`: the same server without them;
@@ -19,6 +20,7 @@ import argparse
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 
 import httpx
@@ -33,10 +35,10 @@ from flying_serving.bench.run import Settings, measure, probe
 from flying_serving.demo.tiny import SHAPES, make_model
 from flying_serving.workload.files import save
 from flying_serving.workload.mixes import with_long_prompts
-from flying_serving.workload.model import Workload
+from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
-LONG_TOKENS, LONG_OUTPUTS = 6000, 64
+LONG_OUTPUTS, MOST_SHORT_TOKENS = 64, LENGTHS["prompt_tokens"][1]
 MODEL = "llama-75m"
 TOTAL_TOKENS, BLOCK_TOKENS = 8192, flag("block-size")
 """What all KV caches hold, beside a block in each: a long prompt fits into all of them, but into none alone."""
@@ -57,31 +59,30 @@ class Operator(threading.Thread):
 
     Args:
         system: with policy manual.
-        workload: the long requests are taken from it.
+        longs: the long requests.
         engines: how many the system has.
         live: split them while other requests run.
     """
 
-    def __init__(self, system: System, workload: Workload, engines: int, *, live: bool) -> None:
+    def __init__(self, system: System, longs: Sequence[Request], engines: int, *, live: bool) -> None:
         super().__init__(daemon=True)
         self._system = system
         self._apart, self._together = [[engine] for engine in range(engines)], [list(range(engines))]
         self._live = live
         self.over = threading.Event()
         """Set it when no short request runs any more."""
-        self._arrivals_s = [r.arrival_s for r in workload.requests if r.prompt_tokens == LONG_TOKENS]
+        self._longs = longs
         self.served = 0
 
     def run(self) -> None:
         """One after the other."""
         began_s = time.monotonic()
-        for number, arrival_s in enumerate(self._arrivals_s):
-            self._wait_empty(began_s + arrival_s)
+        for number, long in enumerate(self._longs):
+            self._wait_empty(began_s + long.arrival_s)
             self._system.layout(self._together)
-            body = {"model": self._system.model, "prompt": prompt(LONG_TOKENS, number), "ignore_eos": True}
-            answer = httpx.post(
-                f"{self._system.url}/v1/completions", json={**body, "max_tokens": LONG_OUTPUTS}, timeout=300
-            )
+            body = {"model": self._system.model, "prompt": prompt(long.prompt_tokens, number), "ignore_eos": True}
+            body["max_tokens"] = long.output_tokens
+            answer = httpx.post(f"{self._system.url}/v1/completions", json=body, timeout=300)
             self.served += answer.status_code == 200
             if self._live:
                 self._system.layout(self._apart)
@@ -100,7 +101,7 @@ class Operator(threading.Thread):
 
 def short_tokens_per_s(results: Results) -> float:
     """Output tokens of the short requests per second until the last of them has ended."""
-    short = results.floats("prompt_tokens") < LONG_TOKENS
+    short = results.floats("prompt_tokens") <= MOST_SHORT_TOKENS
     ends = [results.event_s[end - 1] for end, keep in zip(results.event_ends, short, strict=True) if keep and end]
     return float(results.floats("output_tokens")[short].sum() / max(ends))
 
@@ -117,7 +118,7 @@ def replay(system: System, workload: Workload, operator: Operator | None) -> dic
         operator.over.set()
         operator.join(600)
         served = operator.served
-    long = results.floats("prompt_tokens") == LONG_TOKENS
+    long = results.floats("prompt_tokens") > MOST_SHORT_TOKENS
     for error in filter(None, results.texts("error")):
         print(f"not completed: {error}", flush=True)
     return {
@@ -133,13 +134,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rate", type=float, default=5.0, help="short requests per second")
+    parser.add_argument("--long-tokens", type=int, default=6000, help="of each long prompt")
     parser.add_argument("--regime", choices=REGIMES, default="link")
     parser.add_argument("--engines", type=int, choices=(2, 4), default=2)
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     rate: dict[str, float] = {"duration_s": args.seconds, "rate_rps": args.rate}
     short = synthesise(Poisson(requests=None, **LENGTHS, **rate), 1)
-    mixed = with_long_prompts(short, LONG_TOKENS, LONG_OUTPUTS)
+    mixed = with_long_prompts(short, args.long_tokens, LONG_OUTPUTS)
+    longs = [request for request in mixed.requests if request.prompt_tokens > MOST_SHORT_TOKENS]
     save(mixed, OUT / "context.jsonl")
     model = make_model(ROOT / ".models" / MODEL, MODEL)
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
@@ -149,8 +152,8 @@ def main() -> None:
         auto.resume()
         held = auto.ask("status")["capacity_tokens"]["1"]
         auto.pause()
-        if held >= LONG_TOKENS:
-            raise SystemExit(f"an engine holds {held} tokens: a long prompt of {LONG_TOKENS} needs no group")
+        if held >= args.long_tokens:
+            raise SystemExit(f"an engine holds {held} tokens: a long prompt of {args.long_tokens} needs no group")
         manual = systems.start(System("unaware", model, [*flags, "--policy=manual"], ours=True))
         for _ in range(args.rounds):
             for name, system, workload in (
@@ -159,7 +162,7 @@ def main() -> None:
                 ("unaware", manual, short),
                 (LIVE, manual, short),
             ):
-                operator = Operator(system, mixed, args.engines, live=name == LIVE) if system is manual else None
+                operator = Operator(system, longs, args.engines, live=name == LIVE) if system is manual else None
                 system.resume()
                 rows[name].append(replay(system, workload, operator))
                 system.pause()
