@@ -1,6 +1,7 @@
 """Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost the short ones.
 
-python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--long-tokens 6000] [--regime link] [--engines 2]
+python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--long-tokens 6000] [--kv-tokens 8192]
+    [--regime link] [--engines 2]
 
 By default the short requests come faster than they can be served, so that the throughput is what the server can do:
 their output tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload
@@ -40,18 +41,23 @@ from flying_serving.workload.synth import Poisson, synthesise
 
 LONG_OUTPUTS, MOST_SHORT_TOKENS = 64, LENGTHS["prompt_tokens"][1]
 MODEL = "llama-75m"
-TOTAL_TOKENS, BLOCK_TOKENS = 8192, flag("block-size")
-"""What all KV caches hold, beside a block in each: a long prompt fits into all of them, but into none alone."""
+KV_TOKENS, BLOCK_TOKENS, KEPT_TOKENS = 8192, flag("block-size"), 192
+"""What all KV caches hold, beside a block in each: a long prompt fits into all of them, but into none alone. A
+request (`--max-model-len`) may have KEPT_TOKENS less."""
 _SHAPE = SHAPES[MODEL]
 _TOKEN_BYTES = _SHAPE.layers * _SHAPE.kv_heads * 2 * _SHAPE.head_dim * 4
 LIVE = "unaware, live"
 POLL_S, LONGEST_S = 0.2, 3600.0
 
 
-def context_flags(engines: int) -> list[str]:
-    """Each engine has its share of TOTAL_TOKENS."""
-    memory_bytes = (TOTAL_TOKENS // engines + BLOCK_TOKENS) * _TOKEN_BYTES
-    return [f"--data-parallel-size={engines}", "--max-model-len=8000", f"--kv-cache-memory-bytes={memory_bytes}"]
+def context_flags(engines: int, kv_tokens: int) -> list[str]:
+    """Each engine has its share of the KV tokens."""
+    sizes = {
+        "data-parallel-size": engines,
+        "max-model-len": kv_tokens - KEPT_TOKENS,
+        "kv-cache-memory-bytes": (kv_tokens // engines + BLOCK_TOKENS) * _TOKEN_BYTES,
+    }
+    return [f"--{name}={value}" for name, value in sizes.items()]
 
 
 class Operator(threading.Thread):
@@ -135,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rate", type=float, default=5.0, help="short requests per second")
     parser.add_argument("--long-tokens", type=int, default=6000, help="of each long prompt")
+    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="that all engines hold together")
     parser.add_argument("--regime", choices=REGIMES, default="link")
     parser.add_argument("--engines", type=int, choices=(2, 4), default=2)
     args = parser.parse_args()
@@ -147,7 +154,7 @@ def main() -> None:
     model = make_model(ROOT / ".models" / MODEL, MODEL)
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
-        flags = [*FLAGS, *context_flags(args.engines), *REGIMES[args.regime]]
+        flags = [*FLAGS, *context_flags(args.engines, args.kv_tokens), *REGIMES[args.regime]]
         auto = systems.start(System("auto", model, [*flags, "--policy=auto"], ours=True))
         auto.resume()
         held = auto.ask("status")["capacity_tokens"]["1"]
