@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from flying_serving.controller.requests import Tracked
@@ -14,9 +14,10 @@ from flying_serving.policy.snapshot import GroupLoad
 
 @dataclass
 class GroupWork:
-    """The requests of one group, and sums over them."""
+    """The requests of one group, those of them that one engine cannot hold, and sums over them."""
 
     requests: dict[str, Tracked] = field(default_factory=dict)
+    wide: dict[str, Tracked] = field(default_factory=dict)
     prefill_tokens: int = 0
     prompts: int = 0
     prompt_tokens: int = 0
@@ -52,6 +53,8 @@ class Loads:
             for engine in group:
                 self._of_engine[engine][group] = work
         work.requests[tracked.request_id] = tracked
+        if tracked.sizes[0] > 1:
+            work.wide[tracked.request_id] = tracked
         work.prefill_tokens += tracked.prefill_tokens
         work.prompts += 1
         work.prompt_tokens += tracked.wanted.prompt_tokens
@@ -78,6 +81,7 @@ class Loads:
             return
         work = self._groups[tracked.group]
         del work.requests[tracked.request_id]
+        work.wide.pop(tracked.request_id, None)
         work.prefill_tokens -= tracked.prefill_tokens
         work.prompts -= tracked.prefill_tokens > 0
         work.prompt_tokens -= tracked.wanted.prompt_tokens
@@ -107,5 +111,25 @@ class Loads:
             had = work.output_tokens / count
             context = work.prompt_tokens / count + had
             left, longest = outputs.left(had), outputs.longest(had, count)
-            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts)
+            bound = _bound(work.wide.values(), outputs) if work.wide else {}
+            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts, bound)
         return seen
+
+
+def _bound(wide: Collection[Tracked], outputs: Outputs) -> dict[int, GroupLoad]:
+    """`GroupLoad.bound` of those that one engine cannot hold."""
+    widest = max(tracked.sizes[0] for tracked in wide)
+    engines = [2**power for power in range(1, widest.bit_length())]
+    return {least: _load([one for one in wide if one.sizes[0] >= least], outputs) for least in engines}
+
+
+def _load(requests: Collection[Tracked], outputs: Outputs) -> GroupLoad:
+    """These requests, each looked at."""
+    count = len(requests)
+    left = [
+        min(outputs.left(one.output_tokens), max(1.0, one.wanted.max_output_tokens - one.output_tokens))
+        for one in requests
+    ]
+    context = sum(one.context_tokens for one in requests) / count
+    prefill = [one.prefill_tokens for one in requests if one.prefill_tokens]
+    return GroupLoad(count, sum(left) / count, max(left), context, sum(prefill), len(prefill))

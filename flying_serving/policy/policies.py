@@ -138,7 +138,8 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     if gain <= margin:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False)
-    if gain <= min(considered.values()) + margin:
+    cost = min(considered.values())
+    if gain <= cost + margin or switching.later(snapshot, layout, weights) < cost:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
     return _decision(snapshot, layout, reason, gain, considered, stay)
@@ -149,4 +150,6 @@ def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision
     if layout == snapshot.layout:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False)
+    if switching.later(snapshot, layout, weights) < min(considered.values()):
+        return None
     return _decision(snapshot, layout, "no request needs a group", 0.0, considered)

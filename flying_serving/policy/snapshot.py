@@ -21,6 +21,7 @@ class GroupLoad:
         context_tokens: tokens that each of them has, on average.
         prefill_tokens: prompt tokens that are not done, of all of them.
         prompts: how many of them have such.
+        bound: by a number of engines, those of them that fewer cannot hold; none if there is no such request.
     """
 
     requests: int
@@ -29,6 +30,11 @@ class GroupLoad:
     context_tokens: float
     prefill_tokens: int = 0
     prompts: int = 0
+    bound: Mapping[int, GroupLoad] = field(default_factory=dict)
+
+    def staying(self, layout: Layout) -> GroupLoad | None:
+        """Those of them that no group of `layout` can hold: they go on in their own until their end."""
+        return self.bound.get(2 * layout.widest)
 
 
 @dataclass(frozen=True)

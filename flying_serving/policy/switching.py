@@ -5,11 +5,13 @@ Whoever runs in a group that the new layout lacks is *old*, whoever waits or com
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group, Layout, aligned_group
-from flying_serving.policy.forecast import Outlook, first_per_s, judge, outlook
+from flying_serving.policy.forecast import Outlook, capacity, first_per_s, judge, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.policy.work import FREE, Hindrance, Weights, Work
 
@@ -19,11 +21,41 @@ LONG_HORIZONS = 10.0
 """So many horizons is the longest that load is expected to last."""
 MOVE_S = 0.005
 """Orders and answers."""
+NOBODY = GroupLoad(0, 0.0, 0.0, 0.0)
 
 
 def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     """Groups with requests that `layout` does not have."""
     return {g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups}
+
+
+def bound(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
+    """Of the requests in groups that `layout` does not have, those that no group of it can hold."""
+    found = {group: load.staying(layout) for group, load in leaving(snapshot, layout).items()}
+    return {group: load for group, load in found.items() if load is not None}
+
+
+def later(snapshot: Snapshot, layout: Layout, weights: Weights) -> float:
+    """Predicted request-seconds of a switch to `layout` only when those have ended that it cannot hold.
+
+    Infinite if there are none. Meanwhile others share steps with them, which after a switch at once would take steps of
+    their own; `layout` is as much slower until then as the present one is.
+    """
+    staying = {group: load for group, load in bound(snapshot, layout).items() if group in snapshot.layout.groups}
+    if not staying:
+        return math.inf
+    lanes, work = snapshot.lanes, snapshot.work
+    slower = capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
+    held_tokens = sum(load.requests * load.context_tokens for load in staying.values())
+    held = Hindrance(woven_s=math.inf, overlap=slower, held_tokens=held_tokens)
+    groups = sum(map(len, layout.groups)) // layout.widest
+    step_s = outlook(lanes[layout.widest], groups, work, weights, held).tpot_s
+    until_s = max(
+        lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * step_s
+        for group, load in staying.items()
+    )
+    free_s = judge(layout, lanes, work, weights)
+    return judge(layout, lanes, work, weights, replace(held, woven_s=until_s)) - free_s
 
 
 def drain_s(snapshot: Snapshot, layout: Layout) -> float:
@@ -97,17 +129,19 @@ class _Case:
         """Request-seconds if requests of the old layout are not in the new one, but in its way."""
         return judge(self.layout, self.snapshot.lanes, self.aside, self.weights, hindrance)
 
-    def weave(self) -> float:
-        """Both sides get half of the time while both have work, until the last old request has ended."""
+    def weave(self, blocked_s: float = 0.0) -> float:
+        """Both sides get half of the time while both have work, until the last old request has ended.
+
+        Before that both do nothing for `blocked_s`.
+        """
         engines = sum(one.engines for one in self.old)
         overlap = min(1.0, engines / sum(map(len, self.layout.groups)))
         turn_s = sum(one.step_s * one.engines for one in self.old) / engines
         synced = max(1.0, max(one.engines for one in self.old) / self.size)
         step_s = self.ahead.tpot_s
         stretch = 1 + self.used * step_s / max(step_s, turn_s)
-        hindrance = Hindrance(
-            woven_s=stretch * self.last_s, turn_s=turn_s, overlap=overlap, synced=synced, held_tokens=self.tokens
-        )
+        woven_s = blocked_s + stretch * self.last_s
+        hindrance = Hindrance(blocked_s, woven_s, turn_s, overlap, synced, held_tokens=self.tokens)
         return stretch * self.streaming_s + self.with_old(hindrance)
 
     def hard(self) -> float:
@@ -125,25 +159,35 @@ class _Case:
         return self.streaming_s + self.with_old(Hindrance(blocked_s=self.last_s))
 
     def move(self) -> float:
-        """Old requests go on in the new groups once their KV is there; new ones wait behind."""
-        still_s = self.still_s()
-        work, blocked = self.snapshot.work, Hindrance(blocked_s=still_s)
-        there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
-        return PAUSE_WEIGHT * self.requests * still_s / 2 + there
+        """Old requests go on in the new groups once their KV is there; new ones wait behind.
 
-    def still_s(self) -> float:
+        Those that no new group holds stay behind, and are woven.
+        """
+        staying = bound(self.snapshot, self.layout)
+        still_s = self.still_s(staying)
+        moving = self.requests - sum(load.requests for load in staying.values())
+        if staying:
+            there = _Case.of(self.snapshot, self.layout, staying, self.weights).weave(still_s)
+        else:
+            work, blocked = self.snapshot.work, Hindrance(blocked_s=still_s)
+            there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
+        return PAUSE_WEIGHT * moving * still_s / 2 + there
+
+    def still_s(self, staying: Mapping[Group, GroupLoad]) -> float:
         """Until old requests go on: covers exchange KV side by side, and what cannot come along is prefilled again."""
         lanes = self.snapshot.lanes
         again_tokens = 0.0
         exchanging_s: defaultdict[Group, float] = defaultdict(float)
         for one in self.old:
+            stays = staying.get(one.group, NOBODY)
+            requests, tokens = one.load.requests - stays.requests, one.tokens - stays.requests * stays.context_tokens
             size = max(one.engines, self.size)
             move = lanes[size].move
             if move is None:
-                again_tokens += one.tokens
+                again_tokens += tokens
             else:
-                pairs = min(one.load.requests, size // self.size)
-                exchanging_s[aligned_group(one.group[0], size)] += pairs * move.fixed_s + move.token_s * one.tokens
+                pairs = min(requests, size // self.size)
+                exchanging_s[aligned_group(one.group[0], size)] += pairs * move.fixed_s + move.token_s * tokens
         again_s = lanes[self.size].prompts_s(again_tokens, self.requests) / self.groups
         return max(exchanging_s.values(), default=0.0) + again_s
 

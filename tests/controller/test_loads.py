@@ -34,6 +34,27 @@ def test_what_a_policy_sees() -> None:
     assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(32.0), EVEN.longest(32.0, 2), 232.0, 0)}
 
 
+def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
+    """By how many engines they need at least; at most what they asked for is left of them."""
+    loads = Loads()
+    loads.add(tracked(1, prompt=100), (0, 1, 2, 3), 120.0)
+    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
+    two = Tracked("two", Wanted(300, 350, 50), (2, 4), 2, 0.0)
+    four = Tracked("four", Wanted(600, 612, 12), (4,), 3, 0.0)
+    loads.add(two, (0, 1, 2, 3), 320.0)
+    loads.add(four, (0, 1, 2, 3), 612.0)
+    loads.token(four, 7)
+    left = EVEN.left(0.0)
+    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {
+        2: GroupLoad(2, (left + 5.0) / 2, left, (300 + 607) / 2, 300, 1),
+        4: GroupLoad(1, 5.0, 5.0, 607.0, 0, 0),
+    }
+    loads.remove(four)
+    assert set(loads.as_seen(EVEN)[(0, 1, 2, 3)].bound) == {2}
+    loads.remove(two)
+    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
+
+
 def test_a_request_that_moves_is_prefilled_again() -> None:
     """Its tokens count as its prompt in the new group."""
     loads = Loads()

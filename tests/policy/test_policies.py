@@ -12,7 +12,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.forecast import judge
 from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES, meets
-from flying_serving.policy.snapshot import Need, Snapshot
+from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
 from flying_serving.policy.work import Work
 from flying_serving.workload.model import Request
 from tests.policy.costs import costs
@@ -107,6 +107,19 @@ def test_a_group_stays_as_long_as_somebody_needs_it(policy: str, need: Need) -> 
     assert meets(layout, [need])
     assert chosen(policy, snapshot(layout, BUSY, needs=[need])) == layout
     assert chosen(policy, snapshot(layout, BUSY)) == NARROW
+
+
+@pytest.mark.parametrize("policy", ["auto", "context"])
+@pytest.mark.parametrize(("rest", "best"), [(0.7, Layout.uniform(2, 2)), (0.95, Layout.uniform(2, 1))])
+def test_a_group_is_kept_for_who_needs_it_where_that_costs_less(policy: str, rest: float, best: Layout) -> None:
+    """Others share its steps meanwhile; not where the group does so much less than its engines apart."""
+    together = Layout.uniform(2, 2)
+    lanes, moves = costs((1, 2), 1.2, rest), {2: MoveCost(0.002, 1e-6)}
+    work = Work(2.0, 300.0, 60.0, 2.0, running=8.0)
+    long = GroupLoad(1, 60.0, 60.0, 2000.0)
+    held = snapshot(together, work, {(0, 1): replace(load(8), bound={2: long})}, lanes=lanes, moves=moves)
+    assert chosen(policy, held) == best
+    assert chosen(policy, replace(held, loads={(0, 1): load(8)})) == Layout.uniform(2, 1)
 
 
 @settings(max_examples=300)

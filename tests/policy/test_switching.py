@@ -11,8 +11,9 @@ from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.switching import _Case, costs, leaving
+from flying_serving.policy.switching import _Case, bound, costs, later, leaving
 from flying_serving.policy.work import Work
+from tests.policy.costs import costs as lane_costs
 from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
@@ -45,7 +46,7 @@ def moved(moves: dict[int, MoveCost], old: Layout, new: Layout, loads: dict[Grou
 def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MoveCost]) -> float:
     """Return the seconds that requests which move stand still."""
     shot = snapshot(old, QUIET, loads, moves=moves)
-    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s()
+    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s({})
 
 
 def price(
@@ -140,6 +141,58 @@ def test_covers_exchange_side_by_side_and_pairs_of_groups_one_after_the_other() 
     assert still(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(0.010 + 1e-5 * 300)
     again_s = 800 * snapshot(pairs).lanes[1].cost.prefill_token_s / 4
     assert still(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
+
+
+def with_long(requests: int, left: float, context: float = 2000.0, needs: int = 2) -> GroupLoad:
+    """Return what runs in a group: short requests, and one that needs `needs` engines."""
+    long = GroupLoad(1, left, left, context)
+    return replace(load(requests + 1), bound={2**power: long for power in range(1, needs.bit_length())})
+
+
+def test_who_fits_nowhere_else_stays_behind() -> None:
+    """In a layout that is too narrow; a group that stays keeps its requests."""
+    four = snapshot(Layout.uniform(4, 4), BUSY, {(0, 1, 2, 3): with_long(4, 50.0, needs=2)})
+    assert bound(four, Layout.uniform(4, 2)) == {}
+    assert bound(four, Layout(((0, 1), (2,), (3,)))) == {}
+    assert set(bound(four, Layout.uniform(4, 1))) == {(0, 1, 2, 3)}
+    pair = snapshot(Layout.uniform(4, 2), BUSY, {(0, 1): with_long(4, 50.0)})
+    assert set(bound(pair, Layout(((0,), (1,), (2, 3))))) == set()
+    assert bound(pair, Layout(((0, 1), (2,), (3,)))) == {}
+
+
+def test_a_move_does_not_take_along_who_stays_behind() -> None:
+    """It is woven, so moving the others costs more the longer it runs; with nobody else it is the weave."""
+    short, long = ({(0, 1): with_long(4, left)} for left in (10.0, 200.0))
+    free = moved({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
+    assert free < moved({2: QUICK}, WIDE, NARROW, short) < moved({2: QUICK}, WIDE, NARROW, long)
+    alone = GroupLoad(1, 40.0, 40.0, 2000.0)
+    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, moves={2: QUICK})
+    ways = costs(shot, NARROW, WEIGHTS, urgent=False)
+    assert ways["move"] == pytest.approx(ways["weave"])
+
+
+def test_only_those_that_move_are_exchanged() -> None:
+    """By hand: five of 400 tokens were there, one of 2,000 stays."""
+    cost = MoveCost(0.010, 1e-5)
+    loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
+    shot = snapshot(WIDE, QUIET, loads, moves={2: cost})
+    found = _Case.of(shot, NARROW, leaving(shot, NARROW), WEIGHTS).still_s(bound(shot, NARROW))
+    assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
+
+
+def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
+    """The longer it runs, and the less the group does, the more; without such a request there is no need to wait."""
+    work = Work(2.0, 300.0, 60.0, 2.0, running=5.0)
+
+    def wait(left: float, rest: float = 0.65) -> float:
+        shot = snapshot(WIDE, work, {(0, 1): with_long(4, left)}, lanes=lane_costs((1, 2), 0.5, rest))
+        return later(shot, NARROW, WEIGHTS)
+
+    assert 0 < wait(5.0) < wait(50.0) < wait(200.0)
+    assert wait(50.0, rest=0.6) < wait(50.0, rest=0.8)
+    assert later(snapshot(WIDE, work, {(0, 1): load(5)}), NARROW, WEIGHTS) == math.inf
+    older = snapshot(NARROW, QUIET, {(0, 1): with_long(4, 50.0)})
+    assert later(older, WIDE, WEIGHTS) == math.inf
 
 
 def test_a_soft_switch_is_cheaper_if_kv_comes_along() -> None:
