@@ -239,7 +239,9 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
         weights = replace(weights, ttft_weight=weights.ttft_weight**2)
     case = _Case.of(snapshot, layout, leave, weights)
     there = judge(layout, snapshot.lanes, snapshot.work, weights)
-    ways = {"weave": case.weave(), "move": case.move(), "sequential": case.sequential()}
+    ways = {"weave": case.weave(), "move": case.move()}
+    if urgent or not bound(snapshot, layout):  # until those have ended it is better to stay than to do nothing
+        ways["sequential"] = case.sequential()
     if urgent:  # nobody else has the right to stop those that run
         ways["hard"] = case.hard()
     result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}

@@ -195,6 +195,14 @@ def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
     assert later(older, WIDE, WEIGHTS) == math.inf
 
 
+def test_nobody_does_nothing_until_who_stays_behind_has_ended() -> None:
+    """To stay as long is better than that, unless somebody is urgent."""
+    shot = snapshot(WIDE, BUSY, {(0, 1): with_long(4, 50.0)})
+    assert "sequential" not in costs(shot, NARROW, WEIGHTS, urgent=False)
+    assert "sequential" in costs(shot, NARROW, WEIGHTS, urgent=True)
+    assert "sequential" in costs(snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, WEIGHTS, urgent=False)
+
+
 def test_a_soft_switch_is_cheaper_if_kv_comes_along() -> None:
     """What an idle engine has begun is not computed again in the group."""
     shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, moves=moves) for moves in ({}, {2: QUICK})]
