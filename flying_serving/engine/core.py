@@ -279,7 +279,13 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
         return {1: Led(self.scheduler, self.own)} | led
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """vLLM's utility, in every lane; blocks that are lent stay so."""
+        """vLLM's utility, in every lane; blocks that are lent stay so.
+
+        Steps that are ordered run first: vLLM drops what they would give requests that are reset meanwhile, and in its
+        own engine no step is under way here.
+        """
+        while reset_running_requests and any(leader.outstanding for leader in self.leaders.values()):
+            self._serve(self.channel.receive())
         options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         lent = sum(len(member.lent.physical()) for member in self.members.values())
         return all([self.own.forget(lent, **options), *(leader.forget(**options) for leader in self.leaders.values())])

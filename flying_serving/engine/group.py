@@ -94,6 +94,11 @@ class Leader:
         self._ask_at = 0.0
         self._retry_at = 0.0
 
+    @property
+    def outstanding(self) -> bool:
+        """Whether a step is ordered that has not run yet."""
+        return self._outstanding
+
     def ready(self, now: float) -> bool:
         """Whether a step can be ordered: there are requests, none is under way, and it does not wait for blocks."""
         return not self._outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
