@@ -72,7 +72,8 @@ class Controller:
         self.pool.add(Tracked(request_id, wanted, sizes, self._arrivals, now_s))
         self.demand.arrived(wanted.prompt_tokens, wanted.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
-        if request_id in self.pool or wanted.urgent:
+        # while only these groups hold a request that runs, layouts are dear to judge: the next tick is soon enough
+        if wanted.urgent or (request_id in self.pool and not self.loads.any_wide(self.layout.groups)):
             commands += self._decide(now_s)
         return commands
 
@@ -131,11 +132,8 @@ class Controller:
 
     def tick(self, now_s: float) -> list[Command]:
         """Some time has passed."""
-        late: list[Command] = []
-        for request_id in self.pool.expired(now_s):
-            tracked = self.pool.remove(request_id)
-            if tracked is not None:
-                late.append(Refuse(request_id, now_s - tracked.arrived_s))
+        expired = [self.pool.remove(request_id) for request_id in self.pool.expired(now_s)]
+        late: list[Command] = [Refuse(one.request_id, now_s - one.arrived_s) for one in expired if one is not None]
         return late + self._go_on(now_s) + self._decide(now_s)
 
     # ---- switches

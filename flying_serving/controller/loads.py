@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flying_serving.controller.requests import Tracked
@@ -98,6 +98,10 @@ class Loads:
     def unfinished(self) -> list[Tracked]:
         """Requests that run and have no token of their group yet."""
         return list(self._unfinished.values())
+
+    def any_wide(self, groups: Iterable[Group]) -> bool:
+        """Whether one of these groups has a request that one engine cannot hold."""
+        return any(self[group].wide for group in groups)
 
     def of_engine(self, engine: int) -> Mapping[Group, GroupWork]:
         """Groups with requests that this engine is a member of."""

@@ -13,7 +13,7 @@ def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int) -
     """What the layout must have now.
 
     A long request needs its group from when it is its turn until its prompt is done: then the group may drain, or is
-    kept to its end (`switching.later`). While others wait that came before it, it could not begin there. An urgent one
+    kept to its end (`switching.LATER`). While others wait that came before it, it could not begin there. An urgent one
     needs it to its end.
     """
     needs = []

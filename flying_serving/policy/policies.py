@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Layout
@@ -137,12 +137,16 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     margin = MARGIN * stay * (HARDER**snapshot.recent_switches if slower else 1.0)
     if gain <= margin:
         return None
-    considered = switching.costs(snapshot, layout, weights, urgent=False)
-    cost = min(considered.values())
-    if gain <= cost + margin or switching.later(snapshot, layout, weights) < cost:
+    considered = switching.costs(snapshot, layout, weights, urgent=False, there=judged[layout])
+    if gain <= min(considered.values()) + margin:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return _decision(snapshot, layout, reason, gain, considered, stay)
+    return None if _not_yet(considered) else _decision(snapshot, layout, reason, gain, considered, stay)
+
+
+def _not_yet(considered: Mapping[str, float]) -> bool:
+    """Whether it is best to wait for requests that only the present groups hold."""
+    return min(considered, key=considered.__getitem__) == switching.LATER
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision | None:
@@ -150,6 +154,4 @@ def _return_to(snapshot: Snapshot, layout: Layout, weights: Weights) -> Decision
     if layout == snapshot.layout:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False)
-    if switching.later(snapshot, layout, weights) < min(considered.values()):
-        return None
-    return _decision(snapshot, layout, "no request needs a group", 0.0, considered)
+    return None if _not_yet(considered) else _decision(snapshot, layout, "no request needs a group", 0.0, considered)

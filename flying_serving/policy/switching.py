@@ -5,7 +5,6 @@ Whoever runs in a group that the new layout lacks is *old*, whoever waits or com
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,8 @@ LONG_HORIZONS = 10.0
 """So many horizons is the longest that load is expected to last."""
 MOVE_S = 0.005
 """Orders and answers."""
+LATER = "later"
+"""Among the ways to switch: not yet, as long as requests run that only the present groups hold."""
 NOBODY = GroupLoad(0, 0.0, 0.0, 0.0)
 
 
@@ -33,29 +34,6 @@ def bound(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     """Of the requests in groups that `layout` does not have, those that no group of it can hold."""
     found = {group: load.staying(layout) for group, load in leaving(snapshot, layout).items()}
     return {group: load for group, load in found.items() if load is not None}
-
-
-def later(snapshot: Snapshot, layout: Layout, weights: Weights) -> float:
-    """Predicted request-seconds of a switch to `layout` only when those have ended that it cannot hold.
-
-    Infinite if there are none. Meanwhile others share steps with them, which after a switch at once would take steps of
-    their own; `layout` is as much slower until then as the present one is.
-    """
-    staying = {group: load for group, load in bound(snapshot, layout).items() if group in snapshot.layout.groups}
-    if not staying:
-        return math.inf
-    lanes, work = snapshot.lanes, snapshot.work
-    slower = capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
-    held_tokens = sum(load.requests * load.context_tokens for load in staying.values())
-    held = Hindrance(woven_s=math.inf, overlap=slower, held_tokens=held_tokens)
-    groups = sum(map(len, layout.groups)) // layout.widest
-    step_s = outlook(lanes[layout.widest], groups, work, weights, held).tpot_s
-    until_s = max(
-        lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * step_s
-        for group, load in staying.items()
-    )
-    free_s = judge(layout, lanes, work, weights)
-    return judge(layout, lanes, work, weights, replace(held, woven_s=until_s)) - free_s
 
 
 def drain_s(snapshot: Snapshot, layout: Layout) -> float:
@@ -154,20 +132,36 @@ class _Case:
         paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
         return PAUSE_WEIGHT * self.requests * paused_s + self.streaming_s + self.with_old(FREE)
 
+    def later(self, staying: Mapping[Group, GroupLoad]) -> float:
+        """Everyone stays until `staying` have ended, and shares steps with them; a weave gives them steps of their own.
+
+        Until then the new groups are as much slower as the present ones are.
+        """
+        lanes, work = self.snapshot.lanes, self.snapshot.work
+        slower = capacity(self.layout, lanes, work) / capacity(self.snapshot.layout, lanes, work) - 1
+        step_s = self.ahead.tpot_s * (1 + slower)
+        until_s = max(
+            lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * step_s
+            for group, load in staying.items()
+        )
+        held_tokens = sum(load.requests * load.context_tokens for load in staying.values())
+        held = Hindrance(woven_s=until_s, overlap=slower, held_tokens=held_tokens)
+        return judge(self.layout, lanes, work, self.weights, held)
+
     def sequential(self) -> float:
         """New requests wait until the last old one has ended."""
         return self.streaming_s + self.with_old(Hindrance(blocked_s=self.last_s))
 
-    def move(self) -> float:
+    def move(self, staying: Mapping[Group, GroupLoad]) -> float:
         """Old requests go on in the new groups once their KV is there; new ones wait behind.
 
-        Those that no new group holds stay behind, and are woven.
+        Those that no new group holds, `staying`, stay behind, and are woven.
         """
-        staying = bound(self.snapshot, self.layout)
         still_s = self.still_s(staying)
         moving = self.requests - sum(load.requests for load in staying.values())
         if staying:
-            there = _Case.of(self.snapshot, self.layout, staying, self.weights).weave(still_s)
+            leave = dict(staying)
+            there = _Case.of(self.snapshot, self.layout, leave, self.weights).weave(still_s)
         else:
             work, blocked = self.snapshot.work, Hindrance(blocked_s=still_s)
             there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
@@ -226,11 +220,16 @@ class _Old:
         return self.load.requests * self.load.context_tokens
 
 
-def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool) -> dict[str, float]:
+def costs(
+    snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool, there: float | None = None
+) -> dict[str, float]:
     """Predicted request-seconds of a switch to `layout`, by way to make it: more than if all were there already.
+
+    One of the ways is LATER, not to make it yet, if there are requests that `layout` cannot hold and nobody is urgent.
 
     Args:
         urgent: the switch is for requests that must not wait: a second of theirs weighs `ttft_weight` times more.
+        there: what `judge` says of `layout`, if that is known and nobody is urgent.
     """
     leave = leaving(snapshot, layout)
     if not leave:
@@ -238,10 +237,14 @@ def costs(snapshot: Snapshot, layout: Layout, weights: Weights, *, urgent: bool)
     if urgent:
         weights = replace(weights, ttft_weight=weights.ttft_weight**2)
     case = _Case.of(snapshot, layout, leave, weights)
-    there = judge(layout, snapshot.lanes, snapshot.work, weights)
-    ways = {"weave": case.weave(), "move": case.move()}
-    if urgent or not bound(snapshot, layout):  # until those have ended it is better to stay than to do nothing
+    if there is None or urgent:
+        there = judge(layout, snapshot.lanes, snapshot.work, weights)
+    staying = bound(snapshot, layout)
+    ways = {"weave": case.weave(), "move": case.move(staying)}
+    if urgent or not staying:  # until those have ended it is better to stay than to do nothing
         ways["sequential"] = case.sequential()
+    elif staying.keys() & set(snapshot.layout.groups):
+        ways[LATER] = case.later(staying)
     if urgent:  # nobody else has the right to stop those that run
         ways["hard"] = case.hard()
     result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}

@@ -49,10 +49,13 @@ def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
         2: GroupLoad(2, (left + 5.0) / 2, left, (300 + 607) / 2, 300, 1),
         4: GroupLoad(1, 5.0, 5.0, 607.0, 0, 0),
     }
+    assert loads.any_wide([(0, 1, 2, 3)])
+    assert not loads.any_wide([(0,), (1,)])
     loads.remove(four)
     assert set(loads.as_seen(EVEN)[(0, 1, 2, 3)].bound) == {2}
     loads.remove(two)
     assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
+    assert not loads.any_wide([(0, 1, 2, 3)])
 
 
 def test_a_request_that_moves_is_prefilled_again() -> None:

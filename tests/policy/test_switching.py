@@ -11,7 +11,7 @@ from flying_serving.config import PREEMPTS
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.switching import _Case, bound, costs, later, leaving
+from flying_serving.policy.switching import LATER, _Case, bound, costs, leaving
 from flying_serving.policy.work import Work
 from tests.policy.costs import costs as lane_costs
 from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
@@ -186,13 +186,15 @@ def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
 
     def wait(left: float, rest: float = 0.65) -> float:
         shot = snapshot(WIDE, work, {(0, 1): with_long(4, left)}, lanes=lane_costs((1, 2), 0.5, rest))
-        return later(shot, NARROW, WEIGHTS)
+        return costs(shot, NARROW, WEIGHTS, urgent=False)[LATER]
 
     assert 0 < wait(5.0) < wait(50.0) < wait(200.0)
     assert wait(50.0, rest=0.6) < wait(50.0, rest=0.8)
-    assert later(snapshot(WIDE, work, {(0, 1): load(5)}), NARROW, WEIGHTS) == math.inf
-    older = snapshot(NARROW, QUIET, {(0, 1): with_long(4, 50.0)})
-    assert later(older, WIDE, WEIGHTS) == math.inf
+    for shot, new in (
+        (snapshot(WIDE, work, {(0, 1): load(5)}), NARROW),
+        (snapshot(NARROW, QUIET, {(0, 1): with_long(4, 50.0)}), WIDE),
+    ):
+        assert LATER not in costs(shot, new, WEIGHTS, urgent=False)
 
 
 def test_nobody_does_nothing_until_who_stays_behind_has_ended() -> None:
