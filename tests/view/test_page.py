@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import pytest
@@ -99,21 +97,15 @@ def load(server: Server, count: int) -> Iterator[None]:
 
 
 def test_layouts_change_on_screen_within_a_second(watched: Watched, server: Server) -> None:
-    """Under load: engines of a group in one outline, its degree, figures, and the switch with its reason.
-
-    A second at the median: servers, browser and test share two cores, and now and then one of them waits for another.
-    """
+    """Under load: engines of a group in one outline, its degree, figures, and the switch with its reason."""
     page = watched.page
     enter(page, server)
     expect(page.locator("#layout")).to_have_text("1+1")
-    took_ms = []
     with load(server, 4):
         for groups, degrees, outlines in ((TOGETHER, "2", 1), (ALONE, "1+1", 2), (TOGETHER, "2", 1)):
             server.layout(groups)
-            began_s = time.monotonic()
-            expect(page.locator("#layout")).to_have_text(degrees)
-            expect(page.locator(".hull:not(.merged)")).to_have_count(outlines)
-            took_ms.append((time.monotonic() - began_s) * 1e3)
+            expect(page.locator("#layout")).to_have_text(degrees, timeout=WITHIN_MS)
+            expect(page.locator(".hull:not(.merged)")).to_have_count(outlines, timeout=WITHIN_MS)
             for engines in groups:
                 for engine in engines:
                     group = ",".join(map(str, engines))
@@ -129,7 +121,6 @@ def test_layouts_change_on_screen_within_a_second(watched: Watched, server: Serv
         for figure in ("#ttft", "#tpot"):
             expect(page.locator(f"{figure} b")).not_to_have_text("–")
         expect(page.locator("#tokens b")).not_to_have_text("0")
-    assert median(took_ms) <= WITHIN_MS
     assert watched.problems == []
 
 
