@@ -89,23 +89,19 @@ class Leader:
         self.borrowed = BorrowedBlocks(self.pool)
         self._channel = channel
         self._lend_blocks = lend_blocks
-        self._outstanding = False
+        self.outstanding = False
+        """Whether a step is ordered that has not run yet."""
         self._grants: dict[int, int] | None = None
         self._ask_at = 0.0
         self._retry_at = 0.0
 
-    @property
-    def outstanding(self) -> bool:
-        """Whether a step is ordered that has not run yet."""
-        return self._outstanding
-
     def ready(self, now: float) -> bool:
         """Whether a step can be ordered: there are requests, none is under way, and it does not wait for blocks."""
-        return not self._outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
+        return not self.outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until `ready` may turn true by itself; None if it waits for nobody but a message."""
-        if self._outstanding or self._retry_at == _GRANTED or not self.scheduler.has_requests():
+        if self.outstanding or self._retry_at == _GRANTED or not self.scheduler.has_requests():
             return None
         return max(0.0, self._retry_at - now)
 
@@ -129,13 +125,13 @@ class Leader:
         if grammar is not None:  # vLLM's buffer serves all lanes here; another may step before this ticket is served
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
-        self._outstanding = True
+        self.outstanding = True
         self._channel.send(self.group, StepTicket(self.group, plan, grammar, more, self.borrowed.in_use))
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:
         """The step is done: what vLLM's scheduler makes of its output, by client."""
-        self._outstanding = False
+        self.outstanding = False
         return self.scheduler.update_from_output(plan, output)
 
     def lacks(self, missing: int, now: float) -> None:

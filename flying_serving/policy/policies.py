@@ -92,7 +92,7 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     for layout in sorted(judged, key=judged.__getitem__):
         if best is not None and judged[layout] >= best[0]:
             break
-        considered = switching.costs(needy, layout, weights, urgent=urgent)
+        considered = switching.costs(needy, layout, weights, urgent=urgent, there=judged[layout])
         total = judged[layout] + min(considered.values())
         if best is None or total < best[0]:
             best = (total, layout, considered)

@@ -30,9 +30,9 @@ def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     return {g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups}
 
 
-def bound(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
-    """Of the requests in groups that `layout` does not have, those that no group of it can hold."""
-    found = {group: load.staying(layout) for group, load in leaving(snapshot, layout).items()}
+def bound(leave: Mapping[Group, GroupLoad], layout: Layout) -> dict[Group, GroupLoad]:
+    """Of the requests in groups that go away, those that no group of `layout` can hold."""
+    found = {group: load.staying(layout) for group, load in leave.items()}
     return {group: load for group, load in found.items() if load is not None}
 
 
@@ -47,6 +47,7 @@ class _Case:
     """A switch that is considered: what it leaves, and what it makes of the rest of the work.
 
     Args:
+        staying: of these, those that no new group can hold.
         requests, tokens: in groups that go away, and the context that they have.
         last_s: until the last of these has ended, if nothing else runs.
         streaming_s: request-seconds of these until then.
@@ -61,6 +62,7 @@ class _Case:
     snapshot: Snapshot
     layout: Layout
     old: list[_Old]
+    staying: dict[Group, GroupLoad]
     requests: int
     tokens: float
     last_s: float
@@ -91,6 +93,7 @@ class _Case:
             snapshot=snapshot,
             layout=layout,
             old=old,
+            staying=bound(leave, layout),
             requests=requests,
             tokens=sum(one.tokens for one in old),
             last_s=max(one.alone_s for one in old),
@@ -132,8 +135,8 @@ class _Case:
         paused_s = min(busy_s / max(1 - used, busy_s / longest_s), longest_s) * min(1.0, work.waiting + coming)
         return PAUSE_WEIGHT * self.requests * paused_s + self.streaming_s + self.with_old(FREE)
 
-    def later(self, staying: Mapping[Group, GroupLoad]) -> float:
-        """Everyone stays until `staying` have ended, and shares steps with them; a weave gives them steps of their own.
+    def later(self) -> float:
+        """Everyone stays until `staying` have ended and shares steps with them, where a weave gives them their own.
 
         Until then the new groups are as much slower as the present ones are.
         """
@@ -142,9 +145,9 @@ class _Case:
         step_s = self.ahead.tpot_s * (1 + slower)
         until_s = max(
             lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * step_s
-            for group, load in staying.items()
+            for group, load in self.staying.items()
         )
-        held_tokens = sum(load.requests * load.context_tokens for load in staying.values())
+        held_tokens = sum(load.requests * load.context_tokens for load in self.staying.values())
         held = Hindrance(woven_s=until_s, overlap=slower, held_tokens=held_tokens)
         return judge(self.layout, lanes, work, self.weights, held)
 
@@ -152,28 +155,27 @@ class _Case:
         """New requests wait until the last old one has ended."""
         return self.streaming_s + self.with_old(Hindrance(blocked_s=self.last_s))
 
-    def move(self, staying: Mapping[Group, GroupLoad]) -> float:
+    def move(self) -> float:
         """Old requests go on in the new groups once their KV is there; new ones wait behind.
 
         Those that no new group holds, `staying`, stay behind, and are woven.
         """
-        still_s = self.still_s(staying)
-        moving = self.requests - sum(load.requests for load in staying.values())
-        if staying:
-            leave = dict(staying)
-            there = _Case.of(self.snapshot, self.layout, leave, self.weights).weave(still_s)
+        still_s = self.still_s()
+        moving = self.requests - sum(load.requests for load in self.staying.values())
+        if self.staying:
+            there = _Case.of(self.snapshot, self.layout, self.staying, self.weights).weave(still_s)
         else:
             work, blocked = self.snapshot.work, Hindrance(blocked_s=still_s)
             there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
         return PAUSE_WEIGHT * moving * still_s / 2 + there
 
-    def still_s(self, staying: Mapping[Group, GroupLoad]) -> float:
+    def still_s(self) -> float:
         """Until old requests go on: covers exchange KV side by side, and what cannot come along is prefilled again."""
         lanes = self.snapshot.lanes
         again_tokens = 0.0
         exchanging_s: defaultdict[Group, float] = defaultdict(float)
         for one in self.old:
-            stays = staying.get(one.group, NOBODY)
+            stays = self.staying.get(one.group, NOBODY)
             requests, tokens = one.load.requests - stays.requests, one.tokens - stays.requests * stays.context_tokens
             size = max(one.engines, self.size)
             move = lanes[size].move
@@ -239,12 +241,11 @@ def costs(
     case = _Case.of(snapshot, layout, leave, weights)
     if there is None or urgent:
         there = judge(layout, snapshot.lanes, snapshot.work, weights)
-    staying = bound(snapshot, layout)
-    ways = {"weave": case.weave(), "move": case.move(staying)}
-    if urgent or not staying:  # until those have ended it is better to stay than to do nothing
+    ways = {"weave": case.weave(), "move": case.move()}
+    if urgent or not case.staying:  # until those have ended it is better to stay than to do nothing
         ways["sequential"] = case.sequential()
-    elif staying.keys() & set(snapshot.layout.groups):
-        ways[LATER] = case.later(staying)
+    elif case.staying.keys() & set(snapshot.layout.groups):
+        ways[LATER] = case.later()
     if urgent:  # nobody else has the right to stop those that run
         ways["hard"] = case.hard()
     result = {way: MOVE_S + max(0.0, total - there) for way, total in ways.items()}

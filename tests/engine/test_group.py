@@ -262,7 +262,7 @@ def test_what_a_group_asks_for_ahead_leaves_members_what_their_requests_need() -
     pair.own[1].add("local", BLOCK, 5 * BLOCK)
     pair.own[1].schedule()
     pair.scheduler.add("second", 12 * BLOCK, 1)
-    pair.leader._outstanding = False
+    pair.leader.outstanding = False
     pair.leader.order(0.0)
     assert pair.kinds(1) == ["StepTicket", "AskTicket", "StepTicket"]
     ask: Any = pair.inboxes.of_engine[1][1]
@@ -504,7 +504,7 @@ class Lives(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def abort(self, pick: int) -> None:
         # as vLLM does, between steps: what is under way may still be written
-        under_way = [leader.scheduler for leader in self.leaders if leader._outstanding]
+        under_way = [leader.scheduler for leader in self.leaders if leader.outstanding]
         alive = [(s, name) for s in self.schedulers() if s not in under_way for name in s.requests]
         if alive:
             scheduler, name = alive[pick % len(alive)]

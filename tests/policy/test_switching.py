@@ -46,7 +46,7 @@ def moved(moves: dict[int, MoveCost], old: Layout, new: Layout, loads: dict[Grou
 def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MoveCost]) -> float:
     """Return the seconds that requests which move stand still."""
     shot = snapshot(old, QUIET, loads, moves=moves)
-    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s({})
+    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s()
 
 
 def price(
@@ -149,15 +149,20 @@ def with_long(requests: int, left: float, context: float = 2000.0, needs: int = 
     return replace(load(requests + 1), bound={2**power: long for power in range(1, needs.bit_length())})
 
 
+def staying(shot: Snapshot, new: Layout) -> dict[Group, GroupLoad]:
+    """Return those that no group of a new layout can hold."""
+    return bound(leaving(shot, new), new)
+
+
 def test_who_fits_nowhere_else_stays_behind() -> None:
     """In a layout that is too narrow; a group that stays keeps its requests."""
     four = snapshot(Layout.uniform(4, 4), BUSY, {(0, 1, 2, 3): with_long(4, 50.0, needs=2)})
-    assert bound(four, Layout.uniform(4, 2)) == {}
-    assert bound(four, Layout(((0, 1), (2,), (3,)))) == {}
-    assert set(bound(four, Layout.uniform(4, 1))) == {(0, 1, 2, 3)}
+    assert staying(four, Layout.uniform(4, 2)) == {}
+    assert staying(four, Layout(((0, 1), (2,), (3,)))) == {}
+    assert set(staying(four, Layout.uniform(4, 1))) == {(0, 1, 2, 3)}
     pair = snapshot(Layout.uniform(4, 2), BUSY, {(0, 1): with_long(4, 50.0)})
-    assert set(bound(pair, Layout(((0,), (1,), (2, 3))))) == set()
-    assert bound(pair, Layout(((0, 1), (2,), (3,)))) == {}
+    assert set(staying(pair, Layout(((0,), (1,), (2, 3))))) == set()
+    assert staying(pair, Layout(((0, 1), (2,), (3,)))) == {}
 
 
 def test_a_move_does_not_take_along_who_stays_behind() -> None:
@@ -176,7 +181,7 @@ def test_only_those_that_move_are_exchanged() -> None:
     cost = MoveCost(0.010, 1e-5)
     loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
     shot = snapshot(WIDE, QUIET, loads, moves={2: cost})
-    found = _Case.of(shot, NARROW, leaving(shot, NARROW), WEIGHTS).still_s(bound(shot, NARROW))
+    found = _Case.of(shot, NARROW, leaving(shot, NARROW), WEIGHTS).still_s()
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
