@@ -72,8 +72,10 @@ class Controller:
         self.pool.add(Tracked(request_id, wanted, sizes, self._arrivals, now_s))
         self.demand.arrived(wanted.prompt_tokens, wanted.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
-        # while only these groups hold a request that runs, layouts are dear to judge: the next tick is soon enough
-        if wanted.urgent or (request_id in self.pool and not self.loads.any_wide(self.layout.groups)):
+        # the next tick is soon enough where one more says little, or while only these groups hold one that runs: then
+        # layouts are dear to judge
+        told = request_id in self.pool and self.pool.few and not self.loads.any_wide(self.layout.groups)
+        if wanted.urgent or told:
             commands += self._decide(now_s)
         return commands
 

@@ -9,6 +9,8 @@ from flying_serving.controller.requests import Tracked
 from flying_serving.errors import PoolFull
 
 Kind = tuple[int | None, tuple[int, ...]]
+FEW = 32
+"""While more requests wait than this, one more changes no decision."""
 
 
 class TaskPool:
@@ -34,6 +36,11 @@ class TaskPool:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
+
+    @property
+    def few(self) -> bool:
+        """Whether one more may change a decision."""
+        return len(self._waiting) <= FEW
 
     @property
     def urgent(self) -> int:

@@ -99,7 +99,7 @@ class Layout:
     @property
     def widest(self) -> int:
         """Engines in its widest group."""
-        return max(map(len, self.groups))
+        return self.shape[-1]
 
     def to_lists(self) -> list[list[int]]:
         """JSON form."""

@@ -27,12 +27,13 @@ class Rolled(NamedTuple):
     tpot_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: made for every layout that is judged, and that takes three times as long
 class Flow:
     """One group of several, and the work that it gets: what does not change while it is rolled out.
 
-    `most`: requests that it can run, `most_woven` while an older group holds memory. `before`: tokens of a prompt that
-    are computed before a step that takes more of it, on average.
+    `most`: requests that it can run, `most_woven` while an older group holds memory. `request_s`: what one that decodes
+    adds to a step. `parts`: tokens of prompts and seconds of steps with nobody that decodes, without what their first
+    tokens cost more: alone, with (a chunk of) one prompt, and with all it can take.
     """
 
     lane: LaneFigures
@@ -42,18 +43,26 @@ class Flow:
     outputs: float
     budget: float
     chunks: float
-    before: float
     most: float
     most_woven: float
+    request_s: float
+    parts: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
     @classmethod
     def of(cls, lane: LaneFigures, groups: int, work: Work, hindrance: Hindrance) -> Flow:
         """A group's share of the work."""
-        prompt, outputs, budget = work.prompt_tokens, max(1.0, work.output_tokens), float(lane.budget_tokens)
+        cost, prompt, outputs, budget = lane.cost, work.prompt_tokens, max(1.0, work.output_tokens), lane.budget_tokens
         tokens, held = prompt + outputs, hindrance.held_tokens / groups
-        most, most_woven = (max(1.0, min(lane.slots, kv / tokens)) for kv in (lane.kv_tokens, lane.kv_tokens - held))
-        chunks, before = max(1.0, prompt / budget), lane.tokens_before(prompt)
-        return cls(lane, hindrance, groups, prompt, outputs, budget, chunks, before, most, most_woven)
+        most = max(1.0, min(lane.slots, lane.kv_tokens / tokens))
+        most_woven = max(1.0, min(lane.slots, (lane.kv_tokens - held) / tokens)) if held else most
+        request_s = cost.sequence_s + cost.context_token_s * (prompt + outputs / 2)
+        before, chunk = lane.tokens_before(prompt), min(prompt, budget)
+        # a prompt's token reads those computed before its step, a step's start all that its prompts have
+        token_s = cost.prefill_token_s + before * (cost.prefill_pair_s + cost.context_token_s / chunk)
+        fixed_s = cost.fixed_s
+        parts = (0.0, fixed_s), (chunk, fixed_s + token_s * chunk), (budget, fixed_s + token_s * budget)
+        chunks = max(1.0, prompt / budget)
+        return cls(lane, hindrance, groups, prompt, outputs, budget, chunks, most, most_woven, request_s, parts)
 
     def slots(self, now_s: float) -> float:
         """Requests that it can run."""
@@ -61,12 +70,12 @@ class Flow:
 
     def times(self, crowd: float) -> tuple[float, float, float]:
         """Seconds of a step with `crowd` requests: alone, with (a chunk of) one prompt, and with all it can take."""
-        step_s, context, before = self.lane.cost.step_s, crowd * (self.prompt + self.outputs / 2), self.before
-        some = min(self.prompt, self.budget)
+        (none, base_s), (chunk, single_s), (most, full_s) = self.parts
+        first_s, decode_s = self.lane.cost.first_tokens_s, crowd * self.request_s
         return (
-            step_s(0, crowd, context),
-            step_s(some, crowd, context + before, some * before),
-            step_s(self.budget, crowd, context + before * self.budget / some, self.budget * before),
+            base_s + decode_s + first_s(none + crowd),
+            single_s + decode_s + first_s(chunk + crowd),
+            full_s + decode_s + first_s(most + crowd),
         )
 
     def roll(self, spans: list[tuple[float, float]], now_s: float, queue: float, running: float) -> Rolled:

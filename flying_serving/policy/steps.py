@@ -71,16 +71,20 @@ class StepCost:
         self, prefill_tokens: float, sequences: float, context_tokens: float, prefill_pairs: float = 0.0
     ) -> float:
         """Seconds of a step with these contents."""
-        tokens = prefill_tokens + sequences
         return (
             self.fixed_s
             + self.prefill_token_s * prefill_tokens
             + self.sequence_s * sequences
             + self.context_token_s * context_tokens
             + self.prefill_pair_s * prefill_pairs
-            + self.few_token_s * (tokens if tokens < FEW else FEW)  # builtin min takes twice as long
-            + self.some_token_s * (tokens if tokens < SOME else SOME)
+            + self.first_tokens_s(prefill_tokens + sequences)
         )
+
+    def first_tokens_s(self, tokens: float) -> float:
+        """What the first ones of so many tokens in a step cost more."""
+        # the builtin min takes twice as long
+        few, some = tokens if tokens < FEW else FEW, tokens if tokens < SOME else SOME
+        return self.few_token_s * few + self.some_token_s * some
 
 
 class StepModel:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flying_serving.controller.pool import FEW
 from flying_serving.controller.requests import Wanted
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
@@ -382,6 +383,20 @@ def test_measured_steps_decide() -> None:
     decision = shell.switches[-1].decision
     assert decision is not None
     assert decision.gain > decision.cost == decision.considered[decision.preempt]
+
+
+@pytest.mark.parametrize(("waiting", "at_arrival"), [(FEW - 1, True), (FEW, False)])
+def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, at_arrival: bool) -> None:
+    """The next tick does."""
+    shell = Shell(settings("load", 2, slots=1), {1: costs()[1]})
+    for number in range(2 + waiting):
+        shell.arrive(f"r{number}", SHORT)
+    assert len(shell.waiting()) == waiting
+    shell.controller.steps.calibrate(measured({2: costs(fixed=0.1, rest=0.1)[2]}))
+    shell.arrive("another", SHORT)
+    assert shell.controller.changing == at_arrival
+    shell.tick()
+    assert shell.controller.changing
 
 
 @pytest.mark.parametrize("long", [Wanted(10, 180, 170), Wanted(150, 180, 30)])
