@@ -9,7 +9,7 @@ from flying_serving.controller.requests import Tracked
 from flying_serving.errors import PoolFull
 
 Kind = tuple[int | None, tuple[int, ...]]
-FEW = 32
+FEW = 100
 """While more requests wait than this, one more changes no decision."""
 
 
