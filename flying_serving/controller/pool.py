@@ -10,7 +10,7 @@ from flying_serving.errors import PoolFull
 
 Kind = tuple[int | None, tuple[int, ...]]
 FEW = 100
-"""While more requests wait than this, one more changes no decision."""
+"""While more requests wait than this, one more is not reason enough to decide: the next tick does."""
 
 
 class TaskPool:
@@ -39,7 +39,7 @@ class TaskPool:
 
     @property
     def few(self) -> bool:
-        """Whether one more may change a decision."""
+        """Whether one more is reason enough to decide."""
         return len(self._waiting) <= FEW
 
     @property

@@ -71,10 +71,9 @@ def meets(layout: Layout, needs: Sequence[Need]) -> bool:
 def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
     """For all sizes of groups, the layout that meets the needs and has the fewest requests to leave behind."""
     best: dict[tuple[int, ...], tuple[int, Layout]] = {}
-    least = max((need.least_size for need in needs), default=1)
     for layout in snapshot.layouts:
-        if layout.widest >= least:
-            old = sum([load.requests for group, load in snapshot.loads.items() if group not in layout.groups])
+        if meets(layout, needs):
+            old = sum(load.requests for load in switching.leaving(snapshot, layout).values())
             if layout.shape not in best or old < best[layout.shape][0]:
                 best[layout.shape] = (old, layout)
     return [layout for _, layout in best.values()]
