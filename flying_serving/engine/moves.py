@@ -24,7 +24,10 @@ PARKED_S = 5.0
 PATIENCE_S = 1.0
 """How long a request waits for blocks to put its KV into, before it is prefilled again."""
 HOLD_S = 0.5
-"""How long engines make no step of their own for exchanges that the client has announced, or is about to."""
+"""How long engines make no step of their own for exchanges that the client has announced, or is about to.
+
+What is announced meanwhile is not waited for longer: where layouts change so fast that what was announced has moved on
+before it came, nothing would run any more."""
 RETRY_S = 0.005
 
 
@@ -98,8 +101,8 @@ class Moves:
         self._coming: dict[str, Arrival] = {}
         self._due_arrivals = 0
         self._due_tickets = 0
-        self._word_due = False
-        self._hold_until_s = 0.0
+        self._word_until_s = 0.0
+        self._due_until_s = 0.0
         self.moved = 0
         self.moved_tokens = 0
         self.prefilled_again = 0
@@ -117,25 +120,28 @@ class Moves:
 
         A step that began before would be made for nothing.
         """
-        self._word_due = True
-        self._hold_until_s = now_s + HOLD_S
+        self._word_until_s = now_s + HOLD_S
 
     def announce(self, arrivals: int, tickets: int, now_s: float) -> None:
         """So many requests whose KV is elsewhere are about to come here; so many tickets with this engine bring KV.
 
         They are best served together: an engine that begins a step in between keeps all others waiting.
         """
-        self._word_due = False
+        self._word_until_s = 0.0
+        self._forget_what_is_late(now_s)
+        if not (self._due_arrivals or self._due_tickets):
+            self._due_until_s = now_s + HOLD_S
         self._due_arrivals += arrivals
         self._due_tickets += tickets
-        self._hold_until_s = now_s + HOLD_S
 
     def holds(self, now_s: float) -> bool:
         """Whether this engine should only serve tickets for now."""
-        if now_s >= self._hold_until_s:
+        self._forget_what_is_late(now_s)
+        return now_s < self._word_until_s or self._due_tickets > 0
+
+    def _forget_what_is_late(self, now_s: float) -> None:
+        if now_s >= self._due_until_s:
             self._due_arrivals = self._due_tickets = 0
-            self._word_due = False
-        return self._word_due or self._due_tickets > 0
 
     # ---- the old group's leader
 

@@ -317,8 +317,27 @@ def test_after_an_order_engines_wait_for_word_of_what_moves() -> None:
     moves.announce(1, 1, 1.1)
     assert moves.holds(1.2)
     moves.await_word(2.0)
+    assert moves.holds(2.1)
     assert not moves.holds(2.0 + HOLD_S)
-    assert not moves.holds(2.1)
+
+
+def test_announcements_in_a_row_hold_engines_no_longer_than_one() -> None:
+    """Requests that go on before they have come bring no ticket; else it would be awaited as long as layouts change."""
+    node = Node()
+    node.lane((0, 1)).run(request("a", 9, computed=8), [1])
+    moves = node.moves((0,))
+    moves.announce(1, 1, 0.0)
+    for number in range(1, 4):
+        moves.await_word(number * HOLD_S / 4)
+        moves.announce(1, 1, number * HOLD_S / 4)
+        assert moves.holds(number * HOLD_S / 4)
+    node.expect(request("a+1", 9), (0, 1), (0,), "a")
+    moves.begin(HOLD_S / 2)
+    assert (node.tickets, moves.holds(HOLD_S)) == ([], False)
+    moves.begin(HOLD_S)
+    assert len(node.tickets) == 1
+    moves.announce(1, 1, HOLD_S)
+    assert moves.holds(HOLD_S)
 
 
 def test_announced_exchanges_go_together() -> None:
