@@ -319,6 +319,7 @@ def test_after_an_order_engines_wait_for_word_of_what_moves() -> None:
     moves.await_word(2.0)
     assert moves.holds(2.1)
     assert not moves.holds(2.0 + HOLD_S)
+    assert not moves.holds(2.1 + HOLD_S)
 
 
 def test_announcements_in_a_row_hold_engines_no_longer_than_one() -> None:
