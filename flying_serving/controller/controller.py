@@ -7,7 +7,7 @@ commands that it returns, in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.loads import Loads
@@ -145,7 +145,7 @@ class Controller:
     ) -> tuple[Switch, list[Command]]:
         """Begin to change the layout; only one change may be under way (`changing`)."""
         assert self._changeover is None
-        old = {r.request_id for r in self._running.values() if r.group not in layout.groups}
+        old = self._outside(layout)
         switch = self.switches.begin(self.layout, layout, preempt, len(self._running), old, now_s, decision)
         steps = self.settings.weave_steps if weave_steps is None else weave_steps
         self._changeover = Changeover(switch, steps)
@@ -161,7 +161,7 @@ class Controller:
         assert self._changeover is not None
         switch = self._changeover.switch
         switch.acknowledged(reports, now_s)
-        moved = self._take_back(switch, now_s) if self._changeover.holds else []
+        moved = self._take_back(switch.draining, now_s, streams=True) if self._changeover.holds else []
         self._changeover = None
         self.switches.prune()
         return moved + self._move_soft(now_s) + self._dispatch(now_s)
@@ -184,12 +184,18 @@ class Controller:
             change.ordered(now_s)
             self.layout = change.switch.new
             order: list[Command] = [Order(change.switch, change.weave_steps)]
-            return order + ([] if change.holds else self._take_back(change.switch, now_s) + self._dispatch(now_s))
+            if change.holds:
+                return order
+            return order + self._take_back(change.switch.draining, now_s, streams=False) + self._dispatch(now_s)
         return self._dispatch(now_s)
 
-    def _take_back(self, switch: Switch, now_s: float) -> list[Command]:
+    def _outside(self, layout: Layout) -> set[str]:
+        return {r.request_id for r in self._running.values() if r.group not in layout.groups}
+
+    def _take_back(self, old: Collection[str], now_s: float, *, streams: bool) -> list[Command]:
         commands: list[Command] = []
-        for tracked, kept_in in to_move(switch, self._running.values(), self.settings):
+        running = [tracked for tracked in self._running.values() if tracked.request_id in old]
+        for tracked, kept_in in to_move(running, self.layout, self.settings, streams=streams):
             assert tracked.group is not None
             commands.append(Withdraw(tracked.request_id, tracked.group))
             self._suspend(tracked, now_s, kept_in)
@@ -263,14 +269,17 @@ class Controller:
         lanes = self.lanes()
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
-        decision = self.settings.policy.decide(self.snapshot(lanes, now_s), self.settings.weights)
-        if decision is None:
-            return []
+        policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
+        decision = policy.decide(shot, self.settings.weights)
         if self.settings.dry_run:
-            if not self.would_do or self.would_do[-1].layout != decision.layout:
+            if decision is not None and (not self.would_do or self.would_do[-1].layout != decision.layout):
                 self.would_do.append(decision)
             return []
-        return self.order(decision.layout, decision.preempt, None, now_s, decision)[1]
+        if decision is not None:
+            return self.order(decision.layout, decision.preempt, None, now_s, decision)[1]
+        if policy.catches_up(shot, self.settings.weights):
+            return self._take_back(self._outside(self.layout), now_s, streams=True) + self._dispatch(now_s)
+        return []
 
     def lanes(self) -> dict[int, LaneFigures]:
         """What a group of each size can do, as far as it was measured."""
@@ -286,15 +295,6 @@ class Controller:
         unfinished = self.loads.unfinished()
         tokens = sum(tracked.prefill_tokens for tracked in unfinished)
         work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
-        loads = self.loads.as_seen(self.demand.outputs)
-        recent = self.switches.for_load(now_s)
-        return Snapshot(
-            now_s,
-            self.layout,
-            self._layouts,
-            lanes,
-            loads,
-            work,
-            needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines),
-            recent,
-        )
+        loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.for_load(now_s)
+        needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines)
+        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, recent)

@@ -8,27 +8,27 @@ from collections.abc import Iterable
 from flying_serving.controller.commands import Command, Dispatch
 from flying_serving.controller.requests import Tracked
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group, cover
+from flying_serving.layout.groups import Group, Layout, cover
 
 
-def to_move(switch: Switch, running: Iterable[Tracked], settings: Settings) -> list[tuple[Tracked, Group | None]]:
-    """Prompts that their group has not come to; with "move" also those that it has.
+def to_move(
+    old: Iterable[Tracked], layout: Layout, settings: Settings, *, streams: bool
+) -> list[tuple[Tracked, Group | None]]:
+    """Of requests in groups that `layout` lacks: prompts that their group has not come to; or with `streams` all.
 
-    Beside each the group that has its KV: one that was not begun has some only if that came with it.
+    Beside each the group that has its KV: one that was not begun has some only if that came with it. Those that ask for
+    a degree, that may not move or that no group of `layout` holds stay.
     """
     begun: Counter[Group] = Counter()
-    sizes = {len(group) for group in switch.new.groups}
+    sizes = {len(group) for group in layout.groups}
     found = []
-    for tracked in running:
-        if tracked.request_id not in switch.draining:
-            continue
+    for tracked in old:
         assert tracked.group is not None
         early = tracked.prefill_tokens > 0 and begun[tracked.group] >= settings.limits.step_tokens
         begun[tracked.group] += tracked.prefill_tokens  # perhaps in the step under way, or in the last one
         wanted = tracked.wanted
         fits = wanted.degree is None and sizes.intersection(tracked.fitting(settings.capacity.tokens))
-        if fits and (early or (switch.preempt == "move" and wanted.movable)):
+        if fits and (early or (streams and wanted.movable)):
             found.append((tracked, tracked.kept_in if early else tracked.group))
     return found
 

@@ -48,6 +48,17 @@ class Policy:
             return _return_to(snapshot, Layout.uniform(sum(map(len, snapshot.layout.groups)), 1), weights)
         return None
 
+    def catches_up(self, snapshot: Snapshot, weights: Weights) -> bool:
+        """Whether requests that an older layout has left had better go on in the present one than be woven in.
+
+        A switch may leave them for prompts that their group has begun; when those are done they move cheaply. While a
+        request is urgent nobody comes into its way.
+        """
+        decides = self.by_load or self.by_priority or self.by_context
+        if not decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
+            return False
+        return switching.at_once(snapshot, snapshot.layout, weights) == "move"
+
 
 POLICIES = {
     policy.name: policy

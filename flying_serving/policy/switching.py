@@ -79,7 +79,8 @@ class _Case:
         """What `layout` makes of it, when requests of `leave` have to go."""
         old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
         requests = sum(one.load.requests for one in old)
-        size = max(len(group) for group in layout.groups if group not in snapshot.layout.groups)
+        new = [group for group in layout.groups if group not in snapshot.layout.groups]
+        size = max(map(len, new or layout.groups))  # none is new for those that an earlier switch has left
         work = snapshot.work
         early = weights.ttft_weight - 1.0  # what a second of theirs counts for beside one of streaming
         old_prompts = sum(one.load.prompts for one in old)

@@ -212,7 +212,8 @@ class Shell:
         stream = self.open[command.request_id]
         assert stream.group == command.group
         assert stream.tokens == 0 or stream.wanted.movable
-        assert stream.tokens_here == 0 or self.controller.switches.kept[-1].preempt in ("soft", "move")
+        catches_up = self.ordered is None and stream.group not in self.layout.groups
+        assert stream.tokens_here == 0 or catches_up or self.controller.switches.kept[-1].preempt in ("soft", "move")
         assert stream.wanted.degree is None
         stream.group, stream.kept_in = None, command.group
 

@@ -198,6 +198,32 @@ def test_what_has_outgrown_its_group_is_prefilled_again() -> None:
     assert (shell.open["grows"].came_with_kv, shell.open["grows"].ahead) == (False, 100)
 
 
+@pytest.mark.parametrize(("policy", "catches_up"), [("auto", True), ("load", True), ("manual", False)])
+def test_what_a_switch_has_left_catches_up_when_its_prompt_is_done(policy: str, catches_up: bool) -> None:
+    """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.
+
+    Who asked for a degree, or may not move, stays.
+    """
+    shell = Shell(settings(policy, 2, slots=64), costs(fixed=1.5, rest=1.3))
+    shell.controller.moves = {2: MoveCost(0.002, 1e-6)}
+    shell.order(WIDE)
+    shell.acknowledge()
+    fixed, degree = Wanted(10, 60, 50, movable=False), Wanted(10, 60, 50, degree=2)
+    for name, wanted in {"left": Wanted(10, 60, 50), "fixed": fixed, "degree": degree}.items():
+        shell.arrive(name, wanted)
+        shell.token(name, 3)
+    if not shell.controller.changing:
+        shell.order(NARROW)
+    shell.acknowledge()
+    shell.tick()
+    where = {name: len(stream.group or ()) for name, stream in shell.open.items()}
+    assert where == {"left": 1 if catches_up else 2, "fixed": 2, "degree": 2}
+    assert shell.open["left"].came_with_kv == catches_up
+    shell.tick()
+    assert shell.moves == []
+    shell.settle(5)
+
+
 def test_after_a_failed_switch_the_server_goes_on() -> None:
     """Requests go to the new layout, another switch may be made."""
     shell = Shell(settings("manual", 2, slots=1))

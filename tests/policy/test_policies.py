@@ -13,6 +13,7 @@ from flying_serving.policy.forecast import judge
 from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES, meets
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
+from flying_serving.policy.switching import leaving
 from flying_serving.policy.work import Work
 from flying_serving.workload.model import Request
 from tests.policy.costs import costs
@@ -60,6 +61,30 @@ def test_fixed_policies_never_change_anything(
 ) -> None:
     """Whatever is needed."""
     assert POLICIES[policy].decide(replace(situation[0], needs=needs), WEIGHTS) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(situation=situations(), needs=NEEDS)
+def test_nobody_catches_up_whom_nothing_has_left_or_whom_an_urgent_request_would_meet(
+    policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
+) -> None:
+    """Nor in a layout that is not the policy's to choose."""
+    shot = replace(situation[0], needs=needs)
+    chosen_by = POLICIES[policy]
+    if chosen_by.catches_up(shot, WEIGHTS):
+        assert chosen_by.by_load or chosen_by.by_priority or chosen_by.by_context
+        assert leaving(shot, shot.layout)
+        assert not (chosen_by.by_priority and URGENT in needs)
+
+
+def test_streams_catch_up_and_prompts_are_done_where_they_were_begun() -> None:
+    """A group computes a prompt sooner than one engine, and what streams is woven in at everybody's cost."""
+    moves = {4: MoveCost(0.01, 2e-5)}
+    prompt, stream = GroupLoad(1, 5.0, 10.0, 2000.0, 2000, 1), GroupLoad(1, 100.0, 200.0, 2000.0)
+    prompts, streams = replace(QUIET, begun=7.0), replace(BUSY, running=1.0)
+    for work, left, catches_up in ((prompts, prompt, False), (streams, stream, True)):
+        shot = snapshot(NARROW, work, {(0, 1, 2, 3): left}, moves=moves)
+        assert POLICIES["auto"].catches_up(shot, WEIGHTS) == catches_up
 
 
 def test_the_fixed_policies_have_a_size() -> None:
