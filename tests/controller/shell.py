@@ -212,7 +212,9 @@ class Shell:
         stream = self.open[command.request_id]
         assert stream.group == command.group
         assert stream.tokens == 0 or stream.wanted.movable
-        catches_up = self.ordered is None and stream.group not in self.layout.groups
+        policy = self.controller.settings.policy
+        decides = policy.by_load or policy.by_priority or policy.by_context
+        catches_up = decides and self.ordered is None and stream.group not in self.layout.groups
         assert stream.tokens_here == 0 or catches_up or self.controller.switches.kept[-1].preempt in ("soft", "move")
         assert stream.wanted.degree is None
         stream.group, stream.kept_in = None, command.group
