@@ -295,6 +295,6 @@ class Controller:
         unfinished = self.loads.unfinished()
         tokens = sum(tracked.prefill_tokens for tracked in unfinished)
         work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
-        loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.for_load(now_s)
+        loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.lately(self.layout, now_s)
         needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines)
-        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, recent)
+        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, *recent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,13 +218,26 @@ class Switches:
         if self._open:
             self._open = [switch for switch in self._open if switch.open]
 
+    def lately(self, layout: Layout, now_s: float) -> tuple[float, bool]:
+        """`recent_switches` and `came_back` of a `Snapshot` in this layout."""
+        return self.for_load(now_s), self.came_back(layout, now_s)
+
     def for_load(self, now_s: float) -> float:
         """Switches that the load policy has made lately under load, each less the longer ago it was."""
-        recent = 0.0
+        return sum(
+            1.0 - (now_s - switch.decided_s) / LATELY_S
+            for switch, _ in self._lately_for_load(now_s)
+            if switch.requests_in_flight > 0
+        )
+
+    def came_back(self, layout: Layout, now_s: float) -> bool:
+        """Whether the load policy has lately left such a layout for one that gets prompts done slower."""
+        left = {switch.old.shape for switch, decision in self._lately_for_load(now_s) if decision.slower}
+        return layout.shape in left
+
+    def _lately_for_load(self, now_s: float) -> Iterator[tuple[Switch, Decision]]:
         for switch in reversed(self.kept):
-            left = 1.0 - (now_s - switch.decided_s) / LATELY_S
-            if left <= 0.0:
-                break
-            by_load = switch.decision is not None and switch.decision.reason.startswith("load")
-            recent += left if by_load and switch.requests_in_flight > 0 else 0.0
-        return recent
+            if now_s - switch.decided_s >= LATELY_S:
+                return
+            if switch.decision is not None and switch.decision.reason.startswith("load"):
+                yield switch, switch.decision

@@ -145,6 +145,8 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     if gain <= MARGIN * stay:
         return None
     slower = capacity(layout, lanes, work) <= capacity(present, lanes, work)
+    if slower and snapshot.came_back:  # leaving it did not last
+        return None
     margin = MARGIN * stay * (HARDER**snapshot.recent_switches if slower else 1.0)
     if gain <= margin:
         return None
@@ -152,7 +154,9 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     if gain <= min(considered.values()) + margin:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return None if _not_yet(considered) else _decision(snapshot, layout, reason, gain, considered, stay)
+    if _not_yet(considered):
+        return None
+    return replace(_decision(snapshot, layout, reason, gain, considered, stay), slower=slower)
 
 
 def _not_yet(considered: Mapping[str, float]) -> bool:

@@ -64,6 +64,7 @@ class Snapshot:
         work: requests that wait or are expected.
         needs: groups that a layout must have.
         recent_switches: switches for load in the last minute, each less the longer ago it was.
+        came_back: whether such a layout was left for load in the last minute, for one that gets prompts done slower.
     """
 
     now_s: float
@@ -74,6 +75,7 @@ class Snapshot:
     work: Work
     needs: Sequence[Need] = ()
     recent_switches: float = 0.0
+    came_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Decision:
         considered: predicted cost of every way to switch.
         stay: request-seconds over the horizon if the layout stayed, as predicted; None if that was not asked.
         drain_s: until the last request of the old layout has ended, as predicted, if nothing else runs.
+        slower: whether prompts that queue get done slower there.
     """
 
     layout: Layout
@@ -99,3 +102,4 @@ class Decision:
     considered: Mapping[str, float] = field(default_factory=dict)
     stay: float | None = None
     drain_s: float = math.inf
+    slower: bool = False

@@ -258,3 +258,26 @@ def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.Da
         if reason is not None and reason.startswith("load") and running:
             expected += max(0.0, 1.0 - (now_s - at) / 60.0)
     assert switches.for_load(now_s) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("reason", "slower", "age_s", "layout", "found"),
+    [
+        ("load: 1.00 requests/s", True, 59.0, OLD, True),
+        ("load: 1.00 requests/s", True, 61.0, OLD, False),
+        ("load: 1.00 requests/s", True, 59.0, NEW, False),
+        ("load: 1.00 requests/s", False, 59.0, OLD, False),
+        ("context: a request needs 2 engines", True, 59.0, OLD, False),
+        (None, True, 59.0, OLD, False),
+    ],
+)
+def test_a_layout_that_was_left_lately_for_a_slower_one_came_back(
+    reason: str | None, slower: bool, age_s: float, layout: Layout, found: bool
+) -> None:
+    """Whether requests ran or not; only for load, and only for a minute."""
+    switches = Switches()
+    decision = None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5, slower=slower)
+    begin(switches, 100.0, decision=decision)
+    begin(switches, 101.0)
+    assert switches.came_back(layout, 100.0 + age_s) is found
+    assert switches.lately(layout, 100.0 + age_s) == (0.0, found)

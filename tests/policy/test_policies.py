@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.forecast import judge
+from flying_serving.policy.forecast import capacity, judge
 from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES, meets
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
@@ -204,12 +204,26 @@ def test_recent_switches_never_make_another_one_easier(situation: tuple[Snapshot
         assert before.layout == after.layout
 
 
+@given(situation=situations())
+def test_a_layout_that_came_back_is_left_for_a_faster_one_only(situation: tuple[Snapshot, Layout]) -> None:
+    """Then as it would have been otherwise."""
+    shot = situation[0]
+    before = POLICIES["load"].decide(shot, WEIGHTS)
+    after = POLICIES["load"].decide(replace(shot, came_back=True), WEIGHTS)
+    assert after == (None if before is None or before.slower else before)
+    if before is not None:
+        there, here = (capacity(layout, shot.lanes, shot.work) for layout in (before.layout, shot.layout))
+        assert before.slower == (there <= here)
+
+
 @pytest.mark.parametrize("rate", [1.6, 2.0, 2.4, 2.8])
 def test_a_load_around_the_crossover_makes_few_switches(rate: float) -> None:
-    """Five minutes of arrivals at random: at most two switches a minute."""
+    """Five minutes of arrivals at random: at most two switches a minute, together at most once in any minute."""
     node = serve("auto", costs(fixed=0.5, rest=0.65), arrivals(rate, 300.0, begin_s=5.0))
     during = [switch for switch in node.controller.switches.kept if 5.0 < switch.decided_s < 305.0]
     assert len(during) <= 10
+    together_s = [switch.decided_s for switch in during if switch.new == Layout.uniform(2, 2)]
+    assert all(later - sooner >= 60.0 for sooner, later in pairwise(together_s))
 
 
 def test_the_loads_above_are_around_the_crossover() -> None:
