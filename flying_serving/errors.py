@@ -10,6 +10,7 @@ FlyingError
 ├── WorkloadError          a trace, or a parameter of a workload, that cannot be used: file, line, column, value
 ├── BenchError             a server that cannot be measured, or results that cannot be read
 ├── IntegrityError         block bookkeeping that does not add up: both sides of the equation
+├── SharedMemoryFull       no room for what engines share, in bytes
 ├── HookError              a vLLM that does not look like the one the hooks were written for
 └── EngineLost             another engine did not answer
     └── CollectiveTimeout  a collective whose members did not all arrive in time
@@ -80,6 +81,10 @@ class BenchError(FlyingError):
 
 class IntegrityError(FlyingError):
     """The block bookkeeping does not add up."""
+
+
+class SharedMemoryFull(FlyingError):
+    """There is no room for what engines share; the message names the file and the bytes that are needed and free."""
 
 
 class HookError(FlyingError):

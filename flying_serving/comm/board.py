@@ -6,6 +6,8 @@ import mmap
 import os
 from collections.abc import Iterable
 
+from flying_serving.comm.mapped import reserve
+
 _LANES = 4  # group sizes 1, 2, 4, 8
 _SLOT = 8  # one double per engine and lane
 
@@ -21,7 +23,7 @@ class StepBoard:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             size = max(engines * _LANES * _SLOT, mmap.PAGESIZE)
-            os.ftruncate(file, size)  # of the same size again: nothing changes
+            reserve(file, path, size)
             self._map = mmap.mmap(file, size)
         finally:
             os.close(file)

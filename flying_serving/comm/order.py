@@ -12,6 +12,8 @@ import mmap
 import os
 from collections.abc import Sequence
 
+from flying_serving.comm.mapped import reserve
+
 _SLOT = 8  # one unsigned 64-bit number per engine
 
 
@@ -24,8 +26,7 @@ class TicketOrder:
     def __init__(self, path: str, engines: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         size = max(engines * _SLOT, mmap.PAGESIZE)
-        if os.fstat(self._file).st_size < size:
-            os.ftruncate(self._file, size)
+        reserve(self._file, path, size)
         self._map = mmap.mmap(self._file, size)
         self._next = memoryview(self._map).cast("Q")
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flying_serving.comm.mapped import reserve
 from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, exchange, sum_all
 from flying_serving.errors import CollectiveTimeout, EngineLost
 
@@ -63,8 +64,9 @@ class ShmGroup:
     ) -> None:
         """Attach as `rank` of `world` ranks to the file at `path` (under /dev/shm), which whoever comes first creates.
 
-        Larger tensors go in pieces of `slot_bytes`; the file takes up to 2 * world * slot_bytes, as they are used.
-        `names` are for errors. Raises ValueError if the file is not for such a group or the rank was taken before.
+        Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the start.
+        `names` are for errors. Raises ValueError if the file is not for such a group or the rank was taken before, and
+        SharedMemoryFull if there is no room for it.
         """
         if not 0 <= rank < world < HEADER_BYTES // LINE_BYTES:
             raise ValueError(f"rank={rank}, world={world}: 0 <= rank < world < {HEADER_BYTES // LINE_BYTES}")
@@ -94,7 +96,7 @@ class ShmGroup:
         try:
             if os.fstat(self._file).st_size not in (0, size):
                 raise ValueError(f"{self._path} is not for {self._world} ranks with slots of {self._slot_bytes} bytes")
-            os.ftruncate(self._file, size)
+            reserve(self._file, self._path, size)
             if any(os.pread(self._file, WORD_BYTES, place)):
                 raise ValueError(f"{self._path} was attached to as {self._names[self._rank]} before")
             # The system drops this lock when the process ends, in whatever way: that is how others see it (`_left`).

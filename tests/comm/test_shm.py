@@ -468,7 +468,6 @@ def test_close_and_unlink(path: str) -> None:
     """Both can be repeated; nothing is left open; a closed group refuses; a rank may leave what it has published."""
     before = len(os.listdir("/proc/self/fd"))
     groups = [ShmGroup(path, rank, 2) for rank in range(2)]
-    assert os.stat(path).st_blocks * 512 <= 2 * shm_kernels.HEADER_BYTES  # sparse
     groups[0].broadcast(torch.tensor([7]), 0)
     groups[0].unlink()
     for _ in range(2):
