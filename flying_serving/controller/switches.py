@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flying_serving.config import MOVING
+from flying_serving.controller.gaps import TokenGaps
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 
 KEPT = 1000
+MOST_OPEN = 64
+"""Where more are open, the end of the oldest is not waited for."""
 LATELY_S = 60.0
 """A switch for load makes the next one harder for so long."""
 PATIENCE, LEAST_PATIENCE_S = 1.5, 0.2
@@ -26,8 +29,8 @@ class Switch:
     `cutover_ms`: from the order until the last engine works in the new layout; of that, `in_flight_ms` is the step that
     was under way there, and `overhead_ms` the rest (messages, and waiting for a processor). `work_ms`: processor time
     that the switch itself took, the client's and the busiest engine's. `drain_ms`: until the last request of the old
-    layout ended or moved. `worst_token_gap_ms`: the longest time between two tokens of any stream from the order until
-    then, and until the next token of each stream that moved.
+    layout ended or moved; it stays None if too many later switches came before that. `worst_token_gap_ms`: the longest
+    time between two tokens of any stream from the order until then, and until the next token of each stream that moved.
     """
 
     number: int
@@ -45,10 +48,12 @@ class Switch:
     work_ms: float = 0.0
     waited_for_idle_ms: float = 0.0
     drain_ms: float | None = None
-    worst_token_gap_ms: float = 0.0
     problem: str | None = None
     draining: set[str] = field(default_factory=set)
     moving: set[str] = field(default_factory=set)
+    gaps: TokenGaps | None = None
+    _worst_token_gap_ms: float = 0.0
+    _forgotten: bool = False
 
     @property
     def awaiting(self) -> list[int]:
@@ -82,21 +87,32 @@ class Switch:
             if not self.draining and self.cutover_ms is not None:
                 self._drained(now_s)
 
-    def moved(self, request_id: str, now_s: float, *, streams: bool) -> None:
-        """A request has left its group, to go on elsewhere; `streams`: it has tokens."""
-        if streams and request_id in self.draining:
+    def moved(self, request_id: str, now_s: float, *, streams: bool) -> bool:
+        """A request has left its group, to go on elsewhere; `streams`: it has tokens.
+
+        Returns whether its next token belongs to this switch.
+        """
+        awaited = streams and request_id in self.draining
+        if awaited:
             self.moving.add(request_id)
         self._left(request_id, now_s)
+        return awaited
 
-    def token_gap(self, request_id: str, gap_s: float) -> None:
-        """A stream got a token `gap_s` after its last one."""
-        self.worst_token_gap_ms = max(self.worst_token_gap_ms, gap_s * 1e3)
-        self.moving.discard(request_id)
+    @property
+    def worst_token_gap_ms(self) -> float:
+        """As far as it is known by now."""
+        return self._worst_token_gap_ms if self.gaps is None else self.gaps.worst_since(self.ordered_s) * 1e3
+
+    def close(self) -> None:
+        """It is over, or its end is not waited for any longer: no later gap counts."""
+        self._worst_token_gap_ms, self.gaps = self.worst_token_gap_ms, None
+        self._forgotten = self.open
+        self.draining, self.moving = set(), set()
 
     @property
     def open(self) -> bool:
         """Whether requests of the old layout still run, or are on their way, or engines have not answered."""
-        return self.drain_ms is None or bool(self.moving)
+        return not self._forgotten and (self.drain_ms is None or bool(self.moving))
 
     def _drained(self, now_s: float) -> None:
         self.drain_ms = (now_s - self.ordered_s) * 1e3
@@ -172,8 +188,9 @@ class Switches:
     def __init__(self) -> None:
         self.kept: deque[Switch] = deque(maxlen=KEPT)
         self.count = 0
-        self._open: list[Switch] = []
-        self._token_at: dict[str, float] = {}
+        self._open: deque[Switch] = deque()
+        self._moving: dict[str, list[Switch]] = {}
+        self._gaps = TokenGaps()
 
     def begin(
         self,
@@ -188,35 +205,46 @@ class Switches:
         """A new switch, decided now."""
         self.count += 1
         switch = Switch(self.count, old, new, preempt, now_s, in_flight, decision, now_s, draining=draining)
+        switch.gaps = self._gaps
         self._open.append(switch)
+        if len(self._open) > MOST_OPEN:
+            self._open.popleft().close()
         self.kept.append(switch)
         return switch
 
     def token(self, request_id: str, now_s: float) -> None:
         """A stream got a token."""
-        last = self._token_at.get(request_id)
-        self._token_at[request_id] = now_s
-        if last is not None:
-            for switch in self._open:
-                switch.token_gap(request_id, now_s - max(last, switch.ordered_s))
+        self._gaps.token(request_id, now_s, watched=bool(self._open))
+        if request_id in self._moving:
+            for switch in self._moving.pop(request_id):
+                switch.moving.discard(request_id)
+            self.prune()
 
     def ended(self, request_id: str, now_s: float) -> None:
         """A request is over."""
-        self._token_at.pop(request_id, None)
+        self._gaps.ended(request_id)
+        self._moving.pop(request_id, None)
         for switch in self._open:
             switch.ended(request_id, now_s)
         self.prune()
 
     def moved(self, request_id: str, now_s: float) -> None:
         """A request has left its group, to go on elsewhere."""
+        streams = request_id in self._gaps
         for switch in self._open:
-            switch.moved(request_id, now_s, streams=request_id in self._token_at)
+            if switch.moved(request_id, now_s, streams=streams):
+                self._moving.setdefault(request_id, []).append(switch)
         self.prune()
 
     def prune(self) -> None:
         """Close those that are over."""
-        if self._open:
-            self._open = [switch for switch in self._open if switch.open]
+        if not self._open:
+            return
+        for switch in self._open:
+            if not switch.open:
+                switch.close()
+        self._open = deque(switch for switch in self._open if switch.open)
+        self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
 
     def lately(self, layout: Layout, now_s: float) -> tuple[float, bool]:
         """`recent_switches` and `came_back` of a `Snapshot` in this layout."""

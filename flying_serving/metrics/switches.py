@@ -50,7 +50,7 @@ class SwitchTally:
             self._cut_over(switch)
         self._ordered = [s for s in [*self._ordered, *begun] if s.cutover_ms is None and s.problem is None]
         for switch in self._draining:
-            if switch.drain_ms is not None:
+            if switch.drain_ms is not None and not switch.open:
                 self.drain_s[switch.preempt].observe(switch.drain_ms / 1e3)
                 self.worst_gap_s[switch.preempt].observe(switch.worst_token_gap_ms / 1e3)
         self._draining = [switch for switch in self._draining if switch.open]

@@ -2,14 +2,16 @@
 
 import json
 import math
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.config import PREEMPTS
-from flying_serving.controller.switches import KEPT, PATIENCE, Changeover, Switch, Switches
+from flying_serving.controller.gaps import MOST_GAPS
+from flying_serving.controller.switches import KEPT, MOST_OPEN, PATIENCE, Changeover, Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 
@@ -71,14 +73,10 @@ def test_requests_that_end_before_the_answers_drain_with_them() -> None:
     assert one.drain_ms == pytest.approx(200.0)
 
 
-@given(
-    requests=st.sets(st.text("abc", min_size=1, max_size=2), max_size=5),
-    data=st.data(),
-    gaps=st.lists(st.floats(0, 10), max_size=5),
-)
-def test_any_order_of_events(requests: set[str], data: st.DataObject, gaps: list[float]) -> None:
-    """Answers, ends and tokens come as they like: the numbers are those of the last event that counts."""
-    events: list[Any] = ["answers", *requests, *gaps]
+@given(requests=st.sets(st.text("abc", min_size=1, max_size=2), max_size=5), data=st.data())
+def test_any_order_of_events(requests: set[str], data: st.DataObject) -> None:
+    """Answers and ends come as they like: the numbers are those of the last event that counts."""
+    events = ["answers", *requests]
     events = data.draw(st.permutations(events))
     one = switch(*requests)
     times = {}
@@ -88,14 +86,11 @@ def test_any_order_of_events(requests: set[str], data: st.DataObject, gaps: list
         assert one.open == (not {"answers", *requests} <= set(events[:number]))
         if event == "answers":
             one.acknowledged(REPORTS, now)
-        elif isinstance(event, str):
-            one.ended(event, now)
         else:
-            one.token_gap("a", event)
+            one.ended(event, now)
     assert not one.open
     assert one.cutover_ms == 30.5
     assert one.drain_ms == pytest.approx((max(times[e] for e in ("answers", *requests)) - 100) * 1e3)
-    assert one.worst_token_gap_ms == pytest.approx(max(gaps, default=0.0) * 1e3)
     assert one.draining == set()
 
 
@@ -125,7 +120,6 @@ def test_json() -> None:
     }
     one.acknowledged(REPORTS, 100.2)
     one.ended("a", 100.3)
-    one.token_gap("a", 0.02)
     shown = one.to_json()
     assert None not in [shown[name] for name in shown if name.endswith("_ms")]
 
@@ -233,6 +227,46 @@ def test_the_gap_of_a_stream_that_moves_counts_until_its_next_token() -> None:
     two.acknowledged(REPORTS, 110.2)
     switches.ended("a", 111.0)
     assert not two.open
+
+
+def test_a_token_costs_the_same_however_many_switches_are_open() -> None:
+    """Looked at are neither the switches nor, beyond the longest of late, the gaps."""
+    switches = Switches()
+    for number in range(10 * MOST_OPEN):
+        begin(switches, float(number), "long")
+    looked_at: list[int] = []
+
+    class Watched(deque[Switch]):
+        def __iter__(self) -> Iterator[Switch]:
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    switches._open = Watched(switches._open)
+    for number in range(5000):
+        switches.token("long", 1000.0 + number / 100 - number**2 / 1e6)
+    assert looked_at == []
+    assert len(switches._gaps) <= MOST_GAPS
+    switches.ended("long", 2000.0)
+    assert looked_at != []
+
+
+def test_open_switches_are_bounded() -> None:
+    """The end of the oldest is not waited for: it is over, without a drain, with the gaps until then."""
+    switches = Switches()
+    switches.token("long", 0.0)
+    made = []
+    for number in range(3 * MOST_OPEN):
+        made.append(begin(switches, float(number), "long"))
+        made[-1].acknowledged(REPORTS, number + 0.1)
+        switches.token("long", number + 0.5)
+    switches.token("long", 1000.0)
+    gone, kept = made[:-MOST_OPEN], made[-MOST_OPEN:]
+    assert not any(one.open or one.draining or one.drain_ms is not None for one in gone)
+    assert [one.worst_token_gap_ms for one in gone] == [pytest.approx(1000.0)] * len(gone)
+    assert all(one.open for one in kept)
+    switches.ended("long", 1001.0)
+    assert not any(one.open for one in made)
+    assert [one.worst_token_gap_ms for one in kept] == [pytest.approx(1e6 - 191_500.0)] * MOST_OPEN
 
 
 def test_numbers_go_on_when_old_switches_are_forgotten() -> None:

@@ -1,0 +1,61 @@
+"""The longest times between two tokens of any stream, from any time on until now: what a switch cost its streams."""
+
+from __future__ import annotations
+
+import math
+
+MOST_GAPS = 4096
+"""Where there are more, those of about the same length are not told apart: all count as long as the longest."""
+ALIKE = 1.01
+"""Lengths whose logarithms to this base have the same whole part are about the same; no gap is below `LEAST_S`."""
+LEAST_S = 1e-6
+
+
+class TokenGaps:
+    """When each stream got its last token, and the gaps that can still be the longest one since some time.
+
+    A gap that a later one is as long as says nothing more: what is kept, oldest first, gets shorter and shorter. So a
+    token costs the same however many times are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._token_at: dict[str, float] = {}
+        self._gaps: list[tuple[float, float]] = []  # (when it ended, how long it was)
+
+    def __len__(self) -> int:
+        """How many gaps are kept."""
+        return len(self._gaps)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a stream has got tokens."""
+        return request_id in self._token_at
+
+    def token(self, request_id: str, now_s: float, *, watched: bool) -> None:
+        """A stream got a token; if nothing is `watched`, nobody will ask for its gap."""
+        last_s = self._token_at.get(request_id)
+        self._token_at[request_id] = now_s
+        if not watched or last_s is None:
+            return
+        gap_s, gaps = now_s - last_s, self._gaps
+        while gaps and gaps[-1][1] <= gap_s:
+            gaps.pop()
+        gaps.append((now_s, gap_s))
+        if len(gaps) > MOST_GAPS:
+            alike: dict[int, tuple[float, float]] = {}
+            for end_s, length_s in gaps:
+                kind = int(math.log(max(length_s, LEAST_S) / LEAST_S, ALIKE))
+                alike[kind] = (end_s, alike.get(kind, (end_s, length_s))[1])
+            self._gaps = list(alike.values())
+
+    def ended(self, request_id: str) -> None:
+        """A stream is over."""
+        self._token_at.pop(request_id, None)
+
+    def worst_since(self, start_s: float) -> float:
+        """The longest gap in seconds since a time; of one that had begun before, what lay behind that time."""
+        return max((min(gap_s, end_s - start_s) for end_s, gap_s in self._gaps if end_s >= start_s), default=0.0)
+
+    def forget_before(self, start_s: float) -> None:
+        """Nobody asks for gaps that ended before a time any more."""
+        first = next((i for i, (end_s, _) in enumerate(self._gaps) if end_s >= start_s), len(self._gaps))
+        del self._gaps[:first]
