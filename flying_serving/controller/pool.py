@@ -27,6 +27,7 @@ class TaskPool:
         self._queues: dict[Kind, list[tuple[int, int, str]]] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._urgent = 0
+        self._gone = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -75,16 +76,35 @@ class TaskPool:
         self._urgent += wanted.urgent
         kind = (wanted.degree, tracked.sizes)
         heapq.heappush(self._queues.setdefault(kind, []), (wanted.priority, tracked.order, tracked.request_id))
-        if wanted.deadline_s is not None:
+        if wanted.deadline_s is not None and not tracked.admitted:
             heapq.heappush(self._deadlines, (tracked.arrived_s + wanted.deadline_s, tracked.request_id))
 
     def remove(self, request_id: str) -> Tracked | None:
         """Take a request out; None if it does not wait."""
+        tracked = self._out(request_id)
+        self._forget_gone()
+        return tracked
+
+    def _out(self, request_id: str) -> Tracked | None:
         tracked = self._waiting.pop(request_id, None)
         if tracked is not None:
             self.prompt_tokens -= tracked.wanted.prompt_tokens
             self._urgent -= tracked.wanted.urgent
+            self._gone += 1
         return tracked
+
+    def _forget_gone(self) -> None:
+        """Queues and deadlines keep entries of requests that have gone until their turn comes, but not ever more."""
+        if self._gone <= len(self._waiting) + FEW:
+            return
+        self._gone = 0
+        self._deadlines = [entry for entry in self._deadlines if entry[-1] in self._waiting]
+        heapq.heapify(self._deadlines)
+        for kind, queue in list(self._queues.items()):
+            left = self._queues[kind] = [entry for entry in queue if entry[-1] in self._waiting]
+            heapq.heapify(left)
+            if not left:
+                del self._queues[kind]
 
     def take(self, place: Callable[[Tracked], bool]) -> None:
         """Offer the first of every kind to `place` until it refuses one of that kind; those that it takes leave."""
@@ -95,11 +115,12 @@ class TaskPool:
             queue = self._queues[kind]
             if not place(self._waiting[request_id]):
                 continue
-            self.remove(request_id)
+            self._out(request_id)
             if self._head(queue) is not None:
                 heapq.heappush(heads, (queue[0], kind))
             else:
                 del self._queues[kind]
+        self._forget_gone()
 
     def expired(self, now_s: float) -> list[str]:
         """Requests whose deadline has passed before any group had them; they still wait until `remove`."""

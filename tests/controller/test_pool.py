@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flying_serving.controller.pool import Kind, TaskPool
+from flying_serving.controller.pool import FEW, Kind, TaskPool
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.errors import PoolFull
 
@@ -101,6 +101,25 @@ def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
     assert pool.expired(3.0) == ["r0"]
     assert pool.expired(100.0) == []
     assert "r1" in pool
+
+
+@pytest.mark.parametrize("how", ["taken", "removed"])
+def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
+    """However far off their deadlines are, and though none of them was ever the first."""
+    pool = TaskPool(10)
+    stays = [tracked(number, priority=-1, kind=KINDS[number], deadline_s=1e6) for number in range(3)]
+    for one in stays:
+        pool.add(one)
+    for number in range(10, 5000):
+        pool.add(tracked(number, kind=KINDS[number % 4], deadline_s=1e6))
+        if how == "taken":
+            pool.take(lambda one: one not in stays)
+        else:
+            pool.remove(f"r{number}")
+        kept = [*pool._deadlines, *(entry for queue in pool._queues.values() for entry in queue)]
+        assert len(kept) <= 3 * FEW
+    assert pool.expired(2e6) == ["r0", "r1", "r2"]
+    assert taken(pool) == ["r0", "r1", "r2"]
 
 
 class Waiting(RuleBasedStateMachine):
