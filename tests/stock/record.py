@@ -28,7 +28,7 @@ from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402
 FOLDER = Path(__file__).parent
 MODELS = ROOT / ".models"
 DEGREES: dict[str, tuple[int, ...]] = {
-    "llama": (1, 2, 4),
+    "llama": (1, 2, 4, 8),
     "qwen2": (1, 2, 4),
     "qwen3": (1, 2, 4),
     "mixtral": (1, 2, 4),
