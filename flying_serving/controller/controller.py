@@ -10,45 +10,26 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
-from flying_serving.controller.loads import Loads
 from flying_serving.controller.moving import to_move
-from flying_serving.controller.needs import needs_of
+from flying_serving.controller.outlook import Outlook
 from flying_serving.controller.placing import Placing, Round
-from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.switches import Changeover, Switch, Switches
+from flying_serving.controller.switches import Changeover, Switch
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.demand import Demand
-from flying_serving.policy.moves import MoveCost
-from flying_serving.policy.snapshot import Decision, Snapshot
-from flying_serving.policy.steps import Step, StepModel
+from flying_serving.policy.snapshot import Decision
+from flying_serving.policy.steps import Step
 from flying_serving.policy.switching import at_once
 from flying_serving.policy.work import LaneFigures
 
 
-class Controller:
-    """Task pool, groups and layout of one server.
-
-    `moves`: what it takes to move KV between groups, by the engines that have to meet; those for which it is not known,
-    at first all, cannot.
-    """
+class Controller(Outlook):
+    """Task pool, groups and layout of one server."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        sizes = sorted(settings.capacity.tokens)
-        pinned = settings.policy.pinned_size
-        self.layout = Layout.uniform(settings.engines, pinned(sizes) if pinned else 1)
+        super().__init__(settings)
         self.placing = Placing(settings.capacity, settings.limits, settings.engines)
-        self.pool = TaskPool(settings.most_waiting)
-        self.loads = Loads()
-        self.steps = StepModel()
-        self.moves: dict[int, MoveCost] = {}
-        self.demand = Demand()
-        self.switches = Switches()
         self.would_do: deque[Decision] = deque(maxlen=100)
-        self._running: dict[str, Tracked] = {}
-        self._layouts = Layout.all(settings.engines, sizes)
         self._changeover: Changeover | None = None
         self._arrivals = 0
 
@@ -120,11 +101,6 @@ class Controller:
         tracked = self._running.get(request_id)
         return tracked.group if tracked else None
 
-    @property
-    def running(self) -> int:
-        """How many requests run."""
-        return len(self._running)
-
     # ---- measurements and time
 
     def stepped(self, steps: Iterable[Step]) -> None:
@@ -170,7 +146,25 @@ class Controller:
         """Some engine did not answer the order."""
         assert self._changeover is not None
         self._changeover.switch.failed(problem, now_s)
+        self._end_change()
+
+    @property
+    def waits_for_idle(self) -> Switch | None:
+        """The switch under way, as long as no engine knows of it: it waits for old requests to end."""
+        change = self._changeover
+        return change.switch if change is not None and not change.is_ordered else None
+
+    def drop(self, reason: str, now_s: float) -> list[Command]:
+        """Do not make the switch that `waits_for_idle`; requests that it held back go on."""
+        assert self.waits_for_idle is not None
+        self.waits_for_idle.dropped(reason, now_s)
+        self._end_change()
+        return self._dispatch(now_s)
+
+    def _end_change(self) -> None:
         self._changeover = None
+        for tracked in self._running.values():
+            tracked.soft = False
         self.switches.prune()
 
     # ---- inside
@@ -280,21 +274,3 @@ class Controller:
         if policy.catches_up(shot, self.settings.weights):
             return self._take_back(self._outside(self.layout), now_s, streams=True) + self._dispatch(now_s)
         return []
-
-    def lanes(self) -> dict[int, LaneFigures]:
-        """What a group of each size can do, as far as it was measured."""
-        limits = self.settings.limits
-        return {
-            size: LaneFigures(self.steps.cost(size), limits.slots, tokens, limits.step_tokens, self.moves.get(size))
-            for size, tokens in self.settings.capacity.tokens.items()
-            if self.steps.known(size)
-        }
-
-    def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
-        """What a policy sees now."""
-        unfinished = self.loads.unfinished()
-        tokens = sum(tracked.prefill_tokens for tracked in unfinished)
-        work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
-        loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.lately(self.layout, now_s)
-        needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines)
-        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, *recent)

@@ -49,6 +49,7 @@ class Switch:
     waited_for_idle_ms: float = 0.0
     drain_ms: float | None = None
     problem: str | None = None
+    was_dropped: bool = False
     draining: set[str] = field(default_factory=set)
     moving: set[str] = field(default_factory=set)
     gaps: TokenGaps | None = None
@@ -75,6 +76,11 @@ class Switch:
         self.problem = problem
         self.moving.clear()
         self._drained(now_s)
+
+    def dropped(self, reason: str, now_s: float) -> None:
+        """It is not made: no engine was told."""
+        self.failed(reason, now_s)
+        self.was_dropped = True
 
     def ended(self, request_id: str, now_s: float) -> None:
         """A request is over; the last of the old layout ends the drain."""

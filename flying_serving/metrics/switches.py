@@ -58,7 +58,7 @@ class SwitchTally:
 
     def _cut_over(self, switch: Switch) -> None:
         if switch.problem is not None:
-            self.failed[switch.preempt] += 1
+            self.failed[switch.preempt] += not switch.was_dropped
         elif switch.cutover_ms is not None:
             labels = (shape(switch.old), shape(switch.new), reason_kind(switch.decision), switch.preempt)
             self.made[labels] += 1

@@ -130,6 +130,11 @@ class Shell:
         self.controller.failed("engine 1 did not answer", self.now_s)
         self.check()
 
+    def drop(self) -> None:
+        """The switch that waits for requests to end is not made after all."""
+        self.holds = False
+        self.carry_out(self.controller.drop("cancelled", self.now_s))
+
     def order(self, layout: Layout, preempt: str = "weave") -> None:
         """An operator wants a layout."""
         _, commands = self.controller.order(layout, preempt, None, self.now_s)

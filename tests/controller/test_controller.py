@@ -41,6 +41,27 @@ def test_a_sequential_switch_holds_new_requests_until_the_old_ones_have_ended() 
 
 
 @pytest.mark.parametrize("preempt", ["sequential", "soft"])
+def test_a_switch_that_waits_can_be_dropped(preempt: str) -> None:
+    """Requests that it held back begin in the present layout, at once; another switch may follow, and moves none."""
+    shell = manual()
+    shell.arrive("a", SHORT)
+    shell.order(WIDE, preempt)
+    shell.arrive("b", SHORT)
+    shell.arrive("c", SHORT)
+    switch = shell.controller.waits_for_idle
+    assert switch is not None
+    shell.drop()
+    assert shell.waiting() == []
+    assert shell.open["b"].group in NARROW.groups
+    assert (switch.problem, switch.cutover_ms, switch.open) == ("cancelled", None, False)
+    shell.order(WIDE, "weave")
+    assert shell.controller.waits_for_idle is None
+    shell.acknowledge()
+    assert shell.moves == []
+    shell.settle(3)
+
+
+@pytest.mark.parametrize("preempt", ["sequential", "soft"])
 def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(preempt: str) -> None:
     """In a way for which nobody waits: one long output does not keep the others waiting for its end."""
     shell = manual()

@@ -130,6 +130,14 @@ class Episode(RuleBasedStateMachine):
     def order(self, data: st.DataObject, preempt: str) -> None:
         self.shell.order(data.draw(st.sampled_from(self.layouts)), preempt)
 
+    @precondition(lambda self: self.shell.controller.waits_for_idle is not None)
+    @rule()
+    def drop(self) -> None:
+        switch = self.shell.controller.waits_for_idle
+        self.shell.drop()
+        assert not self.shell.controller.changing
+        assert not switch.open
+
     @rule(data=st.data(), duration_s=st.floats(0.001, 1.0), prefill=st.integers(0, 64), sequences=st.integers(0, 4))
     def measure(self, data: st.DataObject, duration_s: float, prefill: int, sequences: int) -> None:
         size = data.draw(st.sampled_from(sorted(self.shell.controller.settings.capacity.tokens)))

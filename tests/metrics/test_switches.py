@@ -82,6 +82,16 @@ def test_a_switch_that_an_engine_did_not_answer_is_a_failure() -> None:
     assert tally.drain_s["weave"].count == 0
 
 
+def test_a_switch_that_was_dropped_is_neither_made_nor_a_failure() -> None:
+    """Nothing is wrong with the server."""
+    switches, tally = Switches(), SwitchTally()
+    switches.begin(APART, TOGETHER, "sequential", 1, {"a"}, 10.0, None).dropped("cancelled", 11.0)
+    tally.update(switches.kept)
+    tally.update(switches.kept)
+    assert tally.failed["sequential"] == 0
+    assert not tally.made
+
+
 @given(st.lists(st.sampled_from(["begin", "acknowledge", "end", "fail", "look"]), max_size=40))
 def test_none_is_lost_or_counted_twice_however_often_one_looks(events: Sequence[str]) -> None:
     """Records are followed through all orders of events; at the end all are accounted for."""

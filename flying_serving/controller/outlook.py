@@ -1,0 +1,61 @@
+"""What a policy sees of a server: what its lanes can do, what they have to do, and what comes."""
+
+from __future__ import annotations
+
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.needs import needs_of
+from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.requests import Tracked
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.switches import Switches
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.demand import Demand
+from flying_serving.policy.moves import MoveCost
+from flying_serving.policy.snapshot import Snapshot
+from flying_serving.policy.steps import StepModel
+from flying_serving.policy.work import LaneFigures
+
+
+class Outlook:
+    """What is known of a server at a time.
+
+    `moves`: what it takes to move KV between groups, by the engines that have to meet; those for which it is not known,
+    at first all, cannot.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        sizes = sorted(settings.capacity.tokens)
+        pinned = settings.policy.pinned_size
+        self.layout = Layout.uniform(settings.engines, pinned(sizes) if pinned else 1)
+        self.pool = TaskPool(settings.most_waiting)
+        self.loads = Loads()
+        self.steps = StepModel()
+        self.moves: dict[int, MoveCost] = {}
+        self.demand = Demand()
+        self.switches = Switches()
+        self._running: dict[str, Tracked] = {}
+        self._layouts = Layout.all(settings.engines, sizes)
+
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self._running)
+
+    def lanes(self) -> dict[int, LaneFigures]:
+        """What a group of each size can do, as far as it was measured."""
+        limits = self.settings.limits
+        return {
+            size: LaneFigures(self.steps.cost(size), limits.slots, tokens, limits.step_tokens, self.moves.get(size))
+            for size, tokens in self.settings.capacity.tokens.items()
+            if self.steps.known(size)
+        }
+
+    def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
+        """What a policy sees now."""
+        unfinished = self.loads.unfinished()
+        tokens = sum(tracked.prefill_tokens for tracked in unfinished)
+        work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
+        loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.lately(self.layout, now_s)
+        needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines)
+        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, *recent)
