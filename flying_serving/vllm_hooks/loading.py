@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -33,6 +34,24 @@ def keep_weights() -> Iterator[None]:
         yield
     finally:
         _keeping.reset(token)
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """While the body runs, each parameter that a module gets is on the meta device, and everything else is real."""
+
+    def without_data(module: torch.nn.Module, name: str, parameter: Any) -> Any:
+        if parameter is None or parameter.is_meta:
+            return None
+        meta = torch.Tensor._make_subclass(type(parameter), parameter.detach().to("meta"), False)  # type: ignore[attr-defined]
+        meta.__dict__.update(parameter.__dict__)
+        return meta
+
+    handle = register_module_parameter_registration_hook(without_data)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> None:

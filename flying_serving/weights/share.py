@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from vllm.model_executor.layers.linear import (
     LinearBase,
     MergedColumnParallelLinear,
     QKVParallelLinear,
-    ReplicatedLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
@@ -24,6 +22,7 @@ from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.vllm_hooks.experts import expert_unit, install_experts
 from flying_serving.weights.methods import ColumnPart, RowPart, VocabularyPart
+from flying_serving.weights.plain import bind_whole, own_tensors, refuse_foreign
 from flying_serving.weights.storage import (
     Pack,
     PackedColumns,
@@ -68,9 +67,7 @@ class SharedWeights:
         if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
             raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
         if isinstance(layer, ColumnParallelLinear):
-            bias = getattr(layer, "bias", None)
-            if bias is not None and layer.skip_bias_add:
-                raise WeightError(f"{name}.bias is added outside the layer, which lanes do not support")
+            bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
             self._linear[name] = self._columns(layer.weight.data, bias, self._column_segments(name, layer))
             self._drop(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
@@ -147,23 +144,42 @@ class SharedWeights:
             WeightError: naming a parameter that has no shared storage.
         """
         for name, layer in model.named_modules():
-            if isinstance(layer, ColumnParallelLinear):
-                layer.quant_method = ColumnPart(self._linear[name].part(rank, degree))
-                layer.weight = self._full[name].weight
-                if layer.bias is not None:
-                    layer.bias = self._full[name].bias
-            elif isinstance(layer, RowParallelLinear):
-                layer.quant_method = RowPart(self._linear[name].part(rank, degree))
-                layer.weight = self._full[name].weight
-                if layer.bias is not None:
-                    layer.bias = self._full[name].bias
+            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+                self._bind_linear(name, layer, rank, degree)
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
-            elif not isinstance(layer, RoutedExperts):
-                self._bind_replicated(name, layer)
+            elif not isinstance(layer, RoutedExperts) and degree > 1:
+                bind_whole(name, layer, self._full.get(name), rank, degree)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
-            _refuse_unbound(model)
+            refuse_foreign(model, self._storages())
+
+    def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
+        full = self._full[name]
+        if layer.tp_size == full.tp_size and degree > 1:  # vLLM does not cut this one: every rank has all of it
+            rank, degree = 0, 1
+        part = self._linear[name].part(rank, degree)
+        columns = isinstance(layer, ColumnParallelLinear)
+        layer.quant_method = ColumnPart(part) if columns else RowPart(part)
+        layer.weight = full.weight
+        if layer.bias is not None:
+            outside = columns and layer.skip_bias_add
+            layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
+
+    def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
+        """A column-parallel layer's bias that the model adds itself, so that it is not part of the product."""
+        segments = self._column_segments(name, full)
+        if degree > 1 and len(segments) > 1:
+            raise WeightError(f"{name}.bias: the model adds the bias of a fused layer itself")
+        units = segments[0].units_of(rank, degree)
+        size = segments[0].unit_size
+        return Parameter(full.bias.data[units.start * size : units.stop * size], requires_grad=False)
+
+    def _storages(self) -> set[int]:
+        """Addresses of all storages that lanes may read: lane 1's, and the units of its experts."""
+        units = [unit for layers in self._experts.values() for _, unit in layers]
+        named = [tensor for module in [*self._full.values(), *units] for tensor in own_tensors(module).values()]
+        return {tensor.untyped_storage().data_ptr() for tensor in [*named, *self._vocabulary.values()]}
 
     def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
         linear = self._linear.get(name)
@@ -171,36 +187,24 @@ class SharedWeights:
         if name in self._vocabulary:
             full = self._vocabulary[name]
             rows = full.shape[0] // degree
+            if layer.weight.shape[0] != rows:
+                raise WeightError(f"{name}.weight: {layer.weight.shape[0]} rows in a lane, {rows} of lane 1's")
             layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
         else:
             layer.weight = self._full[name].weight
         if getattr(layer, "bias", None) is not None:
             raise WeightError(f"{name}.bias: an LM head with a bias cannot be shared between lanes")
 
-    def _bind_replicated(self, name: str, layer: Module) -> None:
-        full = self._full.get(name)
-        if isinstance(layer, ReplicatedLinear) and full is not None:
-            # its weight may have been packed by vLLM itself: take the layer over as it is
-            layer.__dict__.update({k: v for k, v in full.__dict__.items() if k in ("_parameters", "cpu_linear")})
-            return
-        for kind in ("_parameters", "_buffers"):
-            for key, mine in getattr(layer, kind).items():
-                if mine is None or not mine.is_meta:
-                    continue
-                theirs = None if full is None else getattr(full, kind).get(key)
-                if theirs is None or theirs.shape != mine.shape:
-                    shape = None if theirs is None else tuple(theirs.shape)
-                    raise WeightError(f"{name}.{key}: shape {tuple(mine.shape)} in a lane, {shape} in lane 1")
-                getattr(layer, kind)[key] = theirs
-
 
 def _lm_head_weights(model: Module) -> set[int]:
     """Addresses of the weights that logits are computed with: heads of their own and embeddings tied to them."""
     tied = model.lm_head if hasattr(model, "lm_head") else None
-    weights = {layer.weight.data_ptr() for layer in model.modules() if isinstance(layer, ParallelLMHead)}
+    heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     if isinstance(tied, VocabParallelEmbedding):
-        weights.add(tied.weight.data_ptr())
-    return weights
+        heads.append(tied)
+    if not heads:  # Gemma 2 and others: `compute_logits` multiplies with the embedding itself
+        heads = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    return {layer.weight.data_ptr() for layer in heads}
 
 
 def _embedding_weights(modules: dict[str, Module]) -> set[int]:
@@ -209,14 +213,3 @@ def _embedding_weights(modules: dict[str, Module]) -> set[int]:
         for layer in modules.values()
         if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
     }
-
-
-def _refuse_unbound(model: Module) -> None:
-    for name, tensor in _tensors(model):
-        if tensor.is_meta:
-            raise WeightError(f"{name}: no shared storage for this parameter")
-
-
-def _tensors(model: Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
