@@ -5,6 +5,7 @@ FlyingError
 │   └── Unsupported        a vLLM feature that is refused at start, by the flag's name
 ├── LayoutError            a layout that is no partition into aligned groups, or an unknown way to switch
 ├── WeightError            a parameter that cannot be shared between lanes, by its name
+├── LaneError              a lane that fails, or computes something else than lane 1, by its group size
 ├── RequestError           a request that no layout of this server can run
 ├── PoolFull               more requests wait than may (HTTP 429)
 ├── WorkloadError          a trace, or a parameter of a workload, that cannot be used: file, line, column, value
@@ -41,6 +42,10 @@ class LayoutError(FlyingError, ValueError):
 
 class WeightError(FlyingError):
     """A parameter of the model that cannot be shared between lanes without a copy."""
+
+
+class LaneError(FlyingError):
+    """A lane that cannot be served from: a made-up step fails in it, or gives something else than in lane 1."""
 
 
 class RequestError(FlyingError, ValueError):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flying_serving.errors import LaneError
 from flying_serving.policy.probes import ENOUGH_S, Probe, probes
 from flying_serving.vllm_hooks.batches import decode_steps, prefill_steps
-
-logger = logging.getLogger("vllm.flying_serving")
 
 REPETITIONS = 3
 REPEATED_S = 2 * ENOUGH_S
@@ -78,8 +75,10 @@ def calibrate(
     Returns:
         for each batch: [size, seconds of its fastest step, tokens, 1.0 for a prompt or 0.0 for decoding requests of
         one token each, tokens of context of each of these or before those of the prompt]. The fastest, because what
-        else a machine does while servers start on it only makes steps longer. What fails is logged and ends the
-        measurement of its kind.
+        else a machine does while servers start on it only makes steps longer.
+
+    Raises:
+        LaneError: if a step fails, as a request of that size would.
     """
     measured: list[list[float]] = []
     together(False)
@@ -93,23 +92,25 @@ def calibrate(
         *steps, end = batch.steps()
         for step in steps:
             if not enough:
-                took_s.append(_timed(run, step, clock))
+                took_s.append(_timed(size, probe, run, step, clock))
                 enough = together(sum(took_s) > REPEATED_S)
-        _timed(run, end, clock)
-        fastest_s, failed = min(took_s), math.inf in took_s
-        if math.isfinite(fastest_s):
-            measured.append([size, fastest_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
-        if together(failed or fastest_s > ENOUGH_S):
+        _timed(size, probe, run, end, clock)
+        fastest_s = min(took_s)
+        measured.append([size, fastest_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
+        if together(fastest_s > ENOUGH_S):
             ended.add(probe.kind)
     return measured
 
 
-def _timed(run: Callable[[Any], Any], step: Any, clock: Callable[[], float]) -> float:
-    """Seconds of a step; infinite if it fails, which must not keep a server from starting."""
+def _timed(size: int, probe: Probe, run: Callable[[Any], Any], step: Any, clock: Callable[[], float]) -> float:
+    """Seconds of a step."""
     began = clock()
     try:
         run(step)
-    except Exception:  # whatever the model or its backend raises: the server then starts without this measurement
-        logger.warning("calibration: a made-up step failed", exc_info=True)
-        return math.inf
+    except Exception as error:  # whatever the model or its backend raises
+        what = "a prompt" if probe.is_prefill else "decoding requests"
+        raise LaneError(
+            f"group size {size}: a made-up step of {probe.tokens} tokens of {what} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     return clock() - began

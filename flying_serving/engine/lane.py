@@ -12,12 +12,12 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError
 from flying_serving.vllm_hooks.kv import shared_kv_buffer
-from flying_serving.vllm_hooks.loading import dummy_run
+from flying_serving.vllm_hooks.loading import dummy_run, parameters_on_meta
 
 WARM_TOKENS = 16
 MakeRunner = Callable[[VllmConfig], Any]
@@ -56,10 +56,14 @@ class Lane:
 
     @classmethod
     def build(cls, size: int, config: VllmConfig, pool: CommunicatorPool, make_runner: MakeRunner) -> Lane:
-        """A lane with its runner and the module tree of its degree, still without weights (on the meta device)."""
+        """A lane with its runner and the module tree of its degree, its parameters still on the meta device.
+
+        What the model computes itself (rotary tables, ALiBi slopes) is real, and of this engine's rank.
+        """
         with pool.activate(size), set_current_vllm_config(config):
             runner = make_runner(config)
-            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+            dtype = set_default_torch_dtype(config.model_config.dtype)
+            with dtype, torch.random.fork_rng(devices=[]), torch.device(runner.device), parameters_on_meta():
                 runner.model = initialize_model(config, model_config=config.model_config).eval()
         seed = torch.Generator().manual_seed(config.model_config.seed or 0).get_state()
         return cls(size, config, pool, runner, seed)
@@ -83,6 +87,7 @@ class Lane:
                     f"group size {self.size}: {kv.num_blocks} KV blocks in {len(kv.kv_cache_groups)} cache groups, "
                     f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
                 )
+            _refuse_dropped_kv(kv, self.config.model_config.max_model_len)
             self.config.cache_config.num_gpu_blocks = kv.num_blocks
             with shared_kv_buffer(buffer):
                 self.runner.initialize_kv_cache(kv)
@@ -103,6 +108,20 @@ class Lane:
         finally:
             self.random_state = torch.random.get_rng_state()
             torch.random.set_rng_state(outside)
+
+
+def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:
+    """Raise ConfigError if vLLM would give blocks back while their request runs: members would not know."""
+    window = getattr(kv.kv_cache_groups[0].kv_cache_spec, "sliding_window", None)
+    if (
+        window is not None
+        and window < max_model_len
+        and not isinstance(kv.kv_cache_groups[0].kv_cache_spec, FullAttentionSpec)
+    ):
+        raise ConfigError(
+            f"--max-model-len={max_model_len}: every layer has a sliding window of {window} tokens; "
+            f"at most {window} can be served by Flying Serving yet"
+        )
 
 
 def run_step(runner: Any, plan: Any, grammar: Any) -> Any:

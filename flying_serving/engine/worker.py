@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,13 @@ from flying_serving.engine.heap import give_back_freed
 from flying_serving.engine.lane import Lane, lane_config, run_step
 from flying_serving.engine.parent import end_with_parent
 from flying_serving.engine.progress import phase
+from flying_serving.engine.selfcheck import compare, record, require_alike, tolerance
 from flying_serving.kv.transfer import LaneCache, heads_of
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.start_error import told_to_server
 from flying_serving.vllm_hooks import distributed, loading, table
+from flying_serving.vllm_hooks.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_hooks.kv import token_parts
 from flying_serving.weights.share import SharedWeights
 
@@ -65,6 +69,11 @@ class LaneWorker:
         phase(self.engine, worker.rank, "loading the model")
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self._build_lanes()
+
+    def _build_lanes(self) -> None:
+        worker: Any = self
         phase(self.engine, worker.rank, f"sharing the weights with groups of {list(self.deployment.lanes)} engines")
         config = worker.vllm_config
         heads = config.model_config.get_total_num_kv_heads()
@@ -98,20 +107,48 @@ class LaneWorker:
         cache = self.model_runner.kv_caches[0]  # type: ignore[attr-defined]
         storage = cache.untyped_storage()
         buffer = torch.empty(0, dtype=torch.int8, device=cache.device).set_(storage)
-        for lane in self.lanes.values():
-            lane.bind_kv(buffer, kv_cache_config)
+        with told_to_server(self.deployment.run_dir, self.engine):
+            for lane in self.lanes.values():
+                lane.bind_kv(buffer, kv_cache_config)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Warm lane 1 as vLLM does, then each lane, its members together."""
+        """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then each lane, its members together."""
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self._check_lanes()
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         self.exchange = self._exchange()
         for lane in self.lanes.values():
             phase(self.engine, self.rank, f"warming up the group of {lane.size}, its members together")  # type: ignore[attr-defined]
             lane.warm()
-        self._calibration = self._calibrate()
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self._calibration = self._calibrate()
         self._move_costs = self._measure_moves()
         give_back_freed()
         return times
+
+    @torch.inference_mode()
+    def _check_lanes(self) -> None:
+        """Raise LaneError for a lane that differs from lane 1: see `engine/selfcheck.py`."""
+        worker: Any = self
+        if not self.lanes:
+            return
+        began = time.monotonic()
+        phase(self.engine, worker.rank, "comparing each lane with lane 1")
+        config, dtype = worker.vllm_config, worker.model_config.dtype
+        scheduler = config.scheduler_config
+        most = min(scheduler.max_num_seqs, self._blocks - 1, scheduler.max_num_batched_tokens // CHECK_TOKENS)
+        steps = partial(check_steps, min(CHECK_REQUESTS, most), worker.model_config.get_vocab_size())
+        lane1 = worker.model_runner
+        run = partial(run_step, lane1, grammar=None)
+        expected = record(lane1.model, run, steps(config.cache_config.block_size))
+        largest = 0.0
+        for size, lane in self.lanes.items():
+            mine = steps(lane.config.cache_config.block_size)
+            found = compare(lane.runner.model, partial(lane.execute, grammar=None), mine, expected)
+            agreed = partial(self.pool.any_of, size)
+            largest = max(largest, require_alike(size, found, tolerance(dtype), agreed))
+        took_s = time.monotonic() - began
+        phase(self.engine, worker.rank, f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
     @torch.inference_mode()
     def _calibrate(self) -> list[list[float]]:

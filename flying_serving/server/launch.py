@@ -14,7 +14,7 @@ from flying_serving.config import KEY, Deployment, parse_flying
 from flying_serving.errors import Unsupported
 from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.server.rundir import make_run_dir
-from flying_serving.server.support import choose_group_sizes, refuse_unsupported
+from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported
 from flying_serving.tracing.file import begin_trace
 
 _WORKERS = {
@@ -31,6 +31,7 @@ def prepare(config: Any, client_count: int) -> Any:
     """
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, client_count)
+    keep_all_kv(config)
     if flying.emulate_link is not None and not current_platform.is_cpu():
         raise Unsupported(f"--emulate-link={flying.emulate_link}: only exchanges between CPUs can be slowed")
     parallel = config.parallel_config

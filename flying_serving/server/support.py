@@ -58,7 +58,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
-        (_slides(config), "--model", f"models with sliding-window attention ({model.architecture})"),
+        (_slides(config), "--model", f"models whose every layer has a sliding window ({model.architecture})"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )
     for found, flag, what in refusals:
@@ -67,8 +67,18 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
 
 
 def _slides(config: Any) -> bool:
+    """Whether vLLM would drop KV of running requests. Where some layers see everything, `keep_all_kv` is enough."""
     window = config.model_config.get_sliding_window()
-    return window is not None and window < config.model_config.max_model_len
+    kinds = getattr(config.model_config.hf_text_config, "layer_types", None) or ()
+    return window is not None and window < config.model_config.max_model_len and "full_attention" not in kinds
+
+
+def keep_all_kv(config: Any) -> None:
+    """Keep all tokens' KV in every layer, in one cache group, also where some layers see a window of them only.
+
+    vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share one pool of blocks.
+    """
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
 
 
 def choose_group_sizes(config: Any, requested: tuple[int, ...] | None) -> tuple[int, ...]:

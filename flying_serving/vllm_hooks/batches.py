@@ -8,6 +8,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 _TOKEN = 1
+CHECK_REQUESTS = 8
+_CHECK_CHUNKS = (5, 3)
+"""Tokens of each request in the steps of a check: the second chunk reads the first one's KV."""
+CHECK_TOKENS = max(_CHECK_CHUNKS)
 
 
 def prefill_steps(count: int, tokens: int, before: int, block_tokens: int) -> Iterator[SchedulerOutput]:
@@ -38,6 +42,36 @@ def decode_steps(count: int, sequences: int, context: int, block_tokens: int) ->
         cached.num_computed_tokens = [prompt - 1 + number] * sequences
         cached.num_output_tokens = [number] * sequences
         yield plan
+    yield _end(names)
+
+
+def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[SchedulerOutput]:
+    """A few short prompts, computed in two chunks, and a step that ends them.
+
+    Args:
+        requests: how many; request i has KV block 1 + i to itself.
+        vocabulary: the model's; the prompts' tokens are spread over it.
+        block_tokens: tokens per block, at least those of a prompt.
+    """
+    names = [f"check-{i}" for i in range(requests)]
+    length = sum(_CHECK_CHUNKS)
+    assert length <= block_tokens
+    stride = vocabulary / (requests * length)
+    new = []
+    for i, name in enumerate(names):
+        request = _new(name, length, 0, length, block_tokens)
+        request.prompt_token_ids = [int((i + j * requests + 0.5) * stride) for j in range(length)]
+        request.block_ids = ([1 + i],)
+        new.append(request)
+    first, second = _CHECK_CHUNKS
+    yield _step(new, dict.fromkeys(names, first))
+    plan = _step([], dict.fromkeys(names, second))
+    cached = plan.scheduled_cached_reqs
+    cached.req_ids = names
+    cached.new_block_ids = [None] * requests
+    cached.num_computed_tokens = [first] * requests
+    cached.num_output_tokens = [0] * requests
+    yield plan
     yield _end(names)
 
 

@@ -11,10 +11,13 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from flying_serving.config import KEY, deployment_of
+from flying_serving.errors import ConfigError
+from flying_serving.start_error import start_error
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.engines import engine_classes
 
-_starting: ContextVar[bool] = ContextVar("starting", default=False)
+_starting: ContextVar[str | None] = ContextVar("starting", default=None)
+"""Run directory of the server whose engines are being started."""
 
 
 def make_client(
@@ -38,9 +41,10 @@ def make_client(
     from flying_serving.server.launch import prepare
 
     executor_class = prepare(vllm_config, client_count)
-    token = _starting.set(True)
+    run_dir = deployment_of(vllm_config.additional_config).run_dir
+    token = _starting.set(run_dir)
     try:
-        with engine_classes(FlyingEngineCore), ended_by_signals(deployment_of(vllm_config.additional_config).run_dir):
+        with engine_classes(FlyingEngineCore), ended_by_signals(run_dir):
             return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
     finally:
         _starting.reset(token)
@@ -64,9 +68,19 @@ def start_independent(
     cache_config: Any,
     launch: Any,
 ) -> None:
-    """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated group."""
-    coordinated = coordinated_dp and not _starting.get()
-    original(handshake_socket, core_engines, parallel_config, coordinated, cache_config, launch)
+    """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated group.
+
+    Raises:
+        ConfigError: in one line, if an engine of ours said why it cannot start.
+    """
+    run_dir = _starting.get()
+    try:
+        original(handshake_socket, core_engines, parallel_config, coordinated_dp and not run_dir, cache_config, launch)
+    except RuntimeError:
+        reason = None if run_dir is None else start_error(run_dir)
+        if reason is None:
+            raise
+        raise ConfigError(reason) from None
 
 
 def without_coordinator(original: Any, self: Any) -> bool:

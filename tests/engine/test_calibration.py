@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flying_serving.engine.calibration import REPEATED_S, REPETITIONS, Batch, Limits, batches, calibrate
+from flying_serving.errors import LaneError
 from flying_serving.policy.probes import SHORT_TOKENS, Probe
 
 DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
@@ -103,19 +104,17 @@ def test_a_batch_is_repeated_until_it_took_long_enough() -> None:
     assert scheduled(machine, 1) == [*DECODE, *DECODE, 64, 64, 0, *PIECE]
 
 
-def test_a_step_that_fails_ends_the_measurement_on_all_engines() -> None:
-    """What was measured before stays, and the requests are ended."""
+def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
+    """A server that cannot run a step of a size that it will be asked for must not say that it is ready."""
 
-    def seconds(engine: int, step: Any) -> float:
-        if engine == 1 and step.total_num_scheduled_tokens == 64:
+    def seconds(_engine: int, step: Any) -> float:
+        if step.total_num_scheduled_tokens == 64:
             raise RuntimeError("does not fit")
         return 0.1
 
-    machine = Machine(2, seconds)
-    one, other = machine.calibrate(batches(SMALL))
-    assert scheduled(machine, 0) == scheduled(machine, 1) == [*DECODE, *DECODE, 64, 0, *PIECE]
-    assert [entry[2] for entry in one] == [1, 8, 1, 8, 64, 256]
-    assert [entry[2] for entry in other] == [1, 8, 1, 8, 256]
+    message = "group size 2: a made-up step of 64 tokens of a prompt failed: RuntimeError: does not fit"
+    with pytest.raises(LaneError, match=message):
+        Machine(1, seconds).calibrate(batches(SMALL))
 
 
 @pytest.mark.parametrize(

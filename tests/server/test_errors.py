@@ -246,7 +246,7 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),
     _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
-    _unsupported("--model", "models with sliding-window attention (XForCausalLM)", sliding_window=1024),
+    _unsupported("--model", "models whose every layer has a sliding window (XForCausalLM)", sliding_window=1024),
 )
 
 
