@@ -11,8 +11,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flying_serving.cli.serve import _add_flags, _explain, _flying_settings
-from flying_serving.config import KEY, FlyingConfig
+from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
+from flying_serving.policy.work import Weights
+from flying_serving.server.settings import settings_of
 from flying_serving.wording import first_problem
 
 
@@ -45,6 +47,19 @@ def test_flags_are_read_as_what_the_setting_is() -> None:
     assert given["max_pause_ms"] == 2.5
     assert given["group_sizes"] == (1, 4)
     assert given["cpu_collectives"] == "gloo"
+
+
+def test_flags_that_weigh_layouts_reach_the_controller() -> None:
+    """By way of what the processes of a server are told."""
+    flying = parse_flying(settings("--ttft-weight=3", "--horizon-s=7"))
+    deployment = Deployment(run_dir="/", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
+    told = deployment_of({KEY: deployment.model_dump()})
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
+        cache_config=SimpleNamespace(block_size=16),
+        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
+    )
+    assert settings_of(config, told, blocks=10).weights == Weights(horizon_s=7.0, ttft_weight=3.0)
 
 
 def test_a_flag_counts_more_than_additional_config_and_its_default_does_not() -> None:

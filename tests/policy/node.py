@@ -6,6 +6,7 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape
 from flying_serving.sim.lanes import Plan
 from flying_serving.sim.node import SimNode
@@ -28,11 +29,11 @@ def arrivals(rate: float, seconds: float, seed: int = 1, begin_s: float = 0.0) -
     return requests
 
 
-def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2) -> SimNode:
+def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2, weights: Weights = WEIGHTS) -> SimNode:
     """Let a server run until everything is done; it was idle for some seconds when the first request came."""
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
-    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), WEIGHTS)
+    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), weights)
     shape = ClusterShape(engines, sizes, BLOCKS, {size: 32 * size for size in sizes}, SLOTS, BUDGET_TOKENS)
 
     def step_s(size: int, plan: Plan) -> float:
