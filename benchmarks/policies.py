@@ -4,10 +4,10 @@ python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [-
 
 `load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
-Every system is our server with the same flags but the policy, so that collectives and kernels are the same for all; the
-links of regime `link` are emulated (see docs/engine.md). With `--stock` the fixed layouts are those of stock
-vLLM, with shared memory or gloo as the regime says; over a link static TP stays ours, whose exchanges can be slowed.
-Each is stopped while another is measured.
+The fixed layouts are our server's with the same flags but the policy, so that collectives and kernels are the same for
+all; the links of regime `link` are emulated (see docs/engine.md). With `--stock` stock vLLM's data and tensor
+parallelism are measured beside them, with shared memory or gloo as the regime says, but no tensor parallelism of
+stock's over a link: its exchanges cannot be slowed. Each system is stopped while another is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.systems import DP, ROOT, TP, System, Systems
+from benchmarks.systems import DP, ROOT, TP, System, Systems, commit
 from flying_serving.bench.client import Target
 from flying_serving.bench.metrics import summarise
 from flying_serving.bench.run import Settings, measure, probe
@@ -36,7 +36,7 @@ from flying_serving.workload.read import read_workload
 from flying_serving.workload.shape import scale_lengths, scale_time, window
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 
-STOCK = {"static-dp": DP, "static-tp": TP}
+STOCK = {"stock-dp": DP, "stock-tp": TP}
 SHARED = [
     "--dtype=float32",
     "--enforce-eager",
@@ -117,21 +117,26 @@ def figures(summary: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def server(policy: str, regime: str, model: Path, *, stock: bool) -> System:
+def names_of(regime: str, args: argparse.Namespace) -> list[str]:
+    """The systems to compare: policies of ours and, if asked for, stock vLLM."""
+    stock = [name for name in STOCK if args.stock and not (regime == "link" and name == "stock-tp")]
+    return [*stock, *(POLICIES if args.policies is None else args.policies)]
+
+
+def server(name: str, regime: str, model: Path) -> System:
     """Start one of the systems that are compared."""
-    name, together = f"{policy}, {regime}", policy == "static-tp"
-    if stock and policy in STOCK and not (regime == "link" and together):  # stock's exchanges cannot be slowed
-        gloo = regime == "gloo" and together
-        return System(f"stock {name}", model, [STOCK[policy], *SHARED], ours=False, gloo=gloo)
-    return System(name, model, [*FLAGS, *REGIMES[regime], f"--policy={policy}"], ours=True)
+    if name in STOCK:
+        gloo = regime == "gloo" and name == "stock-tp"
+        return System(f"{name}, {regime}", model, [STOCK[name], *SHARED], ours=False, gloo=gloo)
+    return System(f"{name}, {regime}", model, [*FLAGS, *REGIMES[regime], f"--policy={name}"], ours=True)
 
 
 def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argparse.Namespace) -> None:
     """Start the servers of a regime, replay alternately, print medians."""
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
-        for policy in POLICIES if args.policies is None else args.policies:
-            systems.start(server(policy, regime, model, stock=args.stock))
+        for name in names_of(regime, args):
+            systems.start(server(name, regime, model))
         for number, system, (kind, workload) in itertools.product(
             range(args.rounds), systems.all.values(), workloads.items()
         ):
@@ -145,7 +150,7 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
             rows[name].append(figures(summary))
             (OUT / f"{file}-{number}.json").write_text(json.dumps(summary, indent=1))
             print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
-    print(f"\n{regime}: medians [smallest..largest] of {args.rounds}, times in ms")
+    print(f"\n{regime}, commit {commit()}: medians [smallest..largest] of {args.rounds}, times in ms")
     for name, found in rows.items():
         cells = []
         for column in found[0]:

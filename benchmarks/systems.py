@@ -31,6 +31,12 @@ ENVIRONMENT = {
 }
 
 
+def commit() -> str:
+    """The commit that is measured, with `-dirty` if the working tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 class System:
     """One server process group, in the session of its client (`flying_serving.bench.servers` says why).
 
