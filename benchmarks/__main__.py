@@ -21,6 +21,7 @@ NAMES = (
     "switch_cost",
     "switch_storm",
     "collectives",
+    "coordination",
     "bench_client",
     "agreement",
     "observability",

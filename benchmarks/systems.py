@@ -46,9 +46,19 @@ class System:
         flags: vLLM's flags.
         ours: `flying-serving serve`, else stock vLLM's API server without our plugin.
         gloo: stock vLLM alone: gloo in place of vLLM's own shared-memory collectives.
+        entry: ours alone: the module to run.
     """
 
-    def __init__(self, name: str, model: Path, flags: list[str], *, ours: bool, gloo: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        flags: list[str],
+        *,
+        ours: bool,
+        gloo: bool = False,
+        entry: str = "flying_serving.cli.main",
+    ) -> None:
         self.name = name
         self.ours = ours
         self.model = str(model)
@@ -56,7 +66,7 @@ class System:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{port}"
-        module = ["flying_serving.cli.main", "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
+        module = [entry, "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
         command = [sys.executable, "-m", *module, self.model, "--host=127.0.0.1", f"--port={port}", *flags]
         environment = os.environ | ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
         if gloo:

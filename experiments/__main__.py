@@ -1,68 +1,90 @@
-"""`make experiments`: every table and figure of docs/results that is simulated. One name as argument runs that one."""
+"""`make experiments`: every table and figure of docs/results that is simulated.
+
+python -m experiments               all of them, with every seed
+python -m experiments NAME ...      those; then all pages are written, with the numbers that are kept of the others
+python -m experiments --pages       only the pages, from the numbers that are kept
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from typing import Protocol
 
-from experiments import break_even, fig8_fig9, fig10, oracle, table1, table2
-from experiments.common import Row, markdown, number, write
+from experiments import against_paper, break_even, fig8_fig9, fig10, oracle, table1, table2
+from experiments.common import KERNELS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
+from experiments.rows import Row
 
-ALL: dict[str, Callable[[], list[Row]]] = {
-    "fig8_fig9": fig8_fig9.main,
-    "break_even": break_even.main,
-    "oracle": oracle.main,
-    "table1": table1.main,
-    "table2": table2.main,
-    "fig10": fig10.main,
+
+class Experiment(Protocol):
+    """A module: what one run finds, and the pages of what all have found."""
+
+    def measure(self, setting: Setting) -> Numbers:
+        """One run."""
+
+    def pages(self, found: Kept) -> list[Row]:
+        """Write pages and figures; what they compare with the paper."""
+
+
+ALL: dict[str, Experiment] = {
+    "oracle": oracle,
+    "fig8_fig9": fig8_fig9,
+    "break_even": break_even,
+    "table1": table1,
+    "fig10": fig10,
+    "table2": table2,
 }
-PAGES = {
-    "fig8_fig9": "[fig8](fig8.md), [fig9](fig9.md)",
-    "table1": "[table1](table1.md)",
-    "table2": "[table2](table2.md)",
-    "fig10": "[fig10](fig10.md)",
-}
+"""The longest first."""
+HEADLINES = tuple(against_paper.PAGES)
+"""Those that the other memory efficiency is tried on."""
 
 
-def timed(name: str) -> tuple[str, list[Row]]:
-    """Run one; what to print, and what it compared."""
+def settings(name: str) -> list[Setting]:
+    """Every run of an experiment."""
+    kernels = [Setting(memory_efficiency=KERNELS)] if name in HEADLINES else []
+    return [*(Setting(seed) for seed in SEEDS), *kernels]
+
+
+def timed(name: str, setting: Setting) -> tuple[str, str, Numbers, str]:
+    """One run; its name, its setting's, what it found, and what to print."""
     began_s, used_s = time.perf_counter(), time.process_time()
-    rows = ALL[name]()
+    found = ALL[name].measure(setting)
     passed_s, took_s = time.perf_counter() - began_s, time.process_time() - used_s
-    return f"{name}: {passed_s:.0f} s ({took_s:.0f} s of processor time)", rows
+    return name, setting.name, found, f"{name}, {setting.name}: {passed_s:.0f} s ({took_s:.0f} s of processor time)"
 
 
-def against_paper(found: dict[str, list[Row]]) -> None:
-    """One page: on which of the numbers that are published of Flying Serving `auto` is better, and on which not."""
-    rows = [(row, PAGES[name]) for name, rows in found.items() for row in rows if row.verdict]
-    counts = {word: sum(row.verdict.strip("*") == word for row, _ in rows) for word in ("better", "equal", "worse")}
-    lines = [
-        f"Of {len(rows)} numbers `auto` is better on {counts['better']}, equal on {counts['equal']} (within 0.5 %) and",
-        f"worse on {counts['worse']}. Why is on the page of each.",
-        "",
-        *markdown(
-            ["number", "paper", "auto", "auto / paper", "", "page"],
-            [
-                [row.name, number(row.paper or 0), number(row.ours), f"{row.ratio:.2f}", row.verdict, page]
-                for row, page in rows
-            ],
-        ),
-    ]
-    write("against_paper", "`auto` against the Flying Serving of the paper", lines)
+def measure(chosen: list[str]) -> None:
+    """Run all that is needed in two processes, and keep what was found."""
+    at, found = commit(), defaultdict[str, dict[str, Numbers]](dict)
+    runs = [(name, setting) for name in ALL if name in chosen for setting in settings(name)]
+    with ProcessPoolExecutor(2) as workers:
+        for name, setting, numbers, line in workers.map(timed, *zip(*runs, strict=True)):
+            print(line, flush=True)
+            found[name][setting] = numbers
+            if len(found[name]) == len(settings(name)):
+                keep(name, at, found[name])
+
+
+def write_pages() -> None:
+    """All pages, from the numbers that are kept."""
+    numbers = {name: kept(name) for name in ALL}
+    rows = {name: ALL[name].pages(found) for name, found in numbers.items()}
+    against_paper.pages(numbers, rows)
+
+
+def main() -> None:
+    """Exit with a message if the command line is wrong, or if not all numbers are there yet."""
+    chosen = sys.argv[1:] or list(ALL)
+    if chosen != ["--pages"]:
+        if unknown := sorted(set(chosen) - set(ALL)):
+            sys.exit(f"{unknown[0]}: not one of {', '.join(ALL)}")
+        measure(chosen)
+    if missing := [name for name in ALL if not numbers_path(name).exists()]:
+        sys.exit(f"no pages yet: nothing was measured of {', '.join(missing)}")
+    write_pages()
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(ALL)
-    unknown = sorted(set(chosen) - set(ALL))
-    if unknown:
-        sys.exit(f"{unknown[0]}: not one of {', '.join(ALL)}")
-    compared: dict[str, list[Row]] = {}
-    with ProcessPoolExecutor(2) as workers:
-        for name, (line, rows) in zip(chosen, workers.map(timed, chosen), strict=True):
-            print(line, flush=True)
-            if rows:
-                compared[name] = rows
-    if set(chosen) == set(ALL):
-        against_paper(compared)
+    main()

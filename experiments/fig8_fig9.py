@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import Any
 
 from experiments.common import (
     BURST_S,
@@ -12,99 +13,146 @@ from experiments.common import (
     RESULTS,
     SLOTS,
     UTILIZATION,
-    Row,
-    burst_run,
+    Kept,
+    Numbers,
+    Setting,
     calibrated,
     low_run,
-    markdown,
-    number,
     peak_tokens_per_s,
-    seconds,
-    table,
-    write,
+    run,
+    system,
 )
 from experiments.reasons import why
+from experiments.rows import Row, markdown, page, row, spread, table, write
 from flying_serving.sim.figures import distributions, over_time
 
 SYSTEMS = ("auto", "static-dp", "static-tp", "shift-parallel", "fork")
+GROUPED = (
+    "low load alone is served by the widest group, whose steps are static TP's in the model, and what coordination was "
+    "measured to cost"
+)
+APART = (
+    "at its peak `auto` serves these models apart; such steps are static DP's in the model, and what lanes were "
+    "measured to cost"
+)
 
 
-def fig8() -> list[Row]:
-    """P90 TTFT over time, with the layout."""
-    lines, compared = _setting(), []
-    for model in MODELS:
-        paper, runs = PAPER[model], [burst_run(name, model) for name in SYSTEMS]
-        mean = {one.system.name: seconds(one.summary, "burst", "mean_ttft_ms") for one in runs}
-        p90 = {one.system.name: seconds(one.summary, "burst", "p90_ttft_ms") for one in runs}
-        low = {name: low_run(name, model).summary["mean_ttft_ms"] for name in SYSTEMS}
-        rows = [
-            Row(f"{what}, {top} / {bottom}", paper[key], times[top] / times[bottom], higher)
-            for what, key, times, top, bottom, higher in (
-                ("burst, mean TTFT", "burst_flying_over_dp_ttft", mean, "auto", "static-dp", False),
-                ("burst, P90 TTFT", "burst_tp_over_flying_p90_ttft", p90, "static-tp", "auto", True),
-                ("burst, P90 TTFT", "burst_shift_over_flying_p90_ttft", p90, "shift-parallel", "auto", True),
-                ("low load, mean TTFT", "low_flying_over_tp_ttft", low, "auto", "static-tp", False),
-            )
-        ]
-        rows = why("fig8", model, rows)
-        compared += [row.of(model) for row in rows]
-        lines += [f"## {model}", "", *table(rows)]
-        shown = []
-        for one in runs:
-            name, e2e = one.system.name, one.summary["mean_e2el_ms"] / 1e3
-            times = [number(value) for value in (mean[name], p90[name], low[name], e2e)]
-            shown.append([name, *times, str(len(one.outcome.switches))])
-        headings = ["burst mean TTFT (s)", "burst P90 TTFT (s)", "low load mean TTFT (ms)", "mean E2E (s)", "switches"]
-        lines += markdown(["system", *headings], shown)
+def measure(setting: Setting) -> Numbers:
+    """Times, peaks and switches of each system, by model."""
+    return {model: _measure(model, setting) for model in MODELS}
+
+
+def _measure(model: str, setting: Setting) -> Numbers:
+    faster, workload = calibrated(model, setting)
+    runs = [run(system(name, model, setting), model, workload) for name in SYSTEMS]
+    if setting.draws:
         over_time(runs, RESULTS / f"fig8_{model}.png")
-        lines += [f"![P90 TTFT over time](fig8_{model}.png)", ""]
-    write("fig8", "Flying Serving, figure 8: TTFT under bursts", lines)
-    return compared
-
-
-def fig9() -> list[Row]:
-    """Median TPOT and peak throughput."""
-    lines, compared = _setting(), []
-    for model in MODELS:
-        paper, runs = PAPER[model], [burst_run(name, model) for name in SYSTEMS]
-        tpot = {one.system.name: one.summary["median_tpot_ms"] for one in runs}
-        peak = {name: peak_tokens_per_s(name, model) for name in SYSTEMS}
-        rows = [
-            Row("median TPOT, static-dp / auto", paper["dp_over_flying_median_tpot"], _ratio(tpot, "static-dp"), True)
-        ]
-        for other, key in (("static-dp", "dp"), ("static-tp", "tp"), ("shift-parallel", "shift")):
-            rows.append(
-                Row(f"peak tokens/s, auto / {other}", paper[f"peak_flying_over_{key}"], 1 / _ratio(peak, other), True)
-            )
-        rows = why("fig9", model, rows)
-        compared += [row.of(model) for row in rows]
-        lines += [f"## {model}", "", *table(rows)]
-        headings = ["system", "median TPOT (ms)", "low load median TPOT (ms)", "peak tokens/s"]
-        low = {name: low_run(name, model).summary["median_tpot_ms"] for name in SYSTEMS}
-        lines += markdown(headings, [[name, *(number(of[name]) for of in (tpot, low, peak))] for name in SYSTEMS])
         distributions(runs, RESULTS / f"fig9_{model}.png")
-        lines += [f"![distributions](fig9_{model}.png)", ""]
-    write("fig9", "Flying Serving, figure 9: time per token and peak throughput", lines)
+    return {"faster": faster, **{one.system.name: _numbers(one, model, setting) for one in runs}}
+
+
+def _numbers(one: Any, model: str, setting: Setting) -> dict[str, float]:
+    burst = one.summary["phases"]["burst"]
+    low = low_run(one.system.name, model, setting).summary
+    return {
+        "burst_mean_ttft_s": burst["mean_ttft_ms"] / 1e3,
+        "burst_p90_ttft_s": burst["p90_ttft_ms"] / 1e3,
+        "low_mean_ttft_ms": low["mean_ttft_ms"],
+        "low_median_tpot_ms": low["median_tpot_ms"],
+        "median_tpot_ms": one.summary["median_tpot_ms"],
+        "mean_e2e_s": one.summary["mean_e2el_ms"] / 1e3,
+        "switches": len(one.outcome.switches),
+        "peak_tokens_per_s": peak_tokens_per_s(one.system.name, model, setting),
+    }
+
+
+def pages(found: Kept) -> list[Row]:
+    """Write both; what they compare."""
+    return _fig8(found) + _fig9(found)
+
+
+def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], float]:
+    return lambda one: one[model][top][key] / one[model][bottom][key]
+
+
+def _fig8(found: Kept) -> list[Row]:
+    lines, compared = _setting(found), []
+    for model in MODELS:
+        rows = why("fig8", model, _ttft_rows(model, found))
+        compared += [one.of(model) for one in rows]
+        lines += [f"## {model}", "", *table(rows)]
+        headings = ["burst mean TTFT (s)", "burst P90 TTFT (s)", "low load mean TTFT (ms)", "mean E2E (s)", "switches"]
+        keys = ["burst_mean_ttft_s", "burst_p90_ttft_s", "low_mean_ttft_ms", "mean_e2e_s", "switches"]
+        lines += _systems(model, found, headings, keys)
+        lines += [f"![P90 TTFT over time](fig8_{model}.png)", ""]
+    rows = why("fig8", "all", [_shift_row(found)])
+    compared += rows
+    lines += ["## Shift Parallelism at low load", "", *table(rows)]
+    write("fig8", page("Flying Serving, figure 8: TTFT under bursts", [found.commit], lines))
     return compared
 
 
-def _ratio(values: Mapping[str, float], other: str) -> float:
-    return values[other] / values["auto"]
+def _ttft_rows(model: str, found: Kept) -> list[Row]:
+    paper = PAPER[model]
+    return [
+        row(f"{what}, {top} / {bottom}", paper[key], found, _ratio(model, of, top, bottom), higher, built)
+        for what, key, of, top, bottom, higher, built in (
+            ("burst, mean TTFT", "burst_flying_over_dp_ttft", "burst_mean_ttft_s", "auto", "static-dp", False, ""),
+            ("burst, P90 TTFT", "burst_tp_over_flying_p90_ttft", "burst_p90_ttft_s", "static-tp", "auto", True, ""),
+            (
+                "burst, P90 TTFT",
+                "burst_shift_over_flying_p90_ttft",
+                "burst_p90_ttft_s",
+                "shift-parallel",
+                "auto",
+                True,
+                "",
+            ),
+            ("low load, mean TTFT", "low_flying_over_tp_ttft", "low_mean_ttft_ms", "auto", "static-tp", False, GROUPED),
+        )
+    ]
 
 
-def main() -> list[Row]:
-    """Both, from the same runs."""
-    return fig8() + fig9()
+def _shift_row(found: Kept) -> Row:
+    """The paper has one number, "up to", for the models that Shift Parallelism can run."""
+    ratios = [_ratio(model, "low_mean_ttft_ms", "auto", "shift-parallel") for model in ("llama-3-70b", "nemotron-8b")]
+    name = "low load, mean TTFT, auto / shift-parallel, the larger of Llama's and Nemotron's"
+    return row(name, PAPER["low_flying_over_shift_ttft"], found, lambda one: max(of(one) for of in ratios), False)
 
 
-def _setting() -> list[str]:
-    faster = ", ".join(f"{model} {calibrated(model)[0]:g}" for model in MODELS)
+def _fig9(found: Kept) -> list[Row]:
+    lines, compared = _setting(found), []
+    for model in MODELS:
+        paper = PAPER[model]
+        tpot = _ratio(model, "median_tpot_ms", "static-dp", "auto")
+        rows = [row("median TPOT, static-dp / auto", paper["dp_over_flying_median_tpot"], found, tpot, True)]
+        for other, key in (("static-dp", "dp"), ("static-tp", "tp"), ("shift-parallel", "shift")):
+            built = APART if other == "static-dp" and model != "llama-3-70b" else ""
+            peak, published = _ratio(model, "peak_tokens_per_s", "auto", other), paper[f"peak_flying_over_{key}"]
+            rows.append(row(f"peak tokens/s, auto / {other}", published, found, peak, True, built))
+        rows = why("fig9", model, rows)
+        compared += [one.of(model) for one in rows]
+        lines += [f"## {model}", "", *table(rows)]
+        headings = ["median TPOT (ms)", "low load median TPOT (ms)", "peak tokens/s"]
+        lines += _systems(model, found, headings, ["median_tpot_ms", "low_median_tpot_ms", "peak_tokens_per_s"])
+        lines += [f"![distributions](fig9_{model}.png)", ""]
+    write("fig9", page("Flying Serving, figure 9: time per token and peak throughput", [found.commit], lines))
+    return compared
+
+
+def _systems(model: str, found: Kept, headings: list[str], keys: list[str]) -> list[str]:
+    cells = [[name, *(spread([one[model][name][key] for one in found.seeds]) for key in keys)] for name in SYSTEMS]
+    return markdown(["system", *headings], cells)
+
+
+def _setting(found: Kept) -> list[str]:
+    faster = ", ".join(f"{model} {spread([one[model]['faster'] for one in found.seeds])}" for model in MODELS)
     return [
         f"The paper's generator on 8 H200s, {SLOTS} requests and 8,192 tokens per step of an engine,",
         f"`gpu_memory_utilization` {UTILIZATION}, {LOW_S:g} s of low load and bursts of {BURST_S:g} s: what the paper",
         "does not state is chosen as [simulator.md](../simulator.md) says. Rates of bursts are multiplied until static",
         f"DP's mean TTFT in bursts is the paper's: {faster}. Llama gets 4,000 requests, the others, whose bursts are",
         "denser, 8,000. Low load is 600 requests at 3.5 per second. Peak is the steady middle of 2,000 requests that",
-        "come at once.",
+        f"come at once. Means of {len(found.seeds)} seeds [smallest..largest]; figures show the first.",
         "",
     ]

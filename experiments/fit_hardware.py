@@ -1,4 +1,4 @@
-"""Fit the coefficients of every device, write them with their errors, and report the error on held-back points.
+"""Fit the coefficients of every device, write them with their errors, and report the errors on published points.
 
     python -m experiments.fit_hardware
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments import points, report
+from experiments.common import commit
 from experiments.points import Point
 from flying_serving.sim import models
 from flying_serving.sim.cost import LaneCost
@@ -70,9 +71,8 @@ START = {
 HOST = ("eager_layer_s", "step_overhead_s", "frontend_s", "reserve_bytes")
 
 
-def main() -> None:
-    """Fit, write, report."""
-    published = points.read()
+def fitted(published: Sequence[Point]) -> dict[str, Hardware]:
+    """Every device, fitted to profiles and to those of the published points that have the role for it."""
     devices = {name: _start(name) for name in SPECS}
     for name in ("h100", "a100"):
         devices[name] = _fit_kernels(name, devices[name])
@@ -82,10 +82,17 @@ def main() -> None:
     devices["h100"] = _inherit(devices["h100"], devices["h200"], HOST)
     devices["a100"] = _inherit(devices["a100"], devices["h200"], HOST)
     devices["h20"] = _inherit(devices["h20"], devices["h200"])
-    HARDWARE.write_text(_dump(devices), encoding="utf-8")
+    return devices
+
+
+def main() -> None:
+    """Fit, write, report."""
+    published = points.read()
+    devices = fitted(published)
+    HARDWARE.write_text(dump(devices), encoding="utf-8")
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     written = {name: load(name) for name in devices}  # rounded, as everyone else will read them
-    TABLE.write_text(report.table(written, published), encoding="utf-8")
+    TABLE.write_text(report.table(written, published, commit()), encoding="utf-8")
     print(TABLE.read_text(encoding="utf-8"))
 
 
@@ -190,7 +197,9 @@ def _inherit(device: Hardware, other: Hardware, names: Sequence[str] = tuple(STA
     return device
 
 
-def _dump(devices: dict[str, Hardware]) -> str:
+def dump(devices: Mapping[str, Hardware]) -> str:
+    """The file that the simulator reads; numbers of five digits."""
+
     def rounded(value: Any) -> Any:
         if isinstance(value, float):
             return float(f"{value:.5g}")

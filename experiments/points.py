@@ -24,7 +24,8 @@ class Point:
 
     id: str
     role: str
-    """fit, held_back, queueing (for the discrete-event simulator) or impossible (contradicts its own conditions)."""
+    """fit, not_fitted, conditions (its source does not state some, which were inferred from it), queueing (for the
+    discrete-event simulator) or impossible (contradicts its own conditions)."""
     kind: str
     value: float
     unit: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from experiments.common import Row
+    from experiments.rows import Row
 
 STALE = 0.1
 """A reason was found for one value of ours; if that has changed by more than this since, the table says so."""
@@ -127,7 +127,7 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
 
 def why(table: str, model: str, rows: Sequence[Row]) -> list[Row]:
     """The rows with their reasons."""
-    return [replace(row, why=_why(row.ours, *REASONS.get((table, model, row.name), (row.ours, "")))) for row in rows]
+    return [replace(row, why=_why(row.mean, *REASONS.get((table, model, row.name), (row.mean, "")))) for row in rows]
 
 
 def _why(ours: float, then: float, text: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import median
 
-from experiments.common import MODELS, PAPER, SEED, SLOTS, Row, machine, markdown, number, run, system, table, write
+from experiments.common import MODELS, PAPER, SLOTS, Kept, Numbers, Setting, machine, run, system
 from experiments.reasons import why
+from experiments.rows import Row, markdown, number, page, paragraph, row, table, write
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
@@ -20,45 +23,31 @@ SWITCHES = 20
 OUTPUT = 64
 LENGTHS = {"llama-3-70b": 8192 - OUTPUT, "gpt-oss-120b": 131072 - OUTPUT, "nemotron-8b": 1048576 - OUTPUT}
 SYSTEMS = ("auto", "static-dp", "static-tp")
-TTFT, PROMPTS = "TTFT, static DP / auto", "prompt tokens/s, auto / static TP"
+MEMORY = "the memory formula with the model's and the device's numbers; no request is served"
+MESSAGE = "a switch is modelled as the rest of the step under way and one message"
+ALONE = "one request alone is in the widest group, so both are the cost model's steps, and what coordination costs"
 
 
-def main() -> list[Row]:
-    """Capacities, then the longest prompts."""
-    rows = []
-    for name, tokens in PAPER["context_tokens"].items():
-        capacity = max(system(name, LLAMA).settings.capacity.tokens.values())
-        rows.append(Row(f"{name}: longest context (tokens)", tokens, capacity, name == "auto" or None))
-    wider = build("auto", machine(LLAMA), 4, Options()).settings.capacity
-    rows.append(Row("auto, engines of 4 devices", PAPER["context_tokens"]["auto"], max(wider.tokens.values()), True))
-    rows.append(Row("switch (ms)", PAPER["switch_ms"], _cutover_ms(), False))
-    rows = why("table2", LLAMA, rows)
-    lines = [
-        "Capacity of one group with `gpu_memory_utilization` 0.8. Cold starts (147 to 292 s in the paper) are not",
-        "simulated. The switch is the median time from the order until the last engine works in the new layout, of",
-        f"{SWITCHES} switches by hand under 3 requests/s. It has the rest of the step under way and a message of",
-        "0.5 ms; nothing else of a switch is modelled.",
-        "",
-        *table(rows),
-        "## Prompts of the longest context",
-        "",
-        "8K tokens for Llama-3-70B, 128K for GPT-OSS-120B, 1M for Nemotron-8B, the models' longest; 64 output tokens.",
-        "TTFT is of such a request alone, prompt tokens per second are of several at once. A prompt that one engine of",
-        "static DP does not hold is cut to what it holds, for the first number only.",
-        "",
-    ]
-    compared = [row.of(LLAMA) for row in rows]
-    for model in MODELS:
-        shown, rows = _longest(model)
-        compared += [row.of(model) for row in rows]
-        lines += [f"### {model}", "", *shown, *table(rows)]
-    write("table2", "Flying Serving, table 2: context and switching", lines)
-    return compared
+def measure(setting: Setting) -> Numbers:
+    """Capacities, switches, then the longest prompts by model."""
+    capacity = {name: _capacity(system(name, LLAMA, setting)) for name in PAPER["context_tokens"]}
+    wider = build("auto", machine(LLAMA, setting), 4, Options())
+    return {
+        "capacity": {**capacity, "auto, engines of 4 devices": _capacity(wider)},
+        "switch_ms": _cutover_ms(setting),
+        "longest": {model: _longest(model, setting) for model in MODELS},
+    }
 
 
-def _cutover_ms() -> float:
-    node = flying(machine(LLAMA), 2, POLICIES["manual"], Options(slots=SLOTS, keep_times=False)).node(clock := Clock())
-    Arrivals(synthesise(Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0), SEED).requests, clock, node.arrive)
+def _capacity(of: object) -> int:
+    return max(of.settings.capacity.tokens.values())  # type: ignore[attr-defined,no-any-return]
+
+
+def _cutover_ms(setting: Setting) -> float:
+    server = flying(machine(LLAMA, setting), 2, POLICIES["manual"], Options(slots=SLOTS, keep_times=False))
+    node = server.node(clock := Clock())
+    shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
+    Arrivals(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):
         clock.at(10.0 + 2 * n, node.order, Layout.uniform(4, 1 if n % 2 else 4), "weave")
     while clock.step():
@@ -66,28 +55,114 @@ def _cutover_ms() -> float:
     return median(switch.cutover_ms or 0.0 for switch in node.outcome.switches)
 
 
-def _longest(model: str) -> tuple[list[str], list[Row]]:
+def _longest(model: str, setting: Setting) -> Numbers:
     length = LENGTHS[model]
-    held = max(system("static-dp", model).settings.capacity.tokens.values()) - OUTPUT
-    ttft = {name: _alone_s(name, model, min(length, held)) for name in SYSTEMS}
-    rate = {name: _prompts_per_s(name, model, length) for name in SYSTEMS}
-    paper = PAPER[model]
-    rows = [
-        Row(TTFT, paper["context_dp_over_flying_ttft"], ttft["static-dp"] / ttft["auto"], True),
-        Row(PROMPTS, paper["context_flying_over_tp_prompts"], rate["auto"] / rate["static-tp"], True),
-    ]
-    shown = [[name, number(ttft[name]), "too long" if rate[name] == 0 else number(rate[name])] for name in SYSTEMS]
-    headings = ["system", f"TTFT of {min(length, held):,} tokens (s)", f"tokens/s, {length:,} each"]
-    return markdown(headings, shown), why("context", model, rows)
+    held = _capacity(system("static-dp", model, setting)) - OUTPUT
+    alone = min(length, held)
+    found: Numbers = {"alone_tokens": alone}
+    for name in SYSTEMS:
+        ttft_s, gap_s = _alone_s(name, model, alone, setting)
+        rate = _prompts_per_s(name, model, length, setting)
+        found[name] = {"ttft_s": ttft_s, "gap_ms": gap_s * 1e3, "prompts_per_s": rate}
+    return found
 
 
-def _alone_s(name: str, model: str, length: int) -> float:
-    (done,) = run(name, model, Workload("alone", SEED, (Request(0, 0.0, length, OUTPUT),))).outcome.ended
-    return done.first_token_s
+def _alone_s(name: str, model: str, length: int, setting: Setting) -> tuple[float, float]:
+    """First token, and mean time between two tokens, of a request alone."""
+    alone = Workload("alone", 0, (Request(0, 0.0, length, OUTPUT),))
+    (done,) = run(system(name, model, setting), model, alone).outcome.ended
+    return done.first_token_s, (done.end_s - done.first_token_s) / (OUTPUT - 1)
 
 
-def _prompts_per_s(name: str, model: str, length: int) -> float:
+def _prompts_per_s(name: str, model: str, length: int, setting: Setting) -> float:
     count = 128 if length < 10_000 else 32 if length < 200_000 else 4
     requests = tuple(Request(index, 0.0, length, OUTPUT) for index in range(count))
-    ended = run(name, model, Workload("together", SEED, requests)).outcome.ended
+    ended = run(system(name, model, setting), model, Workload("together", 0, requests)).outcome.ended
     return sum(r.prompt_tokens for r in ended) / max((r.end_s for r in ended), default=1.0)
+
+
+def pages(found: Kept) -> list[Row]:
+    """Write capacities, then the longest prompts; what is compared."""
+    rows = why("table2", LLAMA, _rows(found))
+    lines = [
+        *paragraph(
+            "Capacity of one group with `gpu_memory_utilization` 0.8. Cold starts (147 to 292 s in the paper) are not",
+            "simulated. The switch is the median time from the order until the last engine works in the new layout, of",
+            f"{SWITCHES} switches by hand under 3 requests/s, mean of {len(found.seeds)} seeds [smallest..largest]. It",
+            "has the rest of the step under way and a message of 0.5 ms; nothing else of a switch is modelled. Nothing",
+            "else on this page is random.",
+        ),
+        *table(rows),
+        "## Prompts of the longest context",
+        "",
+        "8K tokens for Llama-3-70B, 128K for GPT-OSS-120B, 1M for Nemotron-8B, the models' longest; 64 output tokens.",
+        "TTFT and the time between two tokens are of such a request alone, prompt tokens per second are of several at",
+        "once. A prompt that one engine of static DP does not hold is cut to what it holds, but for the last.",
+        "",
+    ]
+    compared, once = [one.of(LLAMA) for one in rows], replace(found, seeds=found.seeds[:1])
+    for model in MODELS:
+        rows = why("context", model, _longest_rows(model, once))
+        compared += [one.of(model) for one in rows]
+        lines += [f"### {model}", "", *_shown(model, found), *table(rows)]
+    rows = why("context", "all", _common_rows(once))
+    compared += [one.of("longest prompts") for one in rows]
+    lines += ["### The worst of the three", "", *table(rows)]
+    write("table2", page("Flying Serving, table 2: context and switching", [found.commit], lines))
+    return compared
+
+
+def _rows(found: Kept) -> list[Row]:
+    once = replace(found, seeds=found.seeds[:1])
+    rows = [
+        row(f"{name}: longest context (tokens)", tokens, once, lambda one, n=name: one["capacity"][n])  # type: ignore[misc]
+        for name, tokens in PAPER["context_tokens"].items()
+        if name != "auto"
+    ]
+    paper = PAPER["context_tokens"]["auto"]
+    for name, counts in (("auto", True), ("auto, engines of 4 devices", False)):
+        of = f"{name}: longest context (tokens)" if counts else name
+        rows.append(row(of, paper, once, lambda one, n=name: one["capacity"][n], True, MEMORY, counts=counts))  # type: ignore[misc]
+    return [*rows, row("switch (ms)", PAPER["switch_ms"], found, lambda one: one["switch_ms"], False, MESSAGE)]
+
+
+def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], float]:
+    return lambda one: one["longest"][model][top][key] / one["longest"][model][bottom][key]
+
+
+def _longest_rows(model: str, found: Kept) -> list[Row]:
+    paper = PAPER[model]
+    ttft, prompts = _ratio(model, "ttft_s", "static-dp", "auto"), _ratio(model, "prompts_per_s", "auto", "static-tp")
+    return [
+        row("TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE),
+        row("prompt tokens/s, auto / static TP", paper["context_flying_over_tp_prompts"], found, prompts, True),
+    ]
+
+
+def _common_rows(found: Kept) -> list[Row]:
+    """What the paper says of all models in one number: the worst of them."""
+    paper = PAPER["context"]
+
+    def worst(of: Callable[[Iterable[float]], float], *which: str) -> Callable[[Numbers], float]:
+        return lambda one: of(_ratio(model, *which)(one) for model in MODELS)
+
+    beside_tp, beside_dp = ("auto", "static-tp"), ("static-dp", "auto")
+    ttft, gap = worst(max, "ttft_s", *beside_tp), worst(max, "gap_ms", *beside_tp)
+    range_of = tuple(paper["dp_over_flying_gap"])
+    return [
+        row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False, ALONE),
+        row("time between tokens, auto / static TP", paper["flying_over_tp_gap"], found, gap, False, ALONE),
+        row("time between tokens, static DP / auto", range_of, found, worst(min, "gap_ms", *beside_dp), True, ALONE),
+    ]
+
+
+def _shown(model: str, found: Kept) -> list[str]:
+    one = found.seeds[0]["longest"][model]
+    rows = []
+    for name in SYSTEMS:
+        rate = one[name]["prompts_per_s"]
+        cells = [number(one[name]["ttft_s"]), number(one[name]["gap_ms"]), "too long" if rate == 0 else number(rate)]
+        rows.append([name, *cells])
+    alone = f"{one['alone_tokens']:,} tokens"
+    headings = [f"TTFT of {alone} (s)", "time between its tokens (ms)", f"tokens/s, {LENGTHS[model]:,} each"]
+    return markdown(["system", *headings], rows)

@@ -147,16 +147,21 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Dec
     slower = capacity(layout, lanes, work) <= capacity(present, lanes, work)
     if slower and snapshot.came_back:  # leaving it did not last
         return None
-    margin = MARGIN * stay * (HARDER**snapshot.recent_switches if slower else 1.0)
-    if gain <= margin:
+    least_gain = margin(stay, snapshot, slower=slower)
+    if gain <= least_gain:
         return None
     considered = switching.costs(snapshot, layout, weights, urgent=False, there=judged[layout])
-    if gain <= min(considered.values()) + margin:
+    if gain <= min(considered.values()) + least_gain:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
     if _not_yet(considered):
         return None
     return replace(_decision(snapshot, layout, reason, gain, considered, stay), slower=slower)
+
+
+def margin(stay: float, snapshot: Snapshot, *, slower: bool) -> float:
+    """What a switch for load has to gain beside its cost, if staying costs `stay` request-seconds."""
+    return MARGIN * stay * (HARDER**snapshot.recent_switches if slower else 1.0)
 
 
 def _not_yet(considered: Mapping[str, float]) -> bool:

@@ -6,8 +6,8 @@
 - `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel for small batches
   and sequence parallel for large ones, chosen by each step's tokens; both have the same KV layout.
 - `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before it switches for load,
-  and computes requests again that a hard preempt has paused. When to switch is decided as in `auto`, which they leave
-  to an operator.
+  cannot switch while idle, and computes requests again that a hard preempt has paused. When to switch, which they leave
+  to an operator, is decided by `auto`'s predictions, with the cost of waiting.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from flying_serving.controller.requests import Tracked
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.policies import POLICIES, Policy
+from flying_serving.policy.policies import POLICIES, Policy, margin
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.policy.work import LaneFigures, Weights
+from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.machine import DegreeTime, Machine, Modelled
+from flying_serving.sim.machine import Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES
 from flying_serving.sim.requests import Plan
 from flying_serving.sim.system import Options, System, flying, static
@@ -101,15 +102,25 @@ def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
 
 @dataclass(frozen=True)
 class Draining(Policy):
-    """Decides when to switch as `auto` does, but can neither weave nor keep KV."""
+    """Decides when to switch by `auto`'s predictions, but can neither weave nor keep KV, and weighs what that costs."""
 
     def decide(self, snapshot: Snapshot, weights: Weights) -> Decision | None:
-        """As its base; for urgent requests by a hard preempt, else by waiting for the old ones, however long."""
+        """As its base; for urgent requests by a hard preempt, else by waiting for the old ones, however long.
+
+        A switch that nobody needs has to gain more than waiting costs, and `auto`'s margin.
+        """
         decision = super().decide(snapshot, weights)
         if decision is None:
             return None
-        urgent = any(need.urgent for need in snapshot.needs)
-        return replace(decision, preempt="hard" if urgent else "sequential", drain_s=math.inf)
+        preempt = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
+        if decision.stay is not None:
+            # Waiting is not among the ways if nobody runs there: the release cannot switch while idle. Nor is it if a
+            # request fits no new group.
+            cost = decision.considered.get(preempt, math.inf)
+            if decision.gain <= cost + margin(decision.stay, snapshot, slower=decision.slower):
+                return None
+        cost = decision.considered.get(preempt, decision.cost)
+        return replace(decision, preempt=preempt, cost=cost, drain_s=math.inf)
 
 
 class RoundRobin(Placing):

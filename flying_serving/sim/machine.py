@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
 from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.steps import StepCost
+from flying_serving.sim.coordination import GROUP_STEP_S, DegreeTime, coordinated
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices
 from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, kv_pool_bytes
@@ -23,10 +24,6 @@ from flying_serving.sim.requests import Plan
 
 BLOCK_TOKENS = 16
 """vLLM's default on CUDA."""
-TICKET_S = 0.0005
-"""A message between engines that lets them meet."""
-DegreeTime = Callable[[Plan], float]
-"""What is in a step of one degree -> seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,9 @@ class Machine(Protocol):
 
     def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
         """How long steps of a degree take."""
+
+    def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
+        """How long steps of a lane of ours take: those of a degree, and what it costs to coordinate `size` engines."""
 
     def moving(self, degree: int) -> MoveCost | None:
         """What it takes to move KV between groups among so many devices; None if it cannot move."""
@@ -133,6 +133,10 @@ class Modelled:
 
         return seconds
 
+    def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
+        """The cost model, and what was measured of the host's part."""
+        return coordinated(self.step_time(degree, execution), size)
+
     def moving(self, degree: int) -> MoveCost | None:
         """Modelled, not measured: every device receives all heads, from one rank after the other, after a header."""
         hardware = self.kind.hardware
@@ -140,7 +144,7 @@ class Modelled:
         if lines is None:
             return None
         bytes_per_s = hardware.spec.link_bandwidth.value * lines.large.efficiency.value
-        fixed_s = TICKET_S + (1 + degree) * lines.large.latency_s.value
+        fixed_s = GROUP_STEP_S + (1 + degree) * lines.large.latency_s.value
         return MoveCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
 
@@ -224,6 +228,10 @@ class Measured(_Data):
         if execution == "eager":
             raise ConfigError("a measured machine has only the steps that were measured; no eager ones")
         return self.step_cost[degree // self.devices_per_engine].seconds
+
+    def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
+        """As measured: in lanes, coordination included."""
+        return self.step_time(degree, execution)
 
     def moving(self, degree: int) -> MoveCost | None:
         """As measured."""

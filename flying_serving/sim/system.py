@@ -14,8 +14,9 @@ from flying_serving.policy.probes import ENOUGH_S, probes
 from flying_serving.policy.steps import Step
 from flying_serving.policy.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape, StepTime
+from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import Execution
-from flying_serving.sim.machine import DegreeTime, Engine, Machine
+from flying_serving.sim.machine import Engine, Machine
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import Plan, SimRequest
 
@@ -86,7 +87,7 @@ def flying(
     """Our server with a policy: engines of `devices` devices in groups of every size that the model allows."""
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
-    times = {size: machine.step_time(size * devices, execution) for size in sizes}
+    times = {size: machine.lane_time(size * devices, size, execution) for size in sizes}
     engine = machine.engine(devices, sizes, devices)
     system = _system(machine, policy, options, engine, devices, times)
     if recomputes:

@@ -52,9 +52,12 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_what_running_requests_still_get(lengths: str) -> None:
-    """Of sixteen at a time, each replaced when it ends: as simulated, within a third, the longest within 60 %."""
+@pytest.mark.parametrize(
+    ("lengths", "within", "longest_within"),
+    [("equal", 0.07, 0.1), ("even", 0.05, 0.06), ("exponential", 0.02, 0.02), ("heavy", 0.08, 0.45)],
+)
+def test_what_running_requests_still_get(lengths: str, within: float, longest_within: float) -> None:
+    """Of sixteen at a time, each replaced when it ends: as simulated; the longest of heavy tails is underestimated."""
     draw, drawn = random.Random(1), list[float]()
 
     def new() -> float:
@@ -74,8 +77,8 @@ def test_what_running_requests_still_get(lengths: str) -> None:
             longest.append(max(rest))
             had.append(mean(got for _, got in running))
     outputs = Outputs(mean(drawn), mean(length**2 for length in drawn))
-    assert mean(outputs.left(got) for got in had) == pytest.approx(mean(left), rel=0.34)
-    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(mean(longest), rel=0.6)
+    assert mean(outputs.left(got) for got in had) == pytest.approx(mean(left), rel=within)
+    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(mean(longest), rel=longest_within)
 
 
 @given(mean_tokens=st.floats(1, 1e4), spread=st.floats(1, 50), had=st.floats(0, 1e5), count=st.integers(1, 500))

@@ -1,9 +1,14 @@
 """The committed coefficients against published numbers."""
 
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from experiments import points, report
-from experiments.fit_hardware import TABLE
+from experiments.fit_hardware import HARDWARE, TABLE, dump, fitted
 from flying_serving.sim import hardware
 
 POINTS = points.read()
@@ -22,28 +27,42 @@ MISSES = {
 }
 
 
-def test_held_back_points_are_within_tolerance_or_named() -> None:
-    """21 of 29 within 15 %; the others are listed here and no longer listed when they come within."""
+def test_points_that_are_not_fitted_are_within_tolerance_or_named() -> None:
+    """17 of 25 within 15 %; the others are listed here and no longer listed when they come within."""
     unstated = {"decode_rate": report._matching(DEVICES, POINTS, "gyges-tp1-rate")}
-    held_back = [p for p in POINTS if p.role == "held_back"]
-    rows = report._rows(DEVICES, held_back, unstated)
-    errors = {p.id: abs(error) for p, (_, error) in zip(held_back, rows, strict=True)}
-    assert len(errors) == 29
+    not_fitted = [p for p in POINTS if p.role == "not_fitted"]
+    rows = report._rows(DEVICES, not_fitted, unstated)
+    errors = {p.id: abs(error) for p, (_, error) in zip(not_fitted, rows, strict=True)}
+    assert len(errors) == 25
     assert {name for name, error in errors.items() if error > report.TOLERANCE} == set(MISSES)
     for name, limit in MISSES.items():
         assert errors[name] < limit
 
 
-def test_no_held_back_point_was_fitted() -> None:
-    """By role: a point is in one set."""
-    ids = [p.id for p in POINTS]
-    assert len(ids) == len(set(ids))
-    assert {p.role for p in POINTS} == {"fit", "held_back", "queueing", "impossible"}
+def flat(data: Any, path: str = "") -> dict[str, Any]:
+    """What a JSON file says, by path."""
+    if isinstance(data, dict):
+        return {key: value for name, part in data.items() for key, value in flat(part, f"{path}.{name}").items()}
+    return {path: data}
+
+
+def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> None:
+    """Fitted again, all other points being three times what they are."""
+    assert len({p.id for p in POINTS}) == len(POINTS)
+    assert {p.role for p in POINTS} == set(report.TITLES)
+    wrong = [p if p.role == "fit" else replace(p, value=3 * p.value) for p in POINTS]
+    found, committed = flat(json.loads(dump(fitted(wrong)))), flat(json.loads(HARDWARE.read_text(encoding="utf-8")))
+    assert list(found) == list(committed)
+    for path, value in committed.items():
+        assert found[path] == (pytest.approx(value, rel=0.005, abs=1e-3) if isinstance(value, float) else value), path
 
 
 def test_the_table_is_that_of_the_committed_coefficients() -> None:
-    """`python -m experiments.fit_hardware` writes both."""
-    assert TABLE.read_text(encoding="utf-8") == report.table(DEVICES, POINTS)
+    """`python -m experiments.fit_hardware` writes both, at a commit."""
+    text = TABLE.read_text(encoding="utf-8")
+    at = re.search(r"at commit (\w{7}(?:-dirty)?);", text)
+    assert at is not None
+    assert text == report.table(DEVICES, POINTS, at[1])
 
 
 def test_unknown_kinds_of_points_are_refused() -> None:

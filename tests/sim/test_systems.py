@@ -8,16 +8,21 @@ import pytest
 
 from flying_serving.bench.metrics import summarise
 from flying_serving.errors import ConfigError
+from flying_serving.layout.groups import Layout
 from flying_serving.policy.moves import MoveCost
+from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names, shifting
 from flying_serving.sim.cluster import Clock
+from flying_serving.sim.coordination import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S
 from flying_serving.sim.machine import Measured, MeasuredCost, MeasuredMove, Modelled, load_measured
 from flying_serving.sim.requests import Plan
 from flying_serving.sim.run import results, simulate
 from flying_serving.sim.system import Options
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Alternating, Poisson, synthesise
+from tests.policy.snapshots import BUSY, WEIGHTS, load, snapshot
 
 
 def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
@@ -98,13 +103,57 @@ def test_shift_parallelism_shifts() -> None:
     assert time(prompt) < 0.9 * tensor(prompt)
 
 
-def test_the_fork_waits_and_ours_weaves() -> None:
-    """Same decisions, other ways to carry them out."""
+def test_the_fork_waits_and_ours_does_not() -> None:
+    """Both switch."""
     ways = {}
     for name in ("auto", "fork"):
         system = build(name, h200(), 1, Options())
         ways[name] = {switch.preempt for switch in simulate(system, WORKLOAD.requests).switches}
-    assert ways["fork"] == {"sequential"} != ways["auto"]
+    assert ways == {"auto": {"weave", "move"}, "fork": {"sequential"}}
+
+
+def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
+    """What `auto` and the fork decide on two engines."""
+    ours, fork = POLICIES["auto"], build("fork", h200("llama-3-70b"), 2, Options()).settings.policy
+    return ours.decide(shot, WEIGHTS), fork.decide(shot, WEIGHTS)
+
+
+def test_the_fork_weighs_what_its_own_switch_costs() -> None:
+    """It switches where waiting is worth it, not where only moving would be, and not while it is idle."""
+    wide, moves = Layout.uniform(4, 4), {4: MoveCost(0.002, 1e-6)}
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, moves=moves))
+    assert ours is not None and fork is not None
+    assert (fork.preempt, fork.cost) == ("sequential", ours.considered["sequential"])
+    assert fork.cost > ours.cost
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, moves=moves))
+    assert ours is not None and ours.considered["sequential"] > ours.gain > ours.cost
+    assert fork is None
+    ours, fork = decided(snapshot(wide, BUSY))
+    assert ours is not None and fork is None
+
+
+def test_the_fork_stops_those_that_run_for_an_urgent_request() -> None:
+    """Its hard preempt."""
+    need = Need(2, urgent=True, reason="priority: 1 urgent requests")
+    _, fork = decided(snapshot(Layout.uniform(4, 1), BUSY, {(n,): load(4) for n in range(4)}, [need]))
+    assert fork is not None and (fork.preempt, fork.cost) == ("hard", fork.considered["hard"])
+
+
+def test_groups_and_lanes_cost_what_was_measured() -> None:
+    """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with both."""
+    machine = h200("llama-3-70b", "h200x8")
+    plan = Plan([], [(100, 0)], 100, 7, 7000)
+    ours = build("auto", machine, 2, Options())
+    assert ours.step_time(1, plan) == machine.step_time(2)(plan) + LANE_STEP_S
+    assert ours.step_time(4, plan) == machine.step_time(8)(plan) + GROUP_STEP_S + 8 * GROUP_REQUEST_S
+    assert build("static-tp", machine, 2, Options()).step_time(1, plan) == machine.step_time(8)(plan)
+
+
+def test_a_live_servers_steps_have_it_already(tmp_path: Path) -> None:
+    """Nothing is added to what was measured."""
+    machine = load_measured(machine_file(tmp_path / "machine.json"))
+    plan = Plan([], [], 0, 4, 400)
+    assert build("auto", machine, 1, Options()).step_time(2, plan) == machine.step_time(2)(plan)
 
 
 def test_a_measured_machine(tmp_path: Path) -> None:
@@ -124,7 +173,7 @@ def test_where_kv_can_move(tmp_path: Path) -> None:
     machine = h200("llama-3-70b", "h200x8")
     moves = build("auto", machine, 2, Options()).shape.moves
     assert sorted(moves) == [2, 4]
-    assert all(0.0005 < cost.fixed_s < 0.001 for cost in moves.values())
+    assert all(GROUP_STEP_S < cost.fixed_s < GROUP_STEP_S + 0.0005 for cost in moves.values())
     assert all(0.5e-6 < cost.token_s < 1.5e-6 for cost in moves.values())
     assert build("fork", machine, 2, Options()).shape.moves == {}
     assert build("static-tp", machine, 2, Options()).shape.moves == {}
