@@ -45,7 +45,7 @@ class FlyingConfig(BaseModel):
     weave_steps: int = Field(default=1, ge=1, le=1000)
     """Steps of the present layout for each step of an older one that is still draining."""
     max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
-    """A paused lane gets a step at least this often."""
+    """A paused lane is due for a step after this long."""
     collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """How long an engine waits for the others of its group."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
