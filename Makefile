@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check test test-protocol test-pure demo bench experiments clean .venv
+.PHONY: setup check test test-protocol test-pure demo bench experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -69,6 +69,9 @@ bench: $(STAMP)
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(ARGS)
 
+zoo: $(STAMP)
+	$(BIN)/python -m zoo $(ARGS)
+
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving tests benchmarks zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -97,7 +97,7 @@ def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
         save_file(dict(_tensors(sizes, seed)), str(scratch / "model.safetensors"), metadata={"format": "pt"})
         _write_json(scratch / "config.json", _config(sizes))
         _write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
-        _write_tokenizer(scratch, sizes.vocab)
+        write_tokenizer(scratch, sizes.vocab)
         _write_json(scratch / MARKER, {"key": key, "shape": shape, "seed": seed})
         scratch.chmod(0o755)
         if path.exists():
@@ -244,7 +244,7 @@ def _words(count: int) -> list[str]:
     return [words[i * len(words) // count] for i in range(count)]
 
 
-def _write_tokenizer(path: Path, vocab_size: int) -> None:
+def write_tokenizer(path: Path, vocab_size: int) -> None:
     """Write a tokenizer in which byte b is token b, specials follow from 256 and words fill the rest."""
     letters = [*_byte_letters(), *SPECIALS]
     vocab = {letter: i for i, letter in enumerate([*letters, *_words(vocab_size - len(letters))])}

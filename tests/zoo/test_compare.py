@@ -1,0 +1,88 @@
+"""The zoo's comparison: what differs is wrong, and nothing else is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.zoo.answers import answers
+from zoo.compare import TOLERANCE, Answers, compare, says_little
+
+
+def test_equal_answers_agree() -> None:
+    found = compare(answers(), answers())
+    assert (found.wrong, found.difference, found.ties, found.tokens) == (None, 0.0, (), 24)
+
+
+def test_differences_within_the_tolerance_are_reported_not_wrong() -> None:
+    found = compare(answers(TOLERANCE / 2), answers())
+    assert found.wrong is None
+    assert found.difference == pytest.approx(TOLERANCE / 2)
+
+
+@given(place=st.sampled_from(["one", "two"]), step=st.integers(0, 11), by=st.floats(2 * TOLERANCE, 1.0))
+def test_one_logprob_off_is_wrong(place: str, step: int, by: float) -> None:
+    ours = answers()
+    ours[place]["logprobs"][step] += by
+    found = compare(ours, answers())
+    assert found.wrong is not None
+    assert f"{place}: token {step}" in found.wrong
+
+
+@pytest.mark.parametrize("change", [float("nan"), float("inf"), -float("inf")])
+def test_a_logprob_that_is_no_number_is_wrong(change: float) -> None:
+    ours = answers()
+    ours["two"]["top"][3][1][1] = change
+    assert compare(ours, answers()).wrong is not None
+
+
+def test_another_token_of_another_distribution_is_wrong() -> None:
+    ours = answers()
+    ours["one"]["tokens"][4] = 400
+    ours["one"]["top"][4] = [[400, -0.5], [4, -1.0], [401, -3.0]]
+    found = compare(ours, answers())
+    assert found.wrong is not None
+    assert "one: token 4 is 400, not 4" in found.wrong
+
+
+def drawn_otherwise(*requests: str) -> Answers:
+    ours = answers()
+    for name in requests:
+        ours[name]["tokens"][4:] = [400] * 8
+        ours[name]["logprobs"][4:] = [-2.0] * 8
+    return ours
+
+
+def test_one_tie_ends_the_comparison_of_its_request() -> None:
+    found = compare(drawn_otherwise("one"), answers())
+    assert found.wrong is None
+    assert len(found.ties) == 1
+    assert found.tokens == 4 + 12
+
+
+def test_two_ties_are_wrong() -> None:
+    assert compare(drawn_otherwise("one", "two"), answers()).wrong is not None
+
+
+@pytest.mark.parametrize("requests", [("one",), ("one", "three")])
+def test_answers_to_other_requests_are_wrong(requests: tuple[str, ...]) -> None:
+    assert compare(answers(requests=requests), answers()).wrong is not None
+
+
+def test_fewer_tokens_are_wrong() -> None:
+    assert compare(answers(tokens=11), answers()).wrong is not None
+
+
+def test_answers_that_depend_on_nothing_are_noticed() -> None:
+    same = answers()
+    for answer in same.values():
+        answer["tokens"] = [7] * 12
+    flat = copy.deepcopy(answers())
+    for answer in flat.values():
+        answer["top"] = [[[1, -6.2], [2, -6.2]]] * 12
+    broken = answers(float("nan"))
+    assert says_little(answers()) is None
+    assert [says_little(one) is None for one in (same, flat, broken)] == [False] * 3

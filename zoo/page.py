@@ -1,0 +1,91 @@
+"""docs/models.md: what became of every model. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from textwrap import wrap
+
+from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
+from zoo.compare import TOLERANCE
+from zoo.judge import BLIND, BUILD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row
+
+SECTIONS = {
+    WRONG: "Wrong",
+    FAILED: "Failed",
+    BLIND: "Not checked",
+    OK: "Served",
+    REFUSED: "Refused",
+    STOCK: "Not served by stock vLLM",
+    BUILD: "No checkpoint",
+}
+
+WIDTH = 120
+HOW = (
+    "Written by `make zoo` of commit {commit} ({versions}). For every text-generation architecture of vLLM's registry "
+    "that transformers can build it makes a tiny random checkpoint in float32, serves it with two engines, asks both "
+    "lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) the same five requests, and compares: prompts of 5 to "
+    "300 tokens, four of them at once, sampled with a seed at temperature 1. *ok* means equal tokens, and logprobs of "
+    f"each token and of the five likeliest within {TOLERANCE:g} of stock vLLM at the same degree. Where the noise of a "
+    "seed has put two tokens closer together than that, one request of a model may part there, and the row says so."
+)
+WHAT = (
+    f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Those that attend through a window are tried twice: "
+    f"with one of {ALL_OF_IT} tokens, which no request leaves, and with one of {WINDOW} (*sliding window*). The others "
+    "beside the usual configuration of an architecture are ways of binding weights that it does not show."
+)
+
+
+def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> str:
+    """The text of the page.
+
+    Args:
+        rows: what became of the models.
+        commit: what they were tried with.
+        versions: of vLLM, torch and transformers, and the vector instructions.
+        missing: models that were not tried.
+    """
+    counts = Counter(row.verdict for row in rows)
+    by_architecture = {verdict: {r.architecture for r in rows if r.verdict == verdict} for verdict in VERDICTS}
+    lines = [
+        "# Models",
+        "",
+        *wrap(HOW.format(commit=commit, versions=versions), WIDTH),
+        "",
+        *wrap(WHAT, WIDTH),
+        "",
+        "| result | models | architectures | meaning |",
+        "|---|---:|---:|---|",
+        *(f"| {v} | {counts[v]} | {len(by_architecture[v])} | {meaning} |" for v, meaning in VERDICTS.items()),
+        f"| in all | {len(rows)} | {len({row.architecture for row in rows})} | |",
+    ]
+    if missing:
+        lines += ["", f"**{missing} models were not tried.**"]
+    for verdict, title in SECTIONS.items():
+        found = [row for row in rows if row.verdict == verdict]
+        if found:
+            lines += ["", f"## {title}", "", *_table(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    if rows[0].verdict == OK:
+        head = ["| architecture | variant | group sizes | largest difference at 1, 2 | |", "|---|---|---|---|---|"]
+        return head + [
+            f"| {row.architecture} | {row.variant} | {', '.join(map(str, row.group_sizes))} "
+            f"| {', '.join(f'{d:.1e}' for d in row.difference.values())} | {_cell(row.detail)} |"
+            for row in rows
+        ]
+    if rows[0].verdict == BUILD:
+        head = ["| architecture | why |", "|---|---|"]
+        return head + [f"| {_name(row)} | {_cell(row.detail)} |" for row in rows]
+    head = ["| architecture | variant | why |", "|---|---|---|"]
+    return head + [f"| {row.architecture} | {row.variant} | {_cell(row.detail)} |" for row in rows]
+
+
+def _name(row: Row) -> str:
+    return f"{row.architecture}, {row.variant}" if row.variant else row.architecture
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,137 @@
+"""Find out what becomes of one model: make its checkpoint, start the server, ask its lanes, ask stock vLLM."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from zoo import cache
+from zoo.architectures import Model, model_class
+from zoo.checkpoints import write_checkpoint
+from zoo.judge import BUILD, DEGREES, Outcome, Row, judge, needs
+from zoo.lanes import Ended, Server
+from zoo.processes import fork, write_json
+from zoo.stock import ENVIRONMENT, answer_all
+
+REFUSAL = 2
+"""Exit code of `flying-serving` with one line that tells a user what to do."""
+_PREFIX = "flying-serving: "
+_RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout)): (.+)$")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def row_of(model: Model) -> Row | None:
+    """What became of the model, from what is kept; None if something is still to be asked."""
+    name = (model.architecture, model.variant)
+    if model_class(model.architecture) is None:
+        return Row(*name, BUILD, detail="transformers has no class for it: its code comes with its checkpoints")
+    lanes = cache.load(model, "lanes")
+    if lanes is None:
+        return None
+    if lanes["status"] == "no checkpoint":
+        return Row(*name, BUILD, detail=f"transformers cannot build it: {lanes['reason']}")
+    stock = {degree: cache.load(model, f"stock-{degree}") for degree in needs(lanes)}
+    asked = {degree: outcome for degree, outcome in stock.items() if outcome is not None}
+    return judge(name, lanes, asked) if len(asked) == len(stock) else None
+
+
+def survey(model: Model, limit_s: float) -> None:
+    """Ask what is not known of a model yet and keep it. Takes at most the limit, and what ending processes takes."""
+    asking = _Asking(model, time.monotonic() + limit_s)
+    lanes = cache.load(model, "lanes") or asking.lanes()
+    if lanes["status"] != "no checkpoint":
+        for degree in needs(lanes):
+            if cache.load(model, f"stock-{degree}") is None:
+                asking.stock(degree)
+
+
+class _Asking:
+    def __init__(self, model: Model, deadline: float) -> None:
+        self._model = model
+        self._deadline = deadline
+        self._path = cache.path_of(model, "checkpoint")
+
+    def lanes(self) -> Outcome:
+        """What becomes of the server."""
+        outcome: Outcome = {"status": "served", "reason": "", "sizes": [], "alone": "", "answers": {}}
+        reason = self._checkpoint()
+        if reason is not None:
+            outcome |= {"status": "no checkpoint", "reason": reason}
+        else:
+            try:
+                with Server(self._path, cache.log_of(self._model, "serve"), self._deadline) as server:
+                    outcome["sizes"] = server.group_sizes()
+                    asked = [degree for degree in DEGREES if degree in outcome["sizes"]]
+                    outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}
+                if DEGREES[-1] not in outcome["sizes"]:
+                    outcome["alone"] = self._why_alone()
+            except Ended as ended:
+                outcome |= _end_of(ended)
+        write_json(cache.path_of(self._model, "lanes"), outcome)
+        return outcome
+
+    def _why_alone(self) -> str:
+        """Why there are no groups of 2: the server says it when it is told to have them."""
+        try:
+            with Server(self._path, cache.log_of(self._model, "sizes"), self._deadline, "--group-sizes=1,2"):
+                return "but with --group-sizes=1,2 there are"
+        except Ended as ended:
+            return str(_end_of(ended)["reason"]).removeprefix("--group-sizes=2: ")
+
+    def stock(self, degree: int) -> None:
+        """What stock vLLM answers."""
+        path = cache.path_of(self._model, f"stock-{degree}")
+        out = path.with_suffix(".part")
+        out.unlink(missing_ok=True)
+        self._checkpoint()
+        work = lambda: answer_all(self._path, degree, out)  # noqa: E731 - to be run in a fork of this very process
+        status, log = self._forked(f"stock-{degree}", work, ENVIRONMENT)
+        answers = json.loads(out.read_text(encoding="utf-8")) if status == 0 else None
+        out.unlink(missing_ok=True)
+        if status is not None:
+            write_json(path, {"answers": answers, "reason": "" if answers else root_cause(log)})
+
+    def _checkpoint(self) -> str | None:
+        """Make the checkpoint if it is not there; why it cannot be made, else None."""
+        if self._path.exists():
+            return None
+        status, log = self._forked("checkpoint", lambda: write_checkpoint(self._model, self._path), {})
+        return None if status == 0 else root_cause(log)
+
+    def _forked(self, what: str, work: Callable[[], None], environment: dict[str, str]) -> tuple[int | None, str]:
+        """Run `work` in a process; its exit code, None if its time is over, and its log."""
+        process = fork(work, cache.log_of(self._model, what), environment)
+        try:
+            process.wait(max(0.0, self._deadline - time.monotonic()))
+            status = process.status
+        finally:
+            process.end(grace_s=0.0)
+        return status, process.text()
+
+
+def _end_of(ended: Ended) -> Outcome:
+    said = refusal(ended)
+    if said is not None:
+        return {"status": "refused", "reason": said}
+    return {"status": "late" if ended.status is None else "failed", "reason": root_cause(ended.log)}
+
+
+def refusal(ended: Ended) -> str | None:
+    """The one line with which the server refuses a model, None if it ended otherwise."""
+    last = ended.log.rstrip().rsplit("\n", 1)[-1]
+    return last.removeprefix(_PREFIX) if ended.status == REFUSAL and last.startswith(_PREFIX) else None
+
+
+def root_cause(log: str) -> str:
+    """The first exception of a log, and where it was raised; the log's last line if there is none."""
+    frame = ""
+    for line in log.splitlines():
+        place, raised = _FRAME.search(line), _RAISED.search(line)
+        if place:
+            frame = f" ({Path(place[1]).name}:{place[2]}, {place[3]})"
+        elif raised and frame:
+            return f"{raised[1].rsplit('.', 1)[-1]}: {raised[2][:300]}{frame}"
+    return (log.rstrip().rsplit("\n", 1)[-1] or "it said nothing")[:300]
