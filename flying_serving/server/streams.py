@@ -48,7 +48,7 @@ class Streams:
             VLLMValidationError: naming the field, its value and what is allowed.
         """
         params = request.sampling_params
-        prompt = len(request.prompt_token_ids or ())
+        prompt = _prompt_tokens(request)
         if params is None:
             return Wanted(prompt, prompt, priority=request.priority)
         extra = params.extra_args or {}
@@ -138,6 +138,12 @@ class Streams:
     def is_full(self, output: EngineCoreOutput) -> bool:
         """Whether its group has ended a request that could go on in a wider one."""
         return output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
+
+
+def _prompt_tokens(request: EngineCoreRequest) -> int:
+    """A prompt may come as embeddings instead, shape (tokens, hidden)."""
+    prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+    return 0 if prompt is None else len(prompt)
 
 
 def _copy(request: EngineCoreRequest, engine_id: str, params: Any) -> EngineCoreRequest:

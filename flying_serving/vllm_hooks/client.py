@@ -100,8 +100,8 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     given = dict(zip(("self", "prompt", "sampling_params"), args, strict=False)) | kwargs
     client, prompt, params = given["self"].engine_core, given["prompt"], given["sampling_params"]
     if isinstance(client, FlyingClient) and isinstance(prompt, dict):  # else it is not tokens yet
-        tokens, priority = prompt.get("prompt_token_ids"), given.get("priority", 0)
-        client.check(SimpleNamespace(prompt_token_ids=tokens, sampling_params=params, priority=priority))
+        asked = {key: prompt.get(key) for key in ("prompt_token_ids", "prompt_embeds")}
+        client.check(SimpleNamespace(**asked, sampling_params=params, priority=given.get("priority", 0)))
     return original(*args, **kwargs)
 
 

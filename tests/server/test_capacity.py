@@ -5,6 +5,8 @@ Each of four engines has 128 blocks of 32 tokens beside vLLM's null block, so 4,
 
 from __future__ import annotations
 
+import base64
+import io
 import random
 import re
 import time
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from flying_serving.demo.tiny import make_model
 from tests.live import FLAGS, ROOT, Server
@@ -28,6 +32,7 @@ LIMITED = (
     "--max-num-batched-tokens=512",
     f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}",
     "--enable-prompt-tokens-details",
+    "--enable-prompt-embeds",
 )
 ALONE = [[0], [1], [2], [3]]
 PAIRS = [[0, 1], [2, 3]]
@@ -55,16 +60,16 @@ def prompt(seed: int, count: int) -> list[int]:
     return [draw.randrange(512) for _ in range(count)]
 
 
-def post(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None) -> Any:
+def post(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None, **fields: Any) -> Any:
     body: dict[str, Any] = {"model": server.model, "prompt": tokens, "max_tokens": max_tokens, "seed": 7}
     body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
     if degree is not None:
         body["vllm_xargs"] = {"tp_degree": degree}
-    return server.http.post("/v1/completions", json=body)
+    return server.http.post("/v1/completions", json=body | fields)
 
 
-def ask(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None) -> Answer:
-    answer = post(server, tokens, max_tokens, degree)
+def ask(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None, **fields: Any) -> Answer:
+    answer = post(server, tokens, max_tokens, degree, **fields)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     details = answer.json()["usage"]["prompt_tokens_details"] or {}
@@ -92,7 +97,6 @@ def wait_for(server: Server, what: str, count: int) -> None:
 
 def exact_logprobs(server: Server, tokens: list[int], output: list[int]) -> list[float]:
     """What transformers, which has neither blocks nor lanes, gives the output's tokens."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
@@ -117,6 +121,36 @@ def test_group_serves_a_prompt_that_no_engine_can_hold(server: Server, long_answ
     assert status(server)["capacity_tokens"] == {"1": 4096, "2": 8192, "4": 16384}
     assert long_answer.cached == 0
     assert worst_difference(long_answer.logprobs, exact_logprobs(server, LONG, long_answer.tokens)) <= WORST_LOGPROB
+    server.check()
+
+
+def as_embeddings(server: Server, tokens: list[int]) -> str:
+    """A prompt's embeddings, as vLLM's API takes them."""
+    table = load_file(f"{server.model}/model.safetensors")["model.embed_tokens.weight"]
+    written = io.BytesIO()
+    torch.save(table[tokens], written)
+    return base64.b64encode(written.getvalue()).decode()
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree: int) -> None:
+    tokens = prompt(20, 300)
+    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
+    same(ask(server, tokens, 16, degree, **given), ask(server, tokens, 16, degree))
+    server.check()
+
+
+def test_embeddings_count_as_tokens(server: Server) -> None:
+    """More than an engine holds goes to a group at once, and what no group holds is refused, in a stream too."""
+    server.layout(PAIRS)
+    tokens = prompt(21, 5000)
+    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
+    alone = post(server, tokens, 8, 1, **given)
+    assert alone.status_code == 400
+    assert "prompt plus max_tokens are 5008" in alone.text
+    same(ask(server, tokens, 8, **given), ask(server, tokens, 8))
+    streamed = post(server, tokens, 8, 1, stream=True, **given)
+    assert streamed.status_code == 400
     server.check()
 
 
