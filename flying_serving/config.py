@@ -94,6 +94,8 @@ class Deployment(BaseModel):
     devices: int = Field(ge=1)
     """Devices per engine (vLLM's --tensor-parallel-size)."""
     group_sizes: tuple[int, ...]
+    not_offered: dict[int, str] = {}
+    """Why the model does not admit some group sizes."""
     flying: FlyingConfig
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
         f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
         f"requests: {requests['running']} running, {requests['held']} held until a layout suits them",
         f"KV tokens that one request may use: {capacity}",
+        *(f"group size {size} is not offered: {reason}" for size, reason in answer["not_offered"].items()),
         _engines(answer),
         "lane n: requests running + waiting in groups of n engines, told by the first engine of each group",
     )

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor.model_loader.utils import initialize_model
-from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError
 from flying_serving.vllm_hooks.kv import shared_kv_buffer
-from flying_serving.vllm_hooks.loading import dummy_run, parameters_on_meta
+from flying_serving.vllm_hooks.loading import dummy_run
+from flying_serving.vllm_hooks.trees import module_tree
 
 WARM_TOKENS = 16
 MakeRunner = Callable[[VllmConfig], Any]
@@ -58,13 +57,11 @@ class Lane:
     def build(cls, size: int, config: VllmConfig, pool: CommunicatorPool, make_runner: MakeRunner) -> Lane:
         """A lane with its runner and the module tree of its degree, its parameters still on the meta device.
 
-        What the model computes itself (rotary tables, ALiBi slopes) is real, and of this engine's rank.
+        See `module_tree`.
         """
         with pool.activate(size), set_current_vllm_config(config):
             runner = make_runner(config)
-            dtype = set_default_torch_dtype(config.model_config.dtype)
-            with dtype, torch.random.fork_rng(devices=[]), torch.device(runner.device), parameters_on_meta():
-                runner.model = initialize_model(config, model_config=config.model_config).eval()
+            runner.model = module_tree(config, torch.device(runner.device))
         seed = torch.Generator().manual_seed(config.model_config.seed or 0).get_state()
         return cls(size, config, pool, runner, seed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from multiprocessing import resource_tracker
 from typing import Any
@@ -11,11 +12,15 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import KEY, Deployment, parse_flying
+from flying_serving.engine.admission import obstacles
 from flying_serving.errors import Unsupported
 from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.server.rundir import make_run_dir
-from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported
+from flying_serving.server.sizes import choose_group_sizes
+from flying_serving.server.support import keep_all_kv, refuse_unsupported
 from flying_serving.tracing.file import begin_trace
+
+logger = logging.getLogger("vllm.flying_serving")
 
 _WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.engine.worker.FlyingCPUWorker",
@@ -40,6 +45,9 @@ def prepare(config: Any, client_count: int) -> Any:
     policy = POLICIES[flying.policy]
     if policy.by_priority:
         config.scheduler_config.policy = "priority"
+    sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
+    for size, reason in not_offered.items():
+        logger.warning("group size %d is not offered: %s", size, reason)
     resource_tracker.ensure_running()  # for all: it removes the shared memory of workers that vLLM kills at the end
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
@@ -47,7 +55,8 @@ def prepare(config: Any, client_count: int) -> Any:
         run_dir=run_dir,
         engines=parallel.data_parallel_size,
         devices=parallel.tensor_parallel_size,
-        group_sizes=_lanes_for(policy, choose_group_sizes(config, flying.group_sizes)),
+        group_sizes=_lanes_for(policy, sizes),
+        not_offered=not_offered,
         flying=flying,
     )
     if flying.trace_out is not None:

@@ -52,6 +52,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "policy": controller.settings.policy.name,
         "layout": controller.layout.to_lists(),
         "group_sizes": list(deployment.group_sizes),
+        "not_offered": {str(size): reason for size, reason in deployment.not_offered.items()},
         "devices_per_engine": deployment.devices,
         "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
         "requests": {"running": controller.running, "held": len(controller.pool)},

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
-from flying_serving.layout.groups import is_power_of_two
-from flying_serving.layout.shards import degree_obstacle
 
 MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
@@ -79,37 +76,3 @@ def keep_all_kv(config: Any) -> None:
     vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share one pool of blocks.
     """
     config.scheduler_config.disable_hybrid_kv_cache_manager = True
-
-
-def choose_group_sizes(config: Any, requested: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Group sizes that this model and this number of engines allow.
-
-    Raises:
-        ConfigError: for a requested size that they do not, with the reason; for a number of engines that is no
-            power of two up to 8.
-    """
-    engines = config.parallel_config.data_parallel_size
-    if not is_power_of_two(engines) or engines > MAX_ENGINES:
-        raise ConfigError(f"--data-parallel-size={engines}: must be 1, 2, 4 or 8")
-    sizes = [size for size in (1, 2, 4, 8) if size <= engines]
-    if requested is None:
-        return tuple(size for size in sizes if _obstacle(config, size) is None)
-    for size in requested:
-        if size > engines:
-            raise ConfigError(f"--group-sizes={size}: there are {engines} engines")
-        reason = _obstacle(config, size)
-        if reason is not None:
-            raise ConfigError(f"--group-sizes={size}: {reason}")
-    return requested
-
-
-def _obstacle(config: Any, size: int) -> str | None:
-    model, devices = config.model_config, config.parallel_config.tensor_parallel_size
-    hf = model.hf_text_config
-    degree = size * devices
-    reason = degree_obstacle(degree, hf.num_attention_heads, model.get_total_num_kv_heads())
-    for field in ("intermediate_size", "moe_intermediate_size"):
-        width = getattr(hf, field, None)
-        if reason is None and width is not None and width % degree:
-            reason = f"{field} {width} does not divide by {degree}"
-    return reason

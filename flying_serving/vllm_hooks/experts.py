@@ -11,14 +11,15 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
+from flying_serving.weights.cuts import expert_width
 from flying_serving.weights.methods import ExpertParts
 
 
 def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
     """One unit of all experts of a layer, in the runtime format of vLLM's own method."""
     experts, fused, hidden = full.w13_weight.shape
-    width = fused // 2 // units
-    if fused % (2 * units) or shell.w13_weight.shape[1] != 2 * width:
+    width = expert_width(name, full, units)
+    if shell.w13_weight.shape[1] != 2 * width:
         raise WeightError(f"{name}.w13_weight: {fused // 2} rows do not make {units} units of whole kernel blocks")
     layer = copy.copy(shell)
     layer._parameters = dict(shell._parameters)

@@ -11,16 +11,15 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from flying_serving.errors import WeightError
-from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.layout.shards import Segment
 from flying_serving.vllm_hooks.experts import expert_unit, install_experts
+from flying_serving.weights.cuts import column_segments, row_segment, vocabulary_segment
 from flying_serving.weights.methods import ColumnPart, RowPart, VocabularyPart
 from flying_serving.weights.plain import bind_whole, own_tensors, refuse_foreign
 from flying_serving.weights.storage import (
@@ -41,7 +40,6 @@ class SharedWeights:
     Args:
         model: lane 1's model, loaded, its weights not yet packed.
         widest: engines in the widest group, so the finest cut of this worker's shards.
-        devices: devices per engine, the degree that `model` was loaded with.
         pack: CPU: how to pack a matrix. None: keep matrices as loaded and hand out views.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
@@ -50,9 +48,8 @@ class SharedWeights:
         WeightError: naming the first layer that cannot be shared.
     """
 
-    def __init__(self, model: Module, widest: int, devices: int, pack: Pack | None) -> None:
+    def __init__(self, model: Module, widest: int, pack: Pack | None) -> None:
         self._widest = widest
-        self._devices = devices
         self._pack = pack
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
@@ -68,10 +65,10 @@ class SharedWeights:
             raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
         if isinstance(layer, ColumnParallelLinear):
             bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
-            self._linear[name] = self._columns(layer.weight.data, bias, self._column_segments(name, layer))
+            self._linear[name] = self._columns(layer.weight.data, bias, column_segments(name, layer, self._widest))
             self._drop(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
-            segment = self._cut(name, layer.weight.shape[1])
+            segment = row_segment(name, layer, self._widest)
             weight = layer.weight.data
             self._linear[name] = PackedRows(weight, segment, self._pack) if self._pack else StridedRows(weight, segment)
             self._drop(layer, "weight")
@@ -81,7 +78,7 @@ class SharedWeights:
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         weight = layer.weight.data
         if weight.data_ptr() in heads:
-            self._linear[name] = self._columns(weight, None, (self._cut(name, weight.shape[0]),))
+            self._linear[name] = self._columns(weight, None, (vocabulary_segment(name, layer, self._widest),))
         # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
         if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(self._full):
             self._drop(layer, "weight")
@@ -93,21 +90,6 @@ class SharedWeights:
         if self._pack:
             return PackedColumns(weight, data, segments, self._pack)
         return StridedColumns(weight, data, segments)
-
-    def _column_segments(self, name: str, layer: ColumnParallelLinear) -> tuple[Segment, ...]:
-        if isinstance(layer, QKVParallelLinear):
-            kv = layer.num_kv_heads
-            heads = (layer.num_heads, kv, kv)
-            sizes = (layer.num_heads * layer.head_size, kv * layer.head_size, kv * layer.v_head_size)
-            return segments_of(sizes, self._widest, heads)
-        if isinstance(layer, MergedColumnParallelLinear):
-            return tuple(self._cut(name, size // self._devices) for size in layer.output_sizes)
-        return (self._cut(name, layer.weight.shape[0]),)
-
-    def _cut(self, name: str, size: int) -> Segment:
-        if size % self._widest:
-            raise WeightError(f"{name}.weight: {size} rows or columns do not divide by {self._widest} engines")
-        return Segment(size, self._widest)
 
     def _drop(self, layer: Module, name: str) -> None:
         """Let go of a weight whose bytes live on in packed form."""
@@ -168,7 +150,7 @@ class SharedWeights:
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
         """A column-parallel layer's bias that the model adds itself, so that it is not part of the product."""
-        segments = self._column_segments(name, full)
+        segments = column_segments(name, full, self._widest)
         if degree > 1 and len(segments) > 1:
             raise WeightError(f"{name}.bias: the model adds the bias of a fused layer itself")
         units = segments[0].units_of(rank, degree)

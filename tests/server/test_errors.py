@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -27,12 +27,8 @@ from flying_serving.cli.serve import _explain, _flying_settings
 from flying_serving.config import KEY, PREEMPTS
 from flying_serving.demo.tiny import make_model
 from flying_serving.errors import FlyingError
-from flying_serving.server.support import (
-    choose_group_sizes,
-    no_model,
-    refuse_missing_model,
-    refuse_unsupported,
-)
+from flying_serving.server.sizes import choose_group_sizes
+from flying_serving.server.support import no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.tracing.file import begin_trace
 from flying_serving.vllm_hooks import table
 from tests.live import FLAGS, ROOT, Server, free_port
@@ -93,7 +89,7 @@ def configuration(**changes: Any) -> Any:
         "max_model_len": 4096,
         "get_sliding_window": lambda: changes.get("sliding_window"),
         "get_total_num_kv_heads": lambda: 4,
-        "hf_text_config": SimpleNamespace(num_attention_heads=8, intermediate_size=changes.get("intermediate", 512)),
+        "hf_text_config": SimpleNamespace(num_attention_heads=8),
     }
     features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
     return SimpleNamespace(
@@ -135,9 +131,9 @@ def explained(error: OSError) -> None:
     _explain(SimpleNamespace(model="m", host="127.0.0.1", port=8000), error)
 
 
-def engines(sizes: tuple[int, ...] | None = None, **changes: Any) -> None:
-    """Numbers of engines and group sizes against the model."""
-    choose_group_sizes(configuration(**changes), sizes)
+def engines(sizes: tuple[int, ...] | None = None, refused: Mapping[int, str] | None = None, **changes: Any) -> None:
+    """Numbers of engines and group sizes against the model, of which `refused` says what it does not admit."""
+    choose_group_sizes(configuration(**changes), sizes, lambda _, sizes: refused or {})
 
 
 def features(clients: int = 1, **changes: Any) -> None:
@@ -192,9 +188,9 @@ FLAG_CASES: tuple[Start, ...] = (
         engines,
         Case(
             "`--group-sizes 1,4` for a model that four do not divide",
-            "--group-sizes=4: intermediate_size 514 does not divide by 4",
+            "--group-sizes=4: model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4",
             2,
-            {"sizes": (1, 4), "intermediate": 514},
+            {"sizes": (1, 4), "refused": {4: "model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4"}},
         ),
     ),
     _flag("weave-steps", "0", "must be a whole number from 1 up to 1000"),

@@ -1,0 +1,81 @@
+"""How finely the layers of a model can be cut: the segments of each weight, or why there are none."""
+
+from __future__ import annotations
+
+from torch.nn import Module
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from flying_serving.errors import ConfigError, WeightError
+from flying_serving.layout.shards import Segment, segments_of
+
+
+def cut(name: str, size: int, what: str, engines: int) -> Segment:
+    """Cut `size` rows or columns (`what`) of a layer for groups of up to `engines`.
+
+    Raises:
+        WeightError: if they do not divide.
+    """
+    if size % engines:
+        raise WeightError(f"{name}: {size} {what} do not divide by {engines}")
+    return Segment(size, engines)
+
+
+def column_segments(name: str, layer: ColumnParallelLinear, engines: int) -> tuple[Segment, ...]:
+    """The segments of a column-parallel layer of lane 1, for groups of up to `engines`.
+
+    Raises:
+        WeightError: naming the layer, if one of them does not divide.
+    """
+    engines = _ranks(layer, engines)
+    if isinstance(layer, QKVParallelLinear):
+        kv = layer.num_kv_heads
+        heads = (layer.num_heads, kv, kv)
+        sizes = (layer.num_heads * layer.head_size, kv * layer.head_size, kv * layer.v_head_size)
+        try:
+            return segments_of(sizes, engines, heads)
+        except ConfigError as error:
+            raise WeightError(f"{name}: {error}") from None
+    if isinstance(layer, MergedColumnParallelLinear):
+        return tuple(cut(name, size // layer.tp_size, "columns", engines) for size in layer.output_sizes)
+    return (cut(name, layer.weight.shape[0], "columns", engines),)
+
+
+def row_segment(name: str, layer: RowParallelLinear, engines: int) -> Segment:
+    """The one segment of a row-parallel layer of lane 1. Raises WeightError if it does not divide."""
+    return cut(name, layer.weight.shape[1], "rows", _ranks(layer, engines))
+
+
+def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -> Segment:
+    """The one segment of an embedding or an LM head of lane 1. Raises WeightError if it does not divide."""
+    return cut(name, layer.weight.shape[0], "tokens of the vocabulary", engines)
+
+
+def expert_width(name: str, layer: RoutedExperts, engines: int) -> int:
+    """Rows of each expert's gate, and as many of its up projection, in one unit. WeightError if they do not divide."""
+    return cut(name, layer.w13_weight.shape[1] // 2, "columns of an expert", engines).unit_size
+
+
+def check_cuts(lane1: Module, engines: int) -> None:
+    """Raise WeightError for the first layer of lane 1's model that cannot be cut for groups of `engines`."""
+    for name, layer in lane1.named_modules():
+        if isinstance(layer, ColumnParallelLinear):
+            column_segments(name, layer, engines)
+        elif isinstance(layer, RowParallelLinear):
+            row_segment(name, layer, engines)
+        elif isinstance(layer, VocabParallelEmbedding):
+            vocabulary_segment(name, layer, engines)
+        elif isinstance(layer, RoutedExperts):
+            expert_width(name, layer, engines)
+
+
+def _ranks(layer: LinearBase, engines: int) -> int:
+    """Over how many ranks a layer is cut: some that vLLM calls parallel are whole on each."""
+    return 1 if layer.disable_tp else engines

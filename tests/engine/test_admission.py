@@ -1,0 +1,95 @@
+"""Group sizes that real models admit, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from flying_serving.engine.admission import obstacles
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 515,
+    "max_position_embeddings": 512,
+}
+LLAMA = COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 128}
+OPT = COMMON | {"architectures": ["OPTForCausalLM"], "model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64}
+QWEN2_MOE = COMMON | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "intermediate_size": 6,  # of layers that are not of experts: there are none
+}
+CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
+    ("all", LLAMA, {}),
+    (
+        "feed-forward",
+        LLAMA | {"intermediate_size": 132},
+        {8: "model.layers.0.mlp.gate_up_proj: 132 columns do not divide by 8"},
+    ),
+    (
+        "feed-forward-of-another-name",
+        OPT | {"ffn_dim": 130},
+        {
+            4: "model.decoder.layers.0.fc1: 130 columns do not divide by 4",
+            8: "model.decoder.layers.0.fc1: 130 columns do not divide by 8",
+        },
+    ),
+    (
+        "heads",
+        LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 4},
+        {8: "model.layers.0.self_attn: AssertionError at `assert self.total_num_heads % tp_size == 0`"},
+    ),
+    ("experts", QWEN2_MOE, {8: "model.layers.0.mlp: Tensor parallel size 8 is greater than the number of experts 4."}),
+    (
+        "shared-experts",
+        QWEN2_MOE | {"shared_expert_intermediate_size": 66},
+        {
+            4: "model.layers.0.mlp.shared_expert.gate_up_proj: 66 columns do not divide by 4",
+            8: "model.layers.0.mlp.shared_expert.gate_up_proj: 66 columns do not divide by 8",
+        },
+    ),
+    (
+        "experts-themselves",
+        QWEN2_MOE | {"num_experts": 8, "moe_intermediate_size": 68},
+        {8: "model.layers.0.mlp.experts.routed_experts: 68 columns of an expert do not divide by 8"},
+    ),
+)
+
+
+def configuration(path: Path, model: dict[str, Any]) -> VllmConfig:
+    """vLLM's, of a model of which there is nothing but its configuration."""
+    (path / "config.json").write_text(json.dumps(model))
+    args = EngineArgs(model=str(path), dtype="float32", enforce_eager=True, max_model_len=256, skip_tokenizer_init=True)
+    return args.create_engine_config()
+
+
+@pytest.mark.parametrize(("model", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_sizes_that_do_not_divide_are_named_with_their_layer(
+    model: dict[str, Any], expected: dict[int, str], tmp_path: Path
+) -> None:
+    """Each size by itself: a width that eight do not divide leaves four and two."""
+    found = obstacles(configuration(tmp_path, model), (2, 4, 8))
+    assert found == expected
+
+
+def test_a_model_that_vllm_cannot_build_is_left_to_its_engines(tmp_path: Path) -> None:
+    config = configuration(tmp_path, LLAMA)
+    config.model_config.hf_config.hidden_act = "nothing"
+    assert obstacles(config, (2, 4)) == {}
+
+
+def test_no_size_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", None)
+    assert obstacles(VllmConfig(), ()) == {}
