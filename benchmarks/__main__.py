@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 NAMES = (
     "steady_state",
     "startup",
+    "moe_start",
     "switch_cost",
     "switch_storm",
     "collectives",

@@ -30,8 +30,9 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
         size: engines in the group.
         block_tokens: tokens that one block holds in this lane.
     """
-    lane = copy.deepcopy(config)
-    lane.compilation_config.static_forward_context = {}
+    layers = config.compilation_config.static_forward_context  # lane 1's, weights included
+    lane = copy.deepcopy(config, {id(layers): {}})
+    lane.compilation_config.static_all_moe_layers = []
     parallel = lane.parallel_config
     parallel.tensor_parallel_size *= size
     parallel.world_size = parallel.tensor_parallel_size
