@@ -86,8 +86,8 @@ class LaneWorker:
 
     def _share_weights(self) -> None:
         model = self.model_runner.model  # type: ignore[attr-defined]
-        widest = self.deployment.widest
-        weights = SharedWeights(model, widest, loading.pack_matrix if self.pack_weights else None)
+        widest, dtype = self.deployment.widest, self.vllm_config.model_config.dtype  # type: ignore[attr-defined]
+        weights = SharedWeights(model, widest, loading.packing(dtype) if self.pack_weights else None)
         shell = self.lanes[widest].runner.model if self.lanes else model
         with set_current_vllm_config(self.lanes[widest].config if self.lanes else self.vllm_config):  # type: ignore[attr-defined]
             weights.share_experts(shell, model)

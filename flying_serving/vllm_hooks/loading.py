@@ -67,6 +67,20 @@ def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
         original(self, layer)
 
 
+def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None], Any] | None:
+    """How to pack matrices of a dtype for the CPU; None: not at all.
+
+    oneDNN has no product of bfloat16 or float16 for processors without instructions for it. Stock vLLM then multiplies
+    with the weight as it was loaded, and lanes with views of it.
+    """
+    if ops._supports_onednn:
+        try:
+            ops.create_onednn_mm(torch.zeros(64, 64, dtype=dtype).t(), 1)
+        except RuntimeError:
+            return None
+    return pack_matrix
+
+
 def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Pack a weight (out, in) into oneDNN's format: a product that writes (tokens, out) for (tokens, in)."""
     bias = None if bias is None else bias.contiguous()

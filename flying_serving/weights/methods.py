@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from flying_serving.weights.storage import Matmul, sum_in_pairs
+from flying_serving.weights.storage import Matmul, sum_of_units
 
 
 class ColumnPart:
@@ -22,15 +22,14 @@ class ColumnPart:
 
 
 class RowPart:
-    """Stands where a row-parallel layer has its `quant_method`. vLLM gives the bias to rank 0 alone."""
+    """Stands where a row-parallel layer has its `quant_method`. The bias is inside the part of rank 0."""
 
     def __init__(self, part: Matmul) -> None:
         self._part = part
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """(..., in of this rank) -> (..., out), still to be summed over the ranks."""
-        out = self._part(x)
-        return out if bias is None else out.add_(bias)
+        return self._part(x)
 
 
 class VocabularyPart:
@@ -68,4 +67,5 @@ class ExpertParts:
         (first, unit), *others = self._units
         rest = routing | {"shared_experts": None}  # they belong to the layer as a whole: once is enough
         parts = [first.apply(layer=unit, x=x, **routing)]
-        return sum_in_pairs(parts + [method.apply(layer=unit, x=x, **rest) for method, unit in others])
+        parts += [method.apply(layer=unit, x=x, **rest) for method, unit in others]
+        return sum_of_units(parts)

@@ -68,9 +68,7 @@ class SharedWeights:
             self._linear[name] = self._columns(layer.weight.data, bias, column_segments(name, layer, self._widest))
             self._drop(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
-            segment = row_segment(name, layer, self._widest)
-            weight = layer.weight.data
-            self._linear[name] = PackedRows(weight, segment, self._pack) if self._pack else StridedRows(weight, segment)
+            self._linear[name] = self._rows(layer, row_segment(name, layer, self._widest))
             self._drop(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
@@ -90,6 +88,13 @@ class SharedWeights:
         if self._pack:
             return PackedColumns(weight, data, segments, self._pack)
         return StridedColumns(weight, data, segments)
+
+    def _rows(self, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
+        outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
+        bias = None if outside else layer.bias.data
+        if self._pack:
+            return PackedRows(layer.weight.data, bias, segment, self._pack)
+        return StridedRows(layer.weight.data, bias, segment)
 
     def _drop(self, layer: Module, name: str) -> None:
         """Let go of a weight whose bytes live on in packed form."""
