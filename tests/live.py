@@ -23,7 +23,6 @@ KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
 FLAGS = (
     "--policy=manual",
     "--dtype=float32",
-    "--enforce-eager",
     "--max-model-len=2048",
     "--block-size=32",
     "--max-num-batched-tokens=256",

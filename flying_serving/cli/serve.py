@@ -7,6 +7,7 @@ import errno
 import glob
 import importlib.util
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from pydantic import ValidationError
 from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.wording import first_problem
+
+logger = logging.getLogger("vllm.flying_serving")
 
 _LISTS = ("group_sizes", "emulate_link")
 _FORKED = "FLYING_SERVING_PRELOADED"
@@ -51,8 +54,11 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"--data-parallel-size={args.data_parallel_size}: must be 1, 2, 4 or {MAX_ENGINES}")
     if args.api_server_count not in (None, 1):
         raise Unsupported(f"--api-server-count={args.api_server_count}: only one API server can be served yet")
+    eager_by_default = _enforce_eager(args, argv)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.data_parallel_size)))
     configure_logging_from_args(args)
+    if eager_by_default:
+        logger.info("--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, starts shorter")
     try:
         validate_parsed_serve_args(args)
     except TypeError as error:
@@ -62,6 +68,16 @@ def main(argv: list[str]) -> None:
     except (ValidationError, OSError, KeyboardInterrupt) as error:
         _explain(args, error)
         raise
+
+
+def _enforce_eager(args: Any, argv: list[str]) -> bool:
+    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later; whether it was set."""
+    from vllm.platforms import current_platform
+
+    if args.enforce_eager or "--no-enforce-eager" in argv or not current_platform.is_cpu():
+        return False
+    args.enforce_eager = True
+    return True
 
 
 def _explain(args: Any, error: BaseException) -> None:

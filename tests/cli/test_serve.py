@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flying_serving.cli.serve import _add_flags, _explain, _flying_settings
+from flying_serving.cli.serve import _add_flags, _enforce_eager, _explain, _flying_settings
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
 from flying_serving.policy.work import Weights
@@ -60,6 +60,21 @@ def test_flags_that_weigh_layouts_reach_the_controller() -> None:
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
     )
     assert settings_of(config, told, blocks=10).weights == Weights(horizon_s=7.0, ttft_weight=3.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "expected"),
+    [
+        ([], False, (True, True)),
+        (["--enforce-eager"], True, (False, True)),
+        (["--no-enforce-eager"], False, (False, False)),  # refused later
+    ],
+)
+def test_lanes_are_eager_on_the_cpu_unless_a_user_says_no(
+    words: list[str], given: bool, expected: tuple[bool, bool]
+) -> None:
+    args = argparse.Namespace(enforce_eager=given)
+    assert (_enforce_eager(args, words), args.enforce_eager) == expected
 
 
 def test_a_flag_counts_more_than_additional_config_and_its_default_does_not() -> None:
