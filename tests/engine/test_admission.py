@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.attention import Attention
 
 from flying_serving.engine.admission import obstacles
+from flying_serving.vllm_hooks.trees import first_of, module_tree, world_of_one
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -31,8 +34,18 @@ QWEN2_MOE = COMMON | {
     "shared_expert_intermediate_size": 64,
     "intermediate_size": 6,  # of layers that are not of experts: there are none
 }
+BLOOM = {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "hidden_size": 96,
+    "n_layer": 2,
+    "n_head": 8,
+    "vocab_size": 512,
+    "seq_length": 512,
+}
 CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ("all", LLAMA, {}),
+    ("all-with-slopes-computed-while-building", BLOOM, {}),
     (
         "feed-forward",
         LLAMA | {"intermediate_size": 132},
@@ -88,6 +101,18 @@ def test_a_model_that_vllm_cannot_build_is_left_to_its_engines(tmp_path: Path) -
     config = configuration(tmp_path, LLAMA)
     config.model_config.hf_config.hidden_act = "nothing"
     assert obstacles(config, (2, 4)) == {}
+    with world_of_one(config), pytest.raises(ValueError, match="nothing"):
+        module_tree(config, torch.device("cpu"))
+
+
+def test_slopes_are_those_of_the_rank(tmp_path: Path) -> None:
+    """ALiBi's are numbers that the model computes while it is built, for the heads of its rank."""
+    config = configuration(tmp_path, BLOOM)
+    config.parallel_config.data_parallel_size = 1
+    with world_of_one(config), first_of(2):
+        tree = module_tree(config, torch.device("cpu"))
+    attention = next(module for module in tree.modules() if isinstance(module, Attention))
+    assert attention.impl.alibi_slopes.tolist() == pytest.approx([2.0**-n for n in range(1, 5)])
 
 
 def test_no_size_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
