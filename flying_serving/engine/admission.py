@@ -37,7 +37,7 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
         model for one engine: that error is better told by an engine.
 
     Raises:
-        ConfigError: if there is no answer within DEADLINE_S.
+        ConfigError: if there is no answer within DEADLINE_S, or an error in its place.
     """
     if not sizes:
         return {}
@@ -47,9 +47,9 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
     process.start()
     theirs.close()
     try:
-        if ours.poll(DEADLINE_S):
-            found: dict[int, str] = ours.recv()
-            return found
+        if not ours.poll(DEADLINE_S):
+            raise ConfigError(f"group sizes: the model was not built without weights within {DEADLINE_S:.0f} s")
+        found: dict[int, str] | str = ours.recv()
     except EOFError:
         process.join()
         raise ConfigError(f"group sizes: the process that builds the model ended with {process.exitcode}") from None
@@ -57,7 +57,9 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
         process.kill()
         process.join()
         ours.close()
-    raise ConfigError(f"group sizes: the model was not built without weights within {DEADLINE_S:.0f} s")
+    if isinstance(found, str):
+        raise ConfigError(f"group sizes: {found}")
+    return found
 
 
 def _answer(answers: Connection, config: VllmConfig, sizes: Sequence[int]) -> None:
@@ -66,7 +68,10 @@ def _answer(answers: Connection, config: VllmConfig, sizes: Sequence[int]) -> No
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    answers.send(examine(config, sizes))
+    try:
+        answers.send(examine(config, sizes))
+    except Exception as error:  # noqa: BLE001 - the server says it
+        answers.send(reason(error))
     answers.close()
     os._exit(0)  # nothing of the server's, whose copy this process is, may be ended here
 

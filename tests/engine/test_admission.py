@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention import Attention
 
+from flying_serving.engine import admission
 from flying_serving.engine.admission import obstacles
+from flying_serving.errors import ConfigError
 from flying_serving.vllm_hooks.trees import first_of, module_tree, world_of_one
 
 COMMON: dict[str, Any] = {
@@ -113,6 +117,34 @@ def test_slopes_are_those_of_the_rank(tmp_path: Path) -> None:
         tree = module_tree(config, torch.device("cpu"))
     attention = next(module for module in tree.modules() if isinstance(module, Attention))
     assert attention.impl.alibi_slopes.tolist() == pytest.approx([2.0**-n for n in range(1, 5)])
+
+
+def _fails(*_: Any) -> dict[int, str]:
+    raise RuntimeError("no port\nis free")
+
+
+def _ends(*_: Any) -> dict[int, str]:
+    os._exit(3)
+
+
+def _hangs(*_: Any) -> dict[int, str]:
+    time.sleep(60)
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("examine", "says"),
+    [
+        (_fails, "group sizes: no port is free"),
+        (_ends, "group sizes: the process that builds the model ended with 3"),
+        (_hangs, "group sizes: the model was not built without weights within 1 s"),
+    ],
+)
+def test_a_question_without_an_answer_ends_the_start(monkeypatch: pytest.MonkeyPatch, examine: Any, says: str) -> None:
+    monkeypatch.setattr(admission, "examine", examine)
+    monkeypatch.setattr(admission, "DEADLINE_S", 20.0 if examine is not _hangs else 1.0)
+    with pytest.raises(ConfigError, match=f"^{says}$"):
+        obstacles(VllmConfig(), (2,))
 
 
 def test_no_size_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
