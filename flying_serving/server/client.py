@@ -6,37 +6,34 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterable
-from dataclasses import replace
-from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.utils.async_utils import in_loop
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import PREEMPTS, deployment_of
 from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.moving import exchanges
-from flying_serving.controller.requests import Wanted
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import FlyingError, LayoutError, PoolFull, RequestError
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.server.calls import EngineCalls
+from flying_serving.errors import FlyingError, LayoutError
+from flying_serving.layout.groups import Layout
 from flying_serving.server.clock import keep_time
 from flying_serving.server.metrics import ServerMetrics
+from flying_serving.server.requests import EngineRequests
 from flying_serving.server.settings import describe, settings_of
-from flying_serving.server.streams import DEGREE_KEY, Streams
+from flying_serving.server.streams import Streams
 from flying_serving.tracing.writer import CLOSE_S
-from flying_serving.vllm_hooks.history import why_it_stays
 
 logger = logging.getLogger("vllm.flying_serving")
 
 STREAMS_END_S = 0.1
 
 
-class FlyingClient(EngineCalls):
+class FlyingClient(EngineRequests):
     """vLLM's client for several engines, with groups of them as the places where requests run."""
 
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None) -> None:
@@ -50,7 +47,7 @@ class FlyingClient(EngineCalls):
         self.metrics = ServerMetrics(self) if log_stats else None
         self._switching = asyncio.Lock()
         self._switched: dict[int, asyncio.Future[None]] = {}
-        self._deadlines: dict[str, asyncio.Future[None]] = {}
+        self._deadlines = {}
         self._clock_runs = False
         self._ensure_clock()
 
@@ -59,88 +56,6 @@ class FlyingClient(EngineCalls):
         super()._apply_ready_response(payload)
         self._blocks.append((self.vllm_config.cache_config.num_gpu_blocks or 0) - before)
         logger.info("%d of %d engines are ready", len(self._blocks), self.deployment.engines)
-
-    # ---- requests
-
-    async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Hand a request to the controller, which sends it to a group or lets it wait for one.
-
-        Raises:
-            VLLMValidationError: if no layout of this server can run it (HTTP 400).
-            GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
-        """
-        request.client_index = self.client_index
-        self._ensure_output_queue_task()
-        self._ensure_clock()
-        movable = why_it_stays(request, self.vllm_config.model_config) is None
-        wanted = replace(self.check(request), movable=movable)
-        self.streams.open(request)
-        commands = self.controller.arrived(request.request_id, wanted, time.monotonic())
-        expires = None
-        if wanted.deadline_s is not None and request.request_id in self.controller.pool:
-            expires = self._deadlines[request.request_id] = asyncio.get_running_loop().create_future()
-        await self.carry_out(commands)
-        if expires is not None:
-            await expires
-
-    def check(self, request: Any) -> Wanted:
-        """What a request wants, if it can be taken. Raises as `add_request_async`, which a stream calls too late."""
-        wanted = self.streams.wanted(request)
-        try:
-            self.controller.check(wanted)
-        except RequestError as error:
-            if wanted.degree is None:
-                raise VLLMValidationError(str(error)) from None
-            raise VLLMValidationError(f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}") from None
-        except PoolFull as error:
-            raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
-        return wanted
-
-    async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """Abort wherever they run, or forget them if they wait."""
-        if self.resources.engine_dead:
-            return
-        by_group: dict[Group, list[str]] = {}
-        for request_id in request_ids:
-            group = self.controller.group_of(request_id)
-            if group is not None:
-                by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
-            self._forget(request_id)
-        sent = [self._to_leader(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()]
-        commands = self.controller.finished(request_ids, time.monotonic(), aborted=True)
-        await asyncio.gather(*sent, self.carry_out(commands))
-
-    async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """vLLM calls this for each batch of outputs: note tokens and ends; drop what is stale."""
-        now = time.monotonic()
-        over: list[str] = []
-        commands: list[Command] = []
-        outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
-        for output in outputs.outputs:
-            self.controller.tokens(output.request_id, len(output.new_token_ids), now)
-            if output.finish_reason is None:
-                continue
-            if self.streams.is_full(output):
-                moved = self.controller.outgrew(output.request_id, now)
-                if moved is not None:
-                    output.finish_reason = output.stop_reason = None
-                    commands += moved
-                    continue
-            over.append(output.request_id)
-            self._forget(output.request_id)
-        if over:
-            outputs.finished_requests = set(over)
-            commands += self.controller.finished(over, now)
-        await self.carry_out(commands)
-
-    def _forget(self, request_id: str) -> None:
-        self.streams.close(request_id)
-        self._admit(request_id)
-
-    def _admit(self, request_id: str) -> None:
-        waiting = self._deadlines.pop(request_id, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
 
     # ---- what the controller says
 
@@ -152,7 +67,17 @@ class FlyingClient(EngineCalls):
         """
         for engine, counts in exchanges(commands, self.deployment.group_sizes, awaiting).items():
             self.tell(engine, "flying_moving", *counts)
-        sent = [self._do(command) for command in commands]
+        sent, left = [], deque(commands)
+        while left:
+            command = left.popleft()
+            try:
+                sent.append(self._do(command))
+            except EngineDeadError:
+                raise
+            except Exception as error:
+                if not isinstance(command, Dispatch):
+                    raise
+                left += self._fail(command.request_id, error)
         # shielded: one client's going away must not take back what is sent for others
         return asyncio.shield(asyncio.gather(*(s for s in sent if s is not None)))
 
@@ -172,16 +97,6 @@ class FlyingClient(EngineCalls):
             case Order(switch, weave_steps):
                 self._order(switch, weave_steps)
         return None
-
-    def _to_leader(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
-        return self._send_input(kind, content, self.core_engines[group[0]])
-
-    def _refuse(self, request_id: str, waited_s: float) -> None:
-        self.streams.close(request_id)
-        waiting = self._deadlines.pop(request_id, None)
-        if waiting is not None and not waiting.done():
-            message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
-            waiting.set_exception(GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
 
     def _order(self, switch: Switch, steps: int) -> None:
         worked_s, switch.wall_time_s = time.thread_time(), time.time()

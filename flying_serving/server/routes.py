@@ -1,11 +1,9 @@
-"""Admin routes: status, layout, switches; and what is refused before vLLM's routes see it."""
+"""Admin routes: status, layout, switches; and Retry-After."""
 
 from __future__ import annotations
 
 import hmac
-import json
 import os
-import reprlib
 import time
 from typing import Annotated, Any
 
@@ -21,12 +19,7 @@ from flying_serving.errors import EngineLost, FlyingError, LayoutError
 from flying_serving.metrics.page import Published
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.metrics import FreshMetrics
-from flying_serving.server.streams import DEGREE_KEY
 from flying_serving.wording import first_problem
-
-DEGREE_FIELD = f"vllm_xargs.{DEGREE_KEY}"
-_XARGS = (("vllm_xargs",), ("sampling_params", "extra_args"))
-"""Where the routes of vLLM have a request's own arguments."""
 
 
 class LayoutOrder(BaseModel):
@@ -116,61 +109,21 @@ async def scale_elastic_ep() -> Any:
     raise HTTPException(400, "elastic expert parallelism cannot be served by Flying Serving yet")
 
 
-class DegreeCheck:
-    """Middleware: a request whose `tp_degree` is not a degree of this server is answered with 400 before it starts.
-
-    vLLM's own validation lets some pass in another type (`true` as 1) and says of others what its types are.
-    """
+class RetryAfter:
+    """Middleware: an answer 429 says when to come again."""
 
     def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
         self._app = app
         self._owner = owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        body, messages = b"", []
-        while True:
-            message = await receive()
-            messages.append(message)
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                break
-        problem = self._problem(body) if DEGREE_KEY.encode() in body else None
-        if problem is not None:
-            error = {"message": problem, "type": "BadRequestError", "param": DEGREE_FIELD, "code": 400}
-            await JSONResponse({"error": error}, 400)(scope, receive, send)
-            return
-        replay = iter(messages)
-
-        async def again() -> Message:
-            return next(replay, None) or await receive()
-
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 429:
                 wait_s = self._owner.state.engine_client.engine_core.controller.pool.retry_after_s(time.monotonic())
                 message["headers"] = [*message["headers"], (b"retry-after", str(wait_s).encode())]
             await send(message)
 
-        await self._app(scope, again, answer)
-
-    def _problem(self, body: bytes) -> str | None:
-        try:
-            sent = json.loads(body)
-        except ValueError:
-            return None  # vLLM says so
-        degrees = self._owner.state.engine_client.engine_core.controller.settings.capacity.degrees
-        for path in _XARGS:
-            found = sent
-            for name in path:
-                found = found.get(name) if isinstance(found, dict) else None
-            if not isinstance(found, dict) or DEGREE_KEY not in found:
-                continue
-            degree = found[DEGREE_KEY]
-            if type(degree) is not int or degree not in degrees:
-                return f"{DEGREE_FIELD}={reprlib.repr(degree)}: must be one of {degrees}"
-        return None
+        await self._app(scope, receive, answer)
 
 
 def attach(app: FastAPI, args: Any) -> None:
@@ -179,7 +132,7 @@ def attach(app: FastAPI, args: Any) -> None:
     app.state.flying_keys = configured if isinstance(configured, list) else [configured]
     app.include_router(router)
     app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
-    app.add_middleware(DegreeCheck, owner=app)
+    app.add_middleware(RetryAfter, owner=app)
     published = Published()
     get_prometheus_registry().register(published)
     app.add_middleware(FreshMetrics, owner=app, published=published)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.requests import Wanted
 from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
+from flying_serving.server.encoding import shown
 
 DEGREE_KEY = "tp_degree"
 DEADLINE_KEY = "queue_deadline_s"
@@ -41,38 +44,34 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
 
-    def wanted(self, request: EngineCoreRequest) -> Wanted:
-        """What the controller has to know of a request.
+    def wanted(self, prompt: int, params: SamplingParams | None, priority: int) -> Wanted:
+        """What the controller has to know of a request with a prompt of that many tokens.
 
         Raises:
             VLLMValidationError: naming the field, its value and what is allowed.
         """
-        params = request.sampling_params
-        prompt = _prompt_tokens(request)
         if params is None:
-            return Wanted(prompt, prompt, priority=request.priority)
+            return Wanted(prompt, prompt, priority=priority)
         extra = params.extra_args or {}
         for key in (LANE_KEY, HISTORY_KEY, MOVED_FROM_KEY):
             if key in extra:
                 raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
-        left = max(1, self._max_model_len - prompt)
-        open_ended = params.max_tokens is None or params.max_tokens >= left
-        return Wanted(
-            prompt,
-            prompt + 1 if open_ended else prompt + params.max_tokens,
-            left if params.max_tokens is None else params.max_tokens,
-            self._degree(extra),
-            request.priority,
-            _deadline(extra),
-        )
+        left = self._left(prompt)
+        most = _least(params.max_tokens, left)
+        tokens = prompt + 1 if most == left else prompt + most
+        return Wanted(prompt, tokens, most, self._degree(extra), priority, _deadline(extra))
+
+    def _left(self, prompt: int) -> int:
+        """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a request."""
+        return max(1, self._max_model_len - prompt)
 
     def _degree(self, extra: dict[str, Any]) -> int | None:
         degree = extra.get(DEGREE_KEY)
-        if degree is None or (isinstance(degree, int) and not isinstance(degree, bool)):
+        if DEGREE_KEY not in extra or (isinstance(degree, int) and not isinstance(degree, bool)):
             return degree
         field = f"vllm_xargs.{DEGREE_KEY}"
-        raise VLLMValidationError(f"{field}={degree!r}: must be one of {self._capacity.degrees}", parameter=field)
+        raise VLLMValidationError(f"{field}={shown(degree)}: must be one of {self._capacity.degrees}", parameter=field)
 
     def open(self, request: EngineCoreRequest) -> None:
         """Take a request."""
@@ -113,9 +112,10 @@ class Streams:
             return request
         # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
         params = params.clone()
-        most = params.max_tokens
-        stream.capped = most is None or most > dispatch.limit_tokens
-        params.max_tokens = dispatch.limit_tokens if most is None else min(most, dispatch.limit_tokens)
+        most = _least(params.max_tokens, self._left(prompt_length(request.prompt_token_ids, request.prompt_embeds)))
+        stream.capped = most > dispatch.limit_tokens
+        params.max_tokens = min(most, dispatch.limit_tokens)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)  # else its engine could not decode it
         extra = dict(params.extra_args or {})
         if len(dispatch.group) > 1:
             extra[LANE_KEY] = len(dispatch.group)
@@ -140,10 +140,14 @@ class Streams:
         return output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
 
 
-def _prompt_tokens(request: EngineCoreRequest) -> int:
-    """A prompt may come as embeddings instead, shape (tokens, hidden)."""
-    prompt = request.prompt_embeds if request.prompt_token_ids is None else request.prompt_token_ids
+def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
+    """Tokens of a prompt, which may come as embeddings instead, shape (tokens, hidden)."""
+    prompt = embeds if token_ids is None else token_ids
     return 0 if prompt is None else len(prompt)
+
+
+def _least(max_tokens: int | None, left: int) -> int:
+    return left if max_tokens is None else min(max_tokens, left)
 
 
 def _copy(request: EngineCoreRequest, engine_id: str, params: Any) -> EngineCoreRequest:
@@ -157,5 +161,5 @@ def _deadline(extra: dict[str, Any]) -> float | None:
         return None
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= 86_400:
         field = f"vllm_xargs.{DEADLINE_KEY}"
-        raise VLLMValidationError(f"{field}={deadline!r}: must be a number above 0 up to 86400", parameter=field)
+        raise VLLMValidationError(f"{field}={shown(deadline)}: must be a number above 0 up to 86400", parameter=field)
     return float(deadline)

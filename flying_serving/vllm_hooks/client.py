@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -92,17 +91,32 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a stream, after HTTP 200.
 
     Raises:
-        VLLMValidationError: before that, if no layout of this server can run the request.
+        VLLMValidationError: before that, if no layout of this server can run the request, or it cannot be sent.
         GracefulHTTPError: if too many wait.
     """
     from flying_serving.server.client import FlyingClient
 
-    given = dict(zip(("self", "prompt", "sampling_params"), args, strict=False)) | kwargs
-    client, prompt, params = given["self"].engine_core, given["prompt"], given["sampling_params"]
+    given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
+    client, prompt = given["self"].engine_core, given["prompt"]
     if isinstance(client, FlyingClient) and isinstance(prompt, dict):  # else it is not tokens yet
-        asked = {key: prompt.get(key) for key in ("prompt_token_ids", "prompt_embeds")}
-        client.check(SimpleNamespace(**asked, sampling_params=params, priority=given.get("priority", 0)))
+        of_prompt = {name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")}
+        others = {name: value for name, value in given.items() if name not in ("self", "prompt", "prompt_text")}
+        client.check({"priority": 0} | of_prompt | others)
     return original(*args, **kwargs)
+
+
+async def abort_if_refused(
+    original: Any, self: Any, request: Any, prompt: Any, parent_req: Any, index: int, queue: Any
+) -> None:
+    """Wraps `AsyncLLM._add_request`, which has given a request to the output processor when the client gets it.
+
+    If the engine client refuses it, or its HTTP client leaves while it waits there, it is forgotten everywhere.
+    """
+    try:
+        await original(self, request, prompt, parent_req, index, queue)
+    except BaseException:
+        await self.abort(request.request_id, internal=True)
+        raise
 
 
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:

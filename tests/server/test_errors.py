@@ -301,9 +301,8 @@ REQUEST_CASES = (
     _degree("x", '"x"'),
     _degree("2", '"2"'),
     _degree(2.0, "2.0"),
-    _degree(True, "true"),
     _degree([2], "[2]"),
-    _degree(None, "null"),
+    Case('`"tp_degree": null`', "Input should be a valid integer", 400, {"vllm_xargs": {"tp_degree": None}}),
     _xarg("queue_deadline_s", 0, "0"),
     _xarg("queue_deadline_s", "x", '"x"'),
     Case('`"flying_lane": 2`', "vllm_xargs.flying_lane is not for clients", 400, {"vllm_xargs": {"flying_lane": 2}}),
@@ -502,7 +501,7 @@ OTHER_ROUTES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.server
 @pytest.mark.parametrize("name", OTHER_ROUTES)
-@pytest.mark.parametrize("value", [3, "x", None, 2.0], ids=str)
+@pytest.mark.parametrize("value", [3, "x", 2.0], ids=str)
 def test_wrong_degree_on_another_route(server: Server, name: str, value: Any) -> None:
     """Each says the same."""
     path, body = OTHER_ROUTES[name]

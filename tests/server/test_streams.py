@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.commands import Dispatch
 from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
@@ -83,5 +83,22 @@ def test_clients_may_not_say_what_the_server_tells_engines(key: str, value: Any)
     """Whatever they say; the error, HTTP 400, names the field."""
     streams, request = opened({key: value})
     with pytest.raises(VLLMValidationError, match=rf"^vllm_xargs\.{key} is not for clients") as raised:
-        streams.wanted(request)
+        streams.wanted(3, request.sampling_params, request.priority)
     assert raised.value.parameter == f"vllm_xargs.{key}"
+
+
+def test_the_models_length_ends_a_request_for_good() -> None:
+    """What goes beyond it is as long as it: that is no full group, and `min_tokens` is cut with it."""
+    streams = Streams(settings("manual").capacity, 90)
+    params = SamplingParams(max_tokens=100_000, min_tokens=50_000)
+    request = EngineCoreRequest("r", list(range(60)), None, params, None, 0.0, None, None, None)
+    streams.open(request)
+    wanted = streams.wanted(60, params, 0)
+    assert (wanted.tokens, wanted.max_output_tokens) == (61, 30)
+    for limit, full in ((29, True), (30, False), (40, False)):
+        sent = streams.to_engine(Dispatch("r", (0,), 0, limit))
+        assert sent is not None
+        assert sent.sampling_params.max_tokens == sent.sampling_params.min_tokens == min(limit, 30)
+        output = EngineCoreOutput(sent.request_id, [7], finish_reason=FinishReason.LENGTH)
+        assert streams.take(output)
+        assert streams.is_full(output) == full

@@ -1,0 +1,74 @@
+"""Requests that cannot be encoded for an engine: refused before anything is booked, with the field that is wrong."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+_CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
+_TRANSFER = ("kv_transfer_params", "ec_transfer_params")
+"""What vLLM's routes put into `extra_args` from fields of their own; the rest of it is `vllm_xargs`."""
+
+
+def shown(value: object) -> str:
+    """A value of a client in a few words of ASCII: what it wrote itself may be one that no answer can repeat."""
+    return _in_ascii(reprlib.repr(value))
+
+
+def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> None:
+    """Check that the fields of a request can be sent to an engine.
+
+    Args:
+        fields: by name, of an `EngineCoreRequest` or of what becomes one.
+        encode: the encoder of the messages to engines.
+
+    Raises:
+        VLLMValidationError: naming field, value and what is allowed (HTTP 400).
+    """
+    try:
+        encode(tuple(fields.values()))
+    except _CANNOT as error:
+        name, value, problem = _first_problem(fields, encode) or ("request", None, error)
+        field = _in_ascii(name)
+        raise VLLMValidationError(f"{field}={shown(value)}: {_allowed(problem)}", parameter=field) from None
+
+
+def _first_problem(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> tuple[str, Any, Exception] | None:
+    for name, value in _named(fields):
+        try:
+            encode({name: value})
+        except _CANNOT as error:
+            return name, value, error
+    return None
+
+
+def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every field by the name that clients know it by."""
+    for name, value in fields.items():
+        if not isinstance(value, SamplingParams):
+            yield name, value
+            continue
+        for key in value.__struct_fields__:
+            if key != "extra_args":
+                yield key, getattr(value, key)
+        for key, extra in (value.extra_args or {}).items():
+            yield key if key in _TRANSFER else f"vllm_xargs.{key}", extra
+
+
+def _allowed(problem: Exception) -> str:
+    match problem:
+        case UnicodeEncodeError():
+            return "must be text that can be encoded as UTF-8, without lone surrogates"
+        case OverflowError():
+            return "whole numbers must be from -2**63 up to 2**64 - 1"
+        case RecursionError():
+            return "is nested too deeply"
+    return _in_ascii(str(problem))
+
+
+def _in_ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,178 @@
+"""No request may hurt another: what one client sends or leaves undone costs the others nothing.
+
+Two engines of policy `auto`, each with four slots, and vLLM's limit of 24 requests that it knows of at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from flying_serving.demo.tiny import make_model
+from tests.live import FLAGS, ROOT, Server
+
+pytestmark = pytest.mark.server
+
+MODEL_LENGTH = 4000
+PROMPT = 3900
+SLOTS = 4
+QUEUED = 24
+SETTINGS = (
+    "--policy=auto",
+    f"--max-model-len={MODEL_LENGTH}",
+    f"--max-num-seqs={SLOTS}",
+    f"--max-num-queued-reqs={QUEUED}",
+    "--enable-scale-out",
+)
+SURROGATE = "\ud800"
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *SETTINGS, base=FLAGS) as live:
+        yield live
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+    """Send a body as JSON in ASCII: a lone surrogate is an escape there."""
+    content = json.dumps({"model": server.model, **body})
+    return server.http.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+def completion(server: Server, **fields: Any) -> httpx.Response:
+    return post(server, "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, **fields})
+
+
+def is_idle(server: Server) -> None:
+    """Nothing runs or waits, in the controller or in the engines."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        status = server.http.get("/flying/status").json()
+        lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
+        if status["requests"] == {"running": 0, "held": 0} and not any(x["running"] + x["waiting"] for x in lanes):
+            return
+        assert time.monotonic() < deadline, status
+        time.sleep(0.05)
+
+
+UNSENDABLE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "stop": ("/v1/completions", {"prompt": "x", "stop": [SURROGATE]}, "stop"),
+    "vllm_xargs": ("/v1/completions", {"prompt": "x", "vllm_xargs": {"a": SURROGATE}}, "vllm_xargs.a"),
+    "key": ("/v1/completions", {"prompt": "x", "vllm_xargs": {SURROGATE: 1}}, "vllm_xargs.\\ud800"),
+    "kv_transfer_params": (
+        "/v1/completions",
+        {"prompt": "x", "kv_transfer_params": {"a": [SURROGATE]}},
+        "kv_transfer_params",
+    ),
+    "request_id": ("/v1/completions", {"prompt": "x", "request_id": SURROGATE}, "request_id"),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "stop": SURROGATE},
+        "stop",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSENDABLE)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_what_cannot_be_sent_is_refused_by_its_field(server: Server, name: str, stream: bool) -> None:
+    """More often than there are slots: afterwards nothing is booked, and others are served."""
+    path, body, parameter = UNSENDABLE[name]
+    for _ in range(2 * SLOTS + 1):
+        answer = post(server, path, {**body, "max_tokens": 2, "stream": stream})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == parameter
+        assert error["message"].startswith(f"{parameter}=")
+    assert completion(server).status_code == 200
+    is_idle(server)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/v1/models", 405), ("/flying/status", 405)])
+def test_a_body_that_no_route_wants_is_not_waited_for(server: Server, path: str, status: int) -> None:
+    """The server answers when it has the head of the request; of a body of a gigabyte it has not seen a byte."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {2**30}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1024).split()[1] == str(status).encode()
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("min_tokens", [0, 10_000])
+def test_max_tokens_beyond_the_models_length_end_there(server: Server, degree: int, min_tokens: int) -> None:
+    """As in vLLM: this route takes them, and the request ends with `length` when the model's length is reached."""
+    params = {"max_tokens": 100_000, "min_tokens": min_tokens, "extra_args": {"tp_degree": degree}}
+    body = {"token_ids": [5] * PROMPT, "sampling_params": {**params, "ignore_eos": True}}
+    for _ in range(2):
+        answer = post(server, "/inference/v1/generate", body)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert len(choice["token_ids"]) == MODEL_LENGTH - PROMPT
+    del params["extra_args"]
+    answer = post(server, "/inference/v1/generate", {**body, "sampling_params": {**params, "ignore_eos": True}})
+    assert len(answer.json()["choices"][0]["token_ids"]) == MODEL_LENGTH - PROMPT
+    is_idle(server)
+
+
+class Busy:
+    """Streams that take every slot of both engines as long as this context is open."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stack = ExitStack()
+        self._streams: list[Iterator[str]] = []
+
+    def __enter__(self) -> None:
+        body = {"model": self._server.model, "prompt": [1] * 20, "max_tokens": 3900, "ignore_eos": True}
+        body |= {"stream": True, "vllm_xargs": {"tp_degree": 1}}
+        for _ in range(2 * SLOTS):
+            stream = self._server.http.stream("POST", "/v1/completions", json=body)
+            answer = self._stack.enter_context(stream)
+            self._streams.append(answer.iter_lines())
+            assert next(self._streams[-1]).startswith("data: "), answer.status_code
+
+    def __exit__(self, *_: object) -> None:
+        assert all(next(stream, None) is not None for stream in self._streams), "a stream has ended"
+        self._stack.close()
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one", "n=2"])
+def test_a_deadline_that_passes_leaves_nothing_behind(server: Server, count: int) -> None:
+    """More requests get a 504 than vLLM may know of at a time: it has forgotten those that are over."""
+    with Busy(server), ThreadPoolExecutor(8) as pool:
+        fields = {"vllm_xargs": {"tp_degree": 1, "queue_deadline_s": 0.05}, "n": count, "temperature": 1.0}
+        sent = [pool.submit(completion, server, **fields) for _ in range(QUEUED + 8)]
+        codes = [one.result(WAIT_S).status_code for one in sent]
+        assert set(codes) <= {504, 503}
+        assert codes[-8:] == [504] * 8
+    assert completion(server).status_code == 200
+    is_idle(server)
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Server) -> None:
+    """Its request leaves the pool at once, not when a group has served it to nobody."""
+    with Busy(server):
+        for stream in (False, True):
+            fields = {"vllm_xargs": {"tp_degree": 1, "queue_deadline_s": 1000}, "stream": stream}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(
+                    f"{server.url}/v1/completions",
+                    json={"model": server.model, "prompt": [1, 2, 3], "max_tokens": 4, **fields},
+                    timeout=0.5,
+                )
+            deadline = time.monotonic() + WAIT_S
+            while server.http.get("/flying/status").json()["requests"]["held"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        assert server.http.get("/flying/status").json()["requests"]["running"] == 2 * SLOTS
+    is_idle(server)
