@@ -38,6 +38,10 @@ class FlyingConfig(BaseModel):
     """Seconds between tokens that one second before the first token counts for."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
     """More requests than this are answered with 429."""
+    priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
+    """A request that has waited for so long gets every second place, whatever the priorities."""
+    most_urgent_priority: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Requests with a lower `priority`, which is more urgent, are refused; if not given: none."""
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
     emulate_link: tuple[float, float] | None = None

@@ -215,7 +215,7 @@ class Controller(Outlook):
             commands.append(self._start(tracked, group, expected, lanes))
             return True
 
-        self.pool.take(place)
+        self.pool.take(place, now_s)
         return commands
 
     def _start(

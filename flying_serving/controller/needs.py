@@ -9,7 +9,7 @@ from flying_serving.controller.pool import TaskPool
 from flying_serving.policy.snapshot import Need
 
 
-def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int) -> list[Need]:
+def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int, now_s: float) -> list[Need]:
     """What the layout must have now.
 
     A long request needs its group from when it is its turn until its prompt is done: then the group may drain, or is
@@ -17,7 +17,7 @@ def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int) -
     needs it to its end.
     """
     needs = []
-    first = pool.first
+    first = pool.first(now_s)
     begins = loads.unfinished() if first is None else [first, *loads.unfinished()]
     longest = max((one.sizes[0] for one in begins if one.wanted.degree is None), default=sizes[0])
     if longest > sizes[0]:

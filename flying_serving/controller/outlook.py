@@ -28,7 +28,7 @@ class Outlook:
         sizes = sorted(settings.capacity.tokens)
         pinned = settings.policy.pinned_size
         self.layout = Layout.uniform(settings.engines, pinned(sizes) if pinned else 1)
-        self.pool = TaskPool(settings.most_waiting)
+        self.pool = TaskPool(settings.most_waiting, settings.aging_s)
         self.loads = Loads()
         self.steps = StepModel()
         self.moves: dict[int, MoveCost] = {}
@@ -57,5 +57,5 @@ class Outlook:
         tokens = sum(tracked.prefill_tokens for tracked in unfinished)
         work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
         loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.lately(self.layout, now_s)
-        needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines)
+        needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines, now_s)
         return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, *recent)

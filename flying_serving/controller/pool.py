@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from flying_serving.controller.requests import Tracked
 from flying_serving.errors import PoolFull
@@ -14,17 +15,24 @@ FEW = 100
 
 
 class TaskPool:
-    """Requests in the order (priority, arrival) among those that the same groups suit.
+    """Requests in the order (priority, arrival) among those that the same groups suit, but none waits for ever.
+
+    One that came `aging_s` ago is *overdue*. Every second place that groups have is offered to the oldest overdue
+    request first, whatever the priorities: with k older ones ahead of it, a request gets one of the next 2k + 2 places.
 
     Args:
         limit: most requests that may wait.
+        aging_s: after how long a request is overdue.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, aging_s: float) -> None:
         self.limit = limit
+        self.aging_s = aging_s
         self.prompt_tokens = 0
         self._waiting: dict[str, Tracked] = {}
         self._queues: dict[Kind, list[tuple[int, int, str]]] = {}
+        self._ages: dict[Kind, list[tuple[int, str]]] = {}
+        self._turn_of_age = False
         self._deadlines: list[tuple[float, str]] = []
         self._urgent = 0
         self._gone = 0
@@ -48,11 +56,9 @@ class TaskPool:
         """How many urgent requests wait."""
         return self._urgent
 
-    @property
-    def first(self) -> Tracked | None:
+    def first(self, now_s: float) -> Tracked | None:
         """Whose turn it is."""
-        heads = [queue[0] for queue in self._queues.values() if self._head(queue) is not None]
-        return self._waiting[min(heads)[2]] if heads else None
+        return self._next(now_s, frozenset())[0]
 
     @property
     def oldest_s(self) -> float | None:
@@ -74,8 +80,9 @@ class TaskPool:
         self._waiting[tracked.request_id] = tracked
         self.prompt_tokens += wanted.prompt_tokens
         self._urgent += wanted.urgent
-        kind = (wanted.degree, tracked.sizes)
+        kind = _kind(tracked)
         heapq.heappush(self._queues.setdefault(kind, []), (wanted.priority, tracked.order, tracked.request_id))
+        heapq.heappush(self._ages.setdefault(kind, []), (tracked.order, tracked.request_id))
         if wanted.deadline_s is not None and not tracked.admitted:
             heapq.heappush(self._deadlines, (tracked.arrived_s + wanted.deadline_s, tracked.request_id))
 
@@ -100,27 +107,50 @@ class TaskPool:
         self._gone = 0
         self._deadlines = [entry for entry in self._deadlines if entry[-1] in self._waiting]
         heapq.heapify(self._deadlines)
-        for kind, queue in list(self._queues.items()):
-            left = self._queues[kind] = [entry for entry in queue if entry[-1] in self._waiting]
-            heapq.heapify(left)
-            if not left:
-                del self._queues[kind]
+        self._queues = self._of_waiting(self._queues)
+        self._ages = self._of_waiting(self._ages)
 
-    def take(self, place: Callable[[Tracked], bool]) -> None:
+    def _of_waiting(self, queues: dict[Kind, list[Any]]) -> dict[Kind, list[Any]]:
+        left = {kind: [entry for entry in queue if self._waits(entry, kind)] for kind, queue in queues.items()}
+        for queue in left.values():
+            heapq.heapify(queue)
+        return {kind: queue for kind, queue in left.items() if queue}
+
+    def take(self, place: Callable[[Tracked], bool], now_s: float) -> None:
         """Offer the first of every kind to `place` until it refuses one of that kind; those that it takes leave."""
-        heads = [(queue[0], kind) for kind, queue in list(self._queues.items()) if self._head(queue) is not None]
-        heapq.heapify(heads)
-        while heads:
-            (_, _, request_id), kind = heapq.heappop(heads)
-            queue = self._queues[kind]
-            if not place(self._waiting[request_id]):
-                continue
-            self._out(request_id)
-            if self._head(queue) is not None:
-                heapq.heappush(heads, (queue[0], kind))
+        refused: set[Kind] = set()
+        while True:
+            tracked, by_age = self._next(now_s, refused)
+            if tracked is None:
+                break
+            if place(tracked):
+                self._out(tracked.request_id)
+                self._turn_of_age = not by_age
             else:
-                del self._queues[kind]
+                refused.add(_kind(tracked))
         self._forget_gone()
+
+    def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[Tracked | None, bool]:
+        """Who is offered a place next, and whether for its age."""
+        if self._turn_of_age:
+            oldest = self._first_of(self._ages, refused)
+            if oldest is not None and now_s - oldest.arrived_s >= self.aging_s:
+                return oldest, True
+        return self._first_of(self._queues, refused), False
+
+    def _first_of(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> Tracked | None:
+        heads = []
+        for kind, queue in queues.items():
+            while queue and not self._waits(queue[0], kind):
+                heapq.heappop(queue)
+            if queue and kind not in refused:
+                heads.append(queue[0])
+        return self._waiting[min(heads)[-1]] if heads else None
+
+    def _waits(self, entry: tuple[Any, ...], kind: Kind) -> bool:
+        """Whether what a queue of this kind says of a request still holds: one that has come back may be of another."""
+        tracked = self._waiting.get(entry[-1])
+        return tracked is not None and _kind(tracked) == kind
 
     def expired(self, now_s: float) -> list[str]:
         """Requests whose deadline has passed before any group had them; they still wait until `remove`."""
@@ -132,7 +162,6 @@ class TaskPool:
                 late.append(request_id)
         return late
 
-    def _head(self, queue: list[tuple[int, int, str]]) -> str | None:
-        while queue and queue[0][2] not in self._waiting:
-            heapq.heappop(queue)
-        return queue[0][2] if queue else None
+
+def _kind(tracked: Tracked) -> Kind:
+    return (tracked.wanted.degree, tracked.sizes)

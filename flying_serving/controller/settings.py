@@ -22,6 +22,7 @@ class Settings:
         weights: how layouts are judged.
         weave_steps: steps of a new layout for each step of an older one.
         most_waiting: requests that may wait; more are refused.
+        aging_s: a request that waits longer gets every second place, whatever the priorities.
         dry_run: decide and record, but change nothing.
     """
 
@@ -32,6 +33,7 @@ class Settings:
     weights: Weights
     weave_steps: int = 1
     most_waiting: int = 10_000
+    aging_s: float = 30.0
     dry_run: bool = False
 
     @property

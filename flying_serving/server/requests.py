@@ -70,6 +70,10 @@ class EngineRequests(EngineCalls):
             fields: of an `EngineCoreRequest`, by name, or of what becomes one.
         """
         check_encodable({name: value for name, value in fields.items() if name != "prompt_embeds"}, self.encoder.encode)
+        most_urgent = self.deployment.flying.most_urgent_priority
+        if most_urgent is not None and fields["priority"] < most_urgent:
+            allowed = f"must be {most_urgent} or more on this server (--most-urgent-priority)"
+            raise VLLMValidationError(f"priority={fields['priority']}: {allowed}", parameter="priority")
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
         wanted = self.streams.wanted(prompt, fields["sampling_params"], fields["priority"])
         try:

@@ -42,6 +42,7 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settin
         weights=Weights(flying.horizon_s, flying.ttft_weight),
         weave_steps=flying.weave_steps,
         most_waiting=flying.max_waiting_requests,
+        aging_s=flying.priority_aging_s,
         dry_run=flying.policy_dry_run,
     )
 

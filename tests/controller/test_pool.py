@@ -1,7 +1,7 @@
 """TaskPool: the order of those that wait, sums over them, deadlines and the limit."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -9,6 +9,7 @@ from flying_serving.controller.pool import FEW, Kind, TaskPool
 from flying_serving.controller.requests import Tracked, Wanted
 from flying_serving.errors import PoolFull
 
+AGING_S = 30.0
 KINDS: list[Kind] = [(None, (1, 2)), (None, (2,)), (1, (1,)), (2, (2,))]
 
 
@@ -26,7 +27,7 @@ def tracked(
     return Tracked(f"r{number}", wanted, kind[1], number, at_s)
 
 
-def taken(pool: TaskPool, most: int = 1000) -> list[str]:
+def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
     """Return the ids of up to so many requests in the order in which the pool gives them out."""
     ids: list[str] = []
 
@@ -36,13 +37,13 @@ def taken(pool: TaskPool, most: int = 1000) -> list[str]:
         ids.append(one.request_id)
         return True
 
-    pool.take(place)
+    pool.take(place, now_s)
     return ids
 
 
 def test_more_urgent_ones_come_first_then_earlier_ones() -> None:
     """Across kinds as well."""
-    pool = TaskPool(10)
+    pool = TaskPool(10, AGING_S)
     for number, priority in enumerate([0, 5, -1, 0, 5]):
         pool.add(tracked(number, priority=priority, kind=KINDS[number % 2]))
     assert taken(pool) == ["r2", "r0", "r3", "r1", "r4"]
@@ -51,7 +52,7 @@ def test_more_urgent_ones_come_first_then_earlier_ones() -> None:
 
 def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
     """And nothing overtakes within its kind, even if it would fit."""
-    pool = TaskPool(10)
+    pool = TaskPool(10, AGING_S)
     for number in range(6):
         pool.add(tracked(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
     tried: list[str] = []
@@ -60,14 +61,14 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
         tried.append(one.request_id)
         return one.wanted.prompt_tokens < 50
 
-    pool.take(place)
+    pool.take(place, 0.0)
     assert tried == ["r0", "r1", "r2", "r3", "r5"]
     assert {one.request_id for one in pool} == {"r2", "r4"}
 
 
 def test_a_request_that_comes_back_has_its_old_place() -> None:
     """It was taken, and is ahead of all that arrived after it."""
-    pool = TaskPool(10)
+    pool = TaskPool(10, AGING_S)
     first = tracked(0)
     for one in (first, tracked(1), tracked(2)):
         pool.add(one)
@@ -78,7 +79,7 @@ def test_a_request_that_comes_back_has_its_old_place() -> None:
 
 def test_the_limit_is_named_when_it_is_reached() -> None:
     """And not before; what leaves makes room."""
-    pool = TaskPool(2)
+    pool = TaskPool(2, AGING_S)
     pool.add(tracked(0))
     pool.check()
     pool.add(tracked(1))
@@ -90,7 +91,7 @@ def test_the_limit_is_named_when_it_is_reached() -> None:
 
 def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
     """A request that was in a group is never refused later: its client reads a stream by then."""
-    pool = TaskPool(10)
+    pool = TaskPool(10, AGING_S)
     late, moved = tracked(0, at_s=1.0, deadline_s=2.0), tracked(1, at_s=1.0, deadline_s=2.0)
     pool.add(late)
     pool.add(moved)
@@ -106,20 +107,71 @@ def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
 @pytest.mark.parametrize("how", ["taken", "removed"])
 def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
     """However far off their deadlines are, and though none of them was ever the first."""
-    pool = TaskPool(10)
+    pool = TaskPool(10, AGING_S)
     stays = [tracked(number, priority=-1, kind=KINDS[number], deadline_s=1e6) for number in range(3)]
     for one in stays:
         pool.add(one)
     for number in range(10, 5000):
         pool.add(tracked(number, kind=KINDS[3 if how == "taken" else number % 4], deadline_s=1e6))
         if how == "taken":
-            pool.take(lambda one: one not in stays)
+            pool.take(lambda one: one not in stays, 0.0)
         else:
             pool.remove(f"r{number}")
-        kept = [*pool._deadlines, *(entry for queue in pool._queues.values() for entry in queue)]
-        assert len(kept) <= 3 * FEW
+        queues = [*pool._queues.values(), *pool._ages.values()]
+        assert len(pool._deadlines) + sum(map(len, queues)) <= 5 * FEW
     assert pool.expired(2e6) == ["r0", "r1", "r2"]
     assert sorted(taken(pool)) == ["r0", "r1", "r2"]
+
+
+def test_an_overdue_request_is_offered_every_second_place() -> None:
+    """Beside a stream of urgent ones; the oldest first, of whatever kind."""
+    pool = TaskPool(100, AGING_S)
+    for number in range(4):
+        pool.add(tracked(number, priority=10 - number, kind=KINDS[number % 2]))
+    for number in range(4, 14):
+        pool.add(tracked(number, priority=-1, at_s=20.0))
+    assert taken(pool, 2, AGING_S - 0.1) == ["r4", "r5"]
+    assert taken(pool, 7, AGING_S) == ["r0", "r6", "r1", "r7", "r2", "r8", "r3"]
+
+
+def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> None:
+    """It stays the next one to be offered a place."""
+    pool = TaskPool(100, AGING_S)
+    pool.add(tracked(0, kind=KINDS[1]))
+    pool.add(tracked(1, priority=5))
+    for number in range(2, 5):
+        pool.add(tracked(number, priority=-1))
+    tried: list[str] = []
+
+    def place(one: Tracked) -> bool:
+        tried.append(one.request_id)
+        return one.sizes != KINDS[1][1]
+
+    pool.take(place, AGING_S)
+    assert tried == ["r2", "r0", "r1", "r3", "r4"]
+    assert pool.first(AGING_S).request_id == "r0"  # type: ignore[union-attr]
+
+
+@given(st.data())
+def test_none_waits_for_more_than_twice_those_ahead_of_it(data: st.DataObject) -> None:
+    """Whatever comes after a request is overdue, and however urgent it is."""
+    pool = TaskPool(1000, AGING_S)
+    priorities = st.integers(-(2**40), 2**40)
+    early = data.draw(st.lists(st.tuples(priorities, st.sampled_from(KINDS)), min_size=1, max_size=8))
+    for number, (priority, kind) in enumerate(early):
+        pool.add(tracked(number, priority=priority, kind=kind))
+    places = 0
+    left = {f"r{number}" for number in range(len(early))}
+    number = len(early)
+    while left:
+        for priority in data.draw(st.lists(priorities, max_size=3)):
+            pool.add(tracked(number, priority=priority, at_s=AGING_S))
+            number += 1
+        for request_id in taken(pool, 1, AGING_S):
+            places += 1
+            left.discard(request_id)
+            if request_id in {f"r{n}" for n in range(len(early))}:
+                assert places <= 2 * (int(request_id[1:]) + 1)
 
 
 class Waiting(RuleBasedStateMachine):
@@ -127,15 +179,26 @@ class Waiting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = TaskPool(8)
+        self.pool = TaskPool(8, 2.0)
+        self.turn_of_age = False
         self.model: dict[str, Tracked] = {}
         self.away: list[Tracked] = []
         self.told: set[str] = set()
         self.count = 0
         self.now_s = 0.0
 
-    def key(self, one: Tracked) -> tuple[int, int]:
-        return (one.wanted.priority, one.order)
+    def kind(self, one: Tracked) -> Kind:
+        return (one.wanted.degree, one.sizes)
+
+    def next_of(self, waiting: list[Tracked]) -> Tracked | None:
+        by_age = self.turn_of_age and any(self.overdue(one) for one in waiting)
+        return min(waiting, key=lambda one: (0 if by_age else one.wanted.priority, one.order), default=None)
+
+    def overdue(self, one: Tracked) -> bool:
+        return self.now_s - one.arrived_s >= 2.0
+
+    def by_age(self, one: Tracked) -> bool:
+        return self.turn_of_age and self.overdue(one)
 
     @precondition(lambda self: len(self.model) < 8)
     @rule(
@@ -167,24 +230,22 @@ class Waiting(RuleBasedStateMachine):
     @rule(room=st.fixed_dictionaries({kind: st.integers(0, 3) for kind in KINDS}))
     def take(self, room: dict[Kind, int]) -> None:
         """Each kind is offered in order until its room is used up; the best of all kinds is always next."""
-        expected = []
+        expected: list[Tracked] = []
         left = dict(room)
-        for one in sorted(self.model.values(), key=self.key):
-            kind = (one.wanted.degree, one.sizes)
-            if left[kind]:
-                left[kind] -= 1
-                expected.append(one)
+        while one := self.next_of([one for one in self.model.values() if one not in expected and left[self.kind(one)]]):
+            left[self.kind(one)] -= 1
+            self.turn_of_age = not self.by_age(one)
+            expected.append(one)
         given = []
 
         def place(one: Tracked) -> bool:
-            kind = (one.wanted.degree, one.sizes)
-            if not room[kind]:
+            if not room[self.kind(one)]:
                 return False
-            room[kind] -= 1
+            room[self.kind(one)] -= 1
             given.append(one)
             return True
 
-        self.pool.take(place)
+        self.pool.take(place, self.now_s)
         assert given == expected
         for one in given:
             del self.model[one.request_id]
@@ -214,7 +275,7 @@ class Waiting(RuleBasedStateMachine):
         assert all(request_id in pool for request_id in model)
         assert pool.prompt_tokens == sum(one.wanted.prompt_tokens for one in model.values())
         assert pool.urgent == sum(one.wanted.urgent for one in model.values())
-        assert pool.first is min(model.values(), key=lambda one: (one.wanted.priority, one.order), default=None)
+        assert pool.first(self.now_s) is self.next_of(list(model.values()))
         assert (pool.oldest_s is None) == (not model)
 
 

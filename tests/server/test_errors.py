@@ -201,6 +201,8 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("lend-blocks", "0", "must be a whole number from 1 up to 1000000"),
     _flag("policy", "always", "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp' or 'manual'"),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
+    _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
+    _flag("most-urgent-priority", "high", "must be a whole number"),
     _flag("emulate-link", "200", "must be two numbers, microseconds and GB/s"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +26,15 @@ MODEL_LENGTH = 4000
 PROMPT = 3900
 SLOTS = 4
 QUEUED = 24
+MOST_URGENT = -5
 SETTINGS = (
     "--policy=auto",
     f"--max-model-len={MODEL_LENGTH}",
     f"--max-num-seqs={SLOTS}",
     f"--max-num-queued-reqs={QUEUED}",
     "--enable-scale-out",
+    f"--most-urgent-priority={MOST_URGENT}",
+    "--priority-aging-s=1",
 )
 SURROGATE = "\ud800"
 WAIT_S = 30.0
@@ -175,4 +179,40 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Server) -> Non
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         assert server.http.get("/flying/status").json()["requests"]["running"] == 2 * SLOTS
+    is_idle(server)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_priority_beyond_the_limit_is_refused(server: Server, stream: bool) -> None:
+    """The answer names the field, its value and the flag."""
+    answer = completion(server, priority=MOST_URGENT - 1, stream=stream)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "priority"
+    assert answer.json()["error"]["message"].startswith(
+        f"priority={MOST_URGENT - 1}: must be {MOST_URGENT} or more on this server (--most-urgent-priority)"
+    )
+    assert completion(server, priority=MOST_URGENT, stream=stream).status_code == 200
+
+
+def test_urgent_requests_without_end_do_not_starve_another(server: Server) -> None:
+    """More of them than there are slots want one all the time; one that is not urgent ages, and is served."""
+    over = threading.Event()
+
+    def ask_again() -> int:
+        count = 0
+        while not over.is_set():
+            assert completion(server, priority=-1, max_tokens=32, ignore_eos=True).status_code == 200
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3 * SLOTS) as pool:
+        asking = [pool.submit(ask_again) for _ in range(3 * SLOTS)]
+        try:
+            time.sleep(0.5)
+            for priority in (0, 1000):
+                answer = completion(server, priority=priority, max_tokens=64, ignore_eos=True)
+                assert answer.status_code == 200, answer.text
+        finally:
+            over.set()
+        assert sum(one.result(WAIT_S) for one in asking) > 3 * SLOTS
     is_idle(server)
