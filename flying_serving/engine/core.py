@@ -17,6 +17,7 @@ from vllm.v1.engine.core import EngineCoreProc
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
+from flying_serving.engine.aging import Aging
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
 from flying_serving.engine.moves import Led, Moves
 from flying_serving.engine.orders import Orders
@@ -67,6 +68,7 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
         self.engine = engine_index
         flying = self.deployment.flying
         self.turns = Turns(flying.weave_steps, flying.max_pause_ms / 1000)
+        self.aging = Aging(flying.priority_aging_s)
         self.members: dict[int, Member] = {}
         self.leaders: dict[int, Leader] = {}
         self._lane_of = {}

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
+from flying_serving.engine.aging import Aging
 from flying_serving.engine.group import Leader
 from flying_serving.engine.keys import LANE_KEY, MOVED_FROM_KEY
 from flying_serving.engine.moves import Moves
@@ -22,6 +23,7 @@ class LaneRequests:
     scheduler: Any
     leaders: dict[int, Leader]
     moves: Moves
+    aging: Aging
     structured_output_manager: Any
     request_block_hasher: Any
     _hashers: dict[int, Any]
@@ -53,10 +55,12 @@ class LaneRequests:
         self.moves.expect(request, size, aligned_group(first, old_size), old_id, time.monotonic())
 
     def _admit(self, request: Request, size: int, wave: int = 0) -> None:
+        scheduler = self.scheduler if size == 1 else self.leaders[size].scheduler
+        self.aging.came(scheduler, request.request_id, time.monotonic())
         if size == 1:
             super().add_request(request, wave)  # type: ignore[misc]
         else:
-            self.leaders[size].scheduler.add_request(request)
+            scheduler.add_request(request)
         if request.num_output_tokens:
             request.take_events()  # it began elsewhere: that it is queued is no news to vLLM's metrics
 
