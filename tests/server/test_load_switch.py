@@ -1,0 +1,106 @@
+"""Load alone switches a live server: `auto` is together while it is quiet, and a burst of HTTP requests parts it.
+
+On any machine, also a busy one: the first token of a long prompt comes sooner together, while later tokens come later
+(1.5 ms for each exchange, `--emulate-link`) and apart there are twice as many slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from flying_serving.demo.tiny import make_model
+from tests.live import FLAGS, ROOT, Server
+from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+
+pytestmark = pytest.mark.server
+
+SETTINGS = (
+    "--policy=auto",
+    "--emulate-link=1500,10",
+    "--max-num-batched-tokens=2048",
+    "--max-num-seqs=4",
+    "--kv-cache-memory-bytes=268435456",
+    "--no-enable-prefix-caching",
+)
+TOGETHER, APART = [[0, 1]], [[0], [1]]
+QUIET = (1024, 4)
+"""Tokens of prompt and output of requests that come one after the other."""
+LENGTHS = [(64, 120), *[(64, 24)] * 20]
+"""Those of a long stream and of a burst that comes while it runs."""
+QUIET_S, APART_S = 90.0, 5.0
+"""How long to wait until the engines are together, and between two requests meanwhile."""
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(make_model(ROOT / ".models" / "llama-75m", "llama-75m"), 2, *SETTINGS, base=FLAGS) as live:
+        yield live
+
+
+def switches(server: Server) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = server.http.get("/flying/switches").json()["switches"]
+    return made
+
+
+def body(server: Server, number: int, prompt_tokens: int, output_tokens: int, **xargs: Any) -> dict[str, Any]:
+    """A request that is told its tokens: their logprobs tell whether it was served right, and no near tie can flip."""
+    draw = random.Random(number)
+    prompt, forced = ([draw.randrange(8000) for _ in range(count)] for count in (prompt_tokens, output_tokens))
+    xargs |= {"force_token_ids": forced}
+    return streamed_body(server.model, prompt, max_tokens=output_tokens, ignore_eos=True, vllm_xargs=xargs)
+
+
+async def ask(server: Server, **xargs: Any) -> list[Stream]:
+    """All requests: the first, and once it streams the others at once."""
+    bodies = [body(server, number, *lengths, **xargs) for number, lengths in enumerate(LENGTHS)]
+    first = Stream()
+    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http:
+        streaming = asyncio.create_task(stream(http, bodies[0], into=first))
+        while not first.tokens and not streaming.done():
+            await asyncio.sleep(0.01)
+        burst = await asyncio.gather(*(stream(http, one) for one in bodies[1:]))
+        return [await streaming, *burst]
+
+
+async def be_quiet(server: Server) -> None:
+    """One request after the other, seconds apart, until the engines are together."""
+    deadline_s = time.monotonic() + QUIET_S
+    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http:
+        asked_s = -APART_S
+        while (shown := (await http.get("/flying/status")).json())["layout"] != TOGETHER:
+            assert time.monotonic() < deadline_s, (shown, switches(server))
+            if time.monotonic() > asked_s + APART_S:
+                await stream(http, body(server, 1000, *QUIET))
+                asked_s = time.monotonic()
+            await asyncio.sleep(0.1)
+
+
+def test_a_burst_parts_the_engines_and_every_stream_is_right(server: Server) -> None:
+    asyncio.run(be_quiet(server))
+    before = len(switches(server))
+    answers = asyncio.run(ask(server))
+    made = switches(server)[before:]
+    assert made, "no switch"
+    assert (made[0]["from"], made[0]["to"], made[0]["problem"]) == (TOGETHER, APART, None)
+    assert made[0]["reason"].startswith("load: ")
+    assert made[0]["requests_in_flight"] >= 1
+    alone = asyncio.run(ask(server, tp_degree=1))
+    for number, (answer, other) in enumerate(zip(answers, alone, strict=True)):
+        assert answer.tokens == other.tokens == body(server, number, *LENGTHS[number])["vllm_xargs"]["force_token_ids"]
+        assert answer.done and answer.finish_reason == "length"
+        assert worst_difference(answer.logprobs, other.logprobs) <= WORST_LOGPROB
+    server.check()
+
+
+def test_quiet_joins_the_engines_again(server: Server) -> None:
+    asyncio.run(be_quiet(server))
+    last = switches(server)[-1]
+    assert (last["from"], last["to"], last["reason"][:6]) == (APART, TOGETHER, "load: ")
