@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check test test-protocol test-pure demo bench experiments zoo clean .venv
+.PHONY: setup check test test-protocol test-pure demo bench fuzz experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -65,6 +65,9 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(ARGS)

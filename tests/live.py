@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 READY_S = 240.0
 KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
 """An idle connection is not used again after a second: the server closes it after five, and may be about to."""
+PROGRAM = ("flying_serving.cli.main", "serve")
+STOCK = ("vllm.entrypoints.openai.api_server", "--model")
 FLAGS = (
     "--policy=manual",
     "--dtype=float32",
@@ -50,12 +52,14 @@ def free_port() -> int:
 class Server:
     """A server process and an HTTP client for it. Use it as a context manager."""
 
-    def __init__(self, model: Path, engines: int, *flags: str, base: Sequence[str] = FLAGS) -> None:
+    def __init__(
+        self, model: Path, engines: int, *flags: str, base: Sequence[str] = FLAGS, program: Sequence[str] = PROGRAM
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = str(model)
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed in __exit__
-        command = [sys.executable, "-m", "flying_serving.cli.main", "serve", self.model]
+        command = [sys.executable, "-m", *program, self.model]
         command += ["--host=127.0.0.1", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=self._log, stderr=self._log, process_group=0

@@ -1,0 +1,1 @@
+"""Requests that no client should send, by the thousand, against a live server."""

@@ -1,0 +1,27 @@
+"""The short form of `make fuzz`: some hundred requests that no client should send, and good ones beside them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flying_serving.demo.tiny import make_model
+from tests.fuzz.bodies import draw_requests
+from tests.fuzz.run import SETTINGS, end_is_clean, fuzz
+from tests.live import FLAGS, ROOT, Server
+
+COUNT = 400
+
+
+@pytest.mark.server
+def test_fuzzed_requests_hurt_nobody() -> None:
+    """No 5xx but where stock vLLM gives one; good requests beside them are right; nothing is left of any."""
+    model = make_model(ROOT / ".models" / "llama", "llama")
+    with Server(model, 2, *SETTINGS, base=FLAGS) as server:
+        found = asyncio.run(fuzz(server, draw_requests(COUNT, str(model), 1)))
+        end_is_clean(server)
+    assert not found.failures, found.report()
+    assert not found.wrong, found.report()
+    assert sum(found.statuses.values()) == COUNT
+    assert found.statuses[200] > COUNT / 20, found.report()
