@@ -36,6 +36,7 @@ SETTINGS = (
 AT_ONCE = 8
 ANSWER_S = 60.0
 IDLE_S = 30.0
+SHOWN = 600
 NO_ANSWER = 599
 """Instead of a status: the connection ended without one, or nothing came in time."""
 
@@ -55,9 +56,9 @@ class Found:
         lines = [f"answers by status: {dict(sorted(self.statuses.items()))}"]
         lines += [f"5xx as in stock vLLM: {count} x {reason}" for reason, count in sorted(self.as_stock.items())]
         lines += [f"good requests beside them: {self.good}, wrong: {len(self.wrong)}", *self.wrong[:10]]
-        lines += [
-            f"{status} {sent.path} {sent.content[:2000]!r}\n  {text[:300]}" for sent, status, text in self.failures
-        ]
+        alike = {(sent.path, status, text[:100]): sent for sent, status, text in reversed(self.failures)}
+        for (path, status, text), sent in alike.items():
+            lines += [f"{status} {path} {sent.content[:SHOWN]!r}", f"  {text}"]
         return "\n".join(lines)
 
 
@@ -166,13 +167,14 @@ def main() -> int:
 
 async def compare(stock: Server, failures: list[tuple[Sent, int, str]]) -> list[tuple[Sent, int, str]]:
     """Those that stock vLLM does not answer with 5xx too."""
-    only_ours = []
+    only_ours, compared = [], Counter[str]()
     async with client_of(stock) as http:
         for sent, status, text in failures:
             theirs, their_text = await send(http, sent)
-            sys.stdout.write(f"{sent.path}: ours {status} {text[:160]!r}, stock {theirs} {their_text[:160]!r}\n")
+            compared[f"{sent.path}: ours {status} {text[:160]!r}, stock {theirs} {their_text[:160]!r}\n"] += 1
             if theirs < 500:
                 only_ours.append((sent, status, text))
+    sys.stdout.writelines(f"{count} x {line}" for line, count in compared.items())
     sys.stdout.write(f"{len(failures)} with 5xx, of which {len(only_ours)} only here\n")
     return only_ours
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
-KNOWN: tuple[tuple[str, str], ...] = ()
+KNOWN: tuple[tuple[str, str], ...] = (
+    (
+        r"^500 .*'(list|int|float|str|bool)' object has no attribute 'get'",
+        "structured_outputs is no object: vLLM's validator asks it for its fields before pydantic has looked at it",
+    ),
+)
+"""What such an answer looks like, with its status before it, and why vLLM gives it."""
 
 
 def fails_in_stock(status: int, text: str) -> str | None:
