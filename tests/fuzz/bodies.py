@@ -39,6 +39,7 @@ _junk = st.recursive(
     _leaf, lambda some: st.lists(some, max_size=4) | st.dictionaries(_text, some, max_size=3), max_leaves=6
 )
 _tokens = st.lists(st.integers(0, 511), min_size=1, max_size=12)
+_ids = _tokens | st.lists(_whole, max_size=4)
 _extra = st.dictionaries(
     st.sampled_from(
         ["tp_degree", "queue_deadline_s", "flying_lane", "flying_history", "flying_moved_from", "session_id"]
@@ -67,9 +68,9 @@ _tool = st.fixed_dictionaries(
 )
 
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
-    "prompt": _text | _tokens | st.lists(_tokens, max_size=3) | st.lists(_text, max_size=3),
+    "prompt": _text | _ids | st.lists(_tokens, max_size=3) | st.lists(_text, max_size=3),
     "messages": st.lists(_message, max_size=3),
-    "token_ids": _tokens,
+    "token_ids": _ids,
     "max_tokens": st.integers(1, 30),
     "max_completion_tokens": st.integers(1, 30),
     "min_tokens": st.integers(0, 40),
@@ -78,9 +79,11 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "top_k": st.integers(-1, 600),
     "n": st.integers(1, 4),
     "stop": _text | st.lists(_text, max_size=3),
-    "stop_token_ids": _tokens,
+    "stop_token_ids": _ids,
+    "logprob_token_ids": _ids,
+    "prompt_logprob_token_ids": st.lists(_ids, max_size=3),
     "bad_words": st.lists(_text, max_size=3),
-    "allowed_token_ids": _tokens,
+    "allowed_token_ids": _ids,
     "logit_bias": st.dictionaries(_text | st.integers(0, 600).map(str), _real, max_size=3),
     "logprobs": st.integers(-1, 5) | st.booleans(),
     "top_logprobs": st.integers(-1, 5),
