@@ -65,6 +65,7 @@ SIZES: dict[str, Any] = {
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True},
     "DbrxForCausalLM": {
         "d_model": 256,
         "n_heads": 8,

@@ -39,11 +39,11 @@ def _tokens(seed: int, count: int) -> tuple[int, ...]:
 
 LONG = _tokens(4, 300)
 BATCH = (
-    Request("short", _tokens(1, 5), 24, 11),
-    Request("block", _tokens(2, 33), 40, 12),
-    Request("blocks", _tokens(3, 100), 24, 13),
-    Request("chunks", LONG, 24, 14),
+    Request("short", _tokens(1, 5), 12, 11),
+    Request("block", _tokens(2, 60), 16, 12),
+    Request("blocks", _tokens(3, 100), 12, 13),
+    Request("chunks", LONG, 12, 14),
 )
-"""Sent together."""
-AFTER = (Request("prefix", LONG[:200] + _tokens(5, 50), 16, 15),)
+"""Sent together; few tokens each, for what shows in one step shows in a dozen. The second decodes into a new block."""
+AFTER = (Request("prefix", LONG[:200] + _tokens(5, 50), 8, 15),)
 """Sent when the others have ended, so that the prefix cache has what they share."""
