@@ -145,6 +145,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 """What an architecture needs beside SIZES."""
 
+_SMALL_EMBEDDING = {"model.embed_tokens.weight": (0.125, 0.0), "model.norm.weight": (1.0, 7.0)}
+ADJUSTED: dict[str, dict[str, tuple[float, float]]] = {
+    "Gemma2ForCausalLM": _SMALL_EMBEDDING,
+    "Gemma3ForCausalLM": _SMALL_EMBEDDING,
+    "Gemma4ForCausalLM": _SMALL_EMBEDDING,
+    "GemmaForCausalLM": _SMALL_EMBEDDING,
+    "VaultGemmaForCausalLM": _SMALL_EMBEDDING,
+}
+"""Weights by name: a factor, and what is added. Models that multiply embeddings and use them as their head would repeat
+the last token for ever; what such embeddings lose the last norm gains."""
+
 ALIASES: dict[str, str] = {
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "IQuestCoderForCausalLM": "LlamaForCausalLM",

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import Model, fields_of, model_class
+from zoo.architectures import ADJUSTED, Model, fields_of, model_class
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".zoo"
@@ -61,7 +61,9 @@ def machine() -> str:
 
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
-    checkpoint = _key(_source("checkpoints.py"), model, fields, version("transformers"))
+    checkpoint = _key(
+        _source("checkpoints.py"), model, fields, ADJUSTED.get(model.architecture), version("transformers")
+    )
     stock = _key(checkpoint, _source("stock.py", "requests.py"), machine())
     lanes = _key(checkpoint, _source("lanes.py", "requests.py"), machine(), _server())
     return {"checkpoint": checkpoint, "stock-1": stock, "stock-2": stock, "lanes": lanes}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flying_serving.demo.tiny import STD_AT_256, write_tokenizer
-from zoo.architectures import VOCAB, Model, fields_of, model_class
+from zoo.architectures import ADJUSTED, VOCAB, Model, fields_of, model_class
 
 NOISE = 0.1
 """Standard deviation of what is added to constants: to norms, which are 1 or 0 at first, and to biases."""
@@ -30,6 +30,8 @@ def write_checkpoint(model: Model, path: Path) -> None:
         for name, tensor in built.state_dict().items():
             if tensor.is_floating_point():
                 _randomise(name, tensor, torch)
+        for name, (factor, added) in ADJUSTED.get(model.architecture, {}).items():
+            built.get_parameter(name).mul_(factor).add_(added)
     scratch = path.with_name(f".{path.name}")
     shutil.rmtree(scratch, ignore_errors=True)
     built.save_pretrained(scratch)
