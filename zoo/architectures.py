@@ -194,7 +194,6 @@ VARIANTS: tuple[Model, ...] = (
     Model("LlamaForCausalLM", "biases", {"attention_bias": True, "mlp_bias": True}),
     Model("LlamaForCausalLM", "tied", {"tie_word_embeddings": True}),
     Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
-    Model("StableLmForCausalLM", "parallel residual", {"use_parallel_residual": True, "qk_layernorm": True}),
     Model("GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False}),
     Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
     Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),

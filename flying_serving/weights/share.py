@@ -179,8 +179,10 @@ class SharedWeights:
             layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
         else:
             layer.weight = self._full[name].weight
-        if getattr(layer, "bias", None) is not None:
-            raise WeightError(f"{name}.bias: an LM head with a bias cannot be shared between lanes")
+        bias = getattr(self._full[name], "bias", None)
+        if bias is not None and degree > 1:  # vLLM's Transformers backend makes it while it loads: a lane has none
+            rows = bias.shape[0] // degree
+            layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
 
 
 def _lm_head_weights(model: Module) -> set[int]:
