@@ -59,6 +59,8 @@ SIZES: dict[str, Any] = {
     # logits are scaled down by a width that these models have not; without it they say something
     "logit_scale": 1.0,
     "logits_scaling": 1.0,
+    # as others scale attention: with the default of these models it would be a choice of one token
+    "attention_multiplier": 32**-0.5,
 }
 """Values of configuration fields, for the configurations that have them."""
 
@@ -111,6 +113,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "num_experts_per_tok": 2,
         },
     },
+    "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
+    "PhiMoEForCausalLM": {"attention_bias": True, "lm_head_bias": True},
     "HunYuanMoEV1ForCausalLM": {"moe_topk": 2},
     "Llama4ForCausalLM": {"intermediate_size_mlp": 512, "intermediate_size": 256},
     "LongcatFlashForCausalLM": {
@@ -194,7 +198,7 @@ VARIANTS: tuple[Model, ...] = (
     Model("LlamaForCausalLM", "biases", {"attention_bias": True, "mlp_bias": True}),
     Model("LlamaForCausalLM", "tied", {"tie_word_embeddings": True}),
     Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
-    Model("GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False}),
+    Model("GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False, "num_key_value_heads": 8}),
     Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
     Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),
     Model("Qwen2MoeForCausalLM", "dense layers too", {"mlp_only_layers": [0, 2]}),

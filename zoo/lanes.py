@@ -28,12 +28,13 @@ TOKEN_ID = "token_id:"
 
 
 class Ended(Exception):
-    """The server ended, or never was ready: its exit code, None if it was killed for time, and its log."""
+    """The server is not there, or does not answer: its exit code, its log, and whether its time was over."""
 
-    def __init__(self, status: int | None, log: str) -> None:
+    def __init__(self, status: int | None, log: str, late: bool = False) -> None:
         super().__init__(f"the server ended with {status}")
         self.status = status
         self.log = log
+        self.late = late
 
 
 class Server:
@@ -62,7 +63,7 @@ class Server:
                 pass
             time.sleep(0.1)
         self.__exit__()
-        raise Ended(None, self._process.text())
+        raise Ended(None, self._process.text(), late=True)
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
@@ -83,7 +84,8 @@ class Server:
                 found |= {name: answer.result() for name, answer in asked.items()}
         except httpx.HTTPError as error:
             self._process.wait(1.0)
-            raise Ended(self._process.status, f"{self._process.text()}\n{error!r} {_body(error)}") from None
+            log = f"{self._process.text()}\n{error!r} {_body(error)}"
+            raise Ended(self._process.status, log, late=isinstance(error, httpx.TimeoutException)) from None
         return found
 
     def _ask(self, request: Request, degree: int) -> dict[str, Any]:

@@ -116,22 +116,26 @@ def _end_of(ended: Ended) -> Outcome:
     said = refusal(ended)
     if said is not None:
         return {"status": "refused", "reason": said}
-    return {"status": "late" if ended.status is None else "failed", "reason": root_cause(ended.log)}
+    return {"status": "late" if ended.late else "failed", "reason": root_cause(ended.log)}
 
 
 def refusal(ended: Ended) -> str | None:
-    """The one line with which the server refuses a model, None if it ended otherwise."""
+    """The one line with which the server refuses a model; None if it ended otherwise, or an exception is no reason."""
     last = ended.log.rstrip().rsplit("\n", 1)[-1]
-    return last.removeprefix(_PREFIX) if ended.status == REFUSAL and last.startswith(_PREFIX) else None
+    is_reason = ended.status == REFUSAL and last.startswith(_PREFIX) and not _RAISED.search(last)
+    return last.removeprefix(_PREFIX) if is_reason else None
 
 
 def root_cause(log: str) -> str:
-    """The first exception of a log, and where it was raised; the log's last line if there is none."""
+    """The first exception of a log, and where it was raised; the log's last line if there is none, or it has one."""
     frame = ""
+    last = log.rstrip().rsplit("\n", 1)[-1]
+    if last.startswith(_PREFIX):
+        return last.removeprefix(_PREFIX)
     for line in log.splitlines():
         place, raised = _FRAME.search(line), _RAISED.search(line)
         if place:
             frame = f" ({Path(place[1]).name}:{place[2]}, {place[3]})"
         elif raised and frame:
             return f"{raised[1].rsplit('.', 1)[-1]}: {raised[2][:300]}{frame}"
-    return (log.rstrip().rsplit("\n", 1)[-1] or "it said nothing")[:300]
+    return (last or "it said nothing")[:300]
