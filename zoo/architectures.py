@@ -113,6 +113,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "num_experts_per_tok": 2,
         },
     },
+    "Glm4MoeForCausalLM": {"head_dim": 32},
     "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
     "PhiMoEForCausalLM": {"attention_bias": True, "lm_head_bias": True},
     "HunYuanMoEV1ForCausalLM": {"moe_topk": 2},

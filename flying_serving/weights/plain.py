@@ -37,8 +37,10 @@ def bind_whole(name: str, layer: Module, full: Module | None, rank: int, degree:
         WeightError: naming a tensor that is neither.
     """
     if isinstance(layer, ReplicatedLinear) and full is not None:
-        # its weight may have been packed by vLLM itself: take the layer over as it is
-        layer.__dict__.update({k: v for k, v in full.__dict__.items() if k in ("_parameters", "cpu_linear")})
+        # its weight may have been packed by vLLM itself, and experts may hold its parameters too
+        for key, mine in layer.named_parameters(recurse=False):
+            swap_tensors(mine, Parameter(full.get_parameter(key).detach(), requires_grad=False))
+        layer.__dict__.update({k: v for k, v in full.__dict__.items() if k == "cpu_linear"})
     theirs = {} if full is None else own_tensors(full)
     parameters = {key for key, _ in layer.named_parameters(recurse=False)}
     for key, mine in own_tensors(layer).items():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from flying_serving.errors import WeightError
 from flying_serving.vllm_hooks.loading import parameters_on_meta
@@ -50,6 +51,28 @@ def test_a_loaded_buffer_replaces_what_the_lane_computed() -> None:
     full, lane = Norm(8, torch.full((3,), 7.0)), lane_norm(8, torch.zeros(3))
     bind_whole("norm", lane, full, 1, 2)
     assert torch.equal(lane.table, full.table)
+
+
+class Router(ReplicatedLinear):
+    """A router, as vLLM makes them, whose bias the experts that it chooses hold as well."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.correction = nn.Parameter(torch.randn(4))
+        self.experts = SimpleNamespace(correction=self.correction)
+
+
+def test_a_routers_bias_is_lane_1s_for_the_experts_too() -> None:
+    full = Router()
+    full.cpu_linear = len
+    with parameters_on_meta():
+        lane = Router()
+    bind_whole("gate", lane, full, 1, 2)
+    assert lane.experts.correction.data_ptr() == full.correction.data_ptr()
+    assert lane.weight.data_ptr() == full.weight.data_ptr()
+    assert lane.cpu_linear is full.cpu_linear
+    refuse_foreign(lane, storages(full))
 
 
 @pytest.mark.parametrize(("rank", "first"), [(0, 0), (1, 2), (2, 4), (3, 6)])
