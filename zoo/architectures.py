@@ -67,7 +67,7 @@ SIZES: dict[str, Any] = {
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True},
+    "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "DbrxForCausalLM": {
         "d_model": 256,
         "n_heads": 8,
@@ -114,10 +114,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
+    "HYV3ForCausalLM": {"first_k_dense_replace": 1},
+    "MiniMaxM2ForCausalLM": {"rotary_dim": 16},
     "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
     "PhiMoEForCausalLM": {"attention_bias": True, "lm_head_bias": True},
     "HunYuanMoEV1ForCausalLM": {"moe_topk": 2},
-    "Llama4ForCausalLM": {"intermediate_size_mlp": 512, "intermediate_size": 256},
+    "Llama4ForCausalLM": {"intermediate_size_mlp": 512, "intermediate_size": 256, "num_experts_per_tok": 1},
     "LongcatFlashForCausalLM": {
         "num_layers": 2,
         "ffn_hidden_size": 256,

@@ -6,7 +6,7 @@ its tensors is lane 1's or a view of it, or the lane is refused: a tensor that n
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ def own_tensors(module: Module) -> dict[str, torch.Tensor]:
     return dict([*module.named_parameters(**options), *module.named_buffers(**options)])
 
 
-def bind_whole(name: str, layer: Module, full: Module | None, rank: int, degree: int) -> None:
+def bind_whole(
+    name: str, layer: Module, full: Module | None, rank: int, degree: int, but: Collection[str] = ()
+) -> None:
     """Let a layer's parameters and buffers be lane 1's, or this rank's part where the model itself has cut them.
 
     Args:
@@ -32,25 +34,27 @@ def bind_whole(name: str, layer: Module, full: Module | None, rank: int, degree:
         full: the layer of that name in lane 1's model.
         rank: this engine's place in the group.
         degree: engines in the group.
+        but: names of tensors that are bound already.
 
     Raises:
         WeightError: naming a tensor that is neither.
     """
-    if isinstance(layer, ReplicatedLinear) and full is not None:
-        # its weight may have been packed by vLLM itself, and experts may hold its parameters too
-        for key, mine in layer.named_parameters(recurse=False):
-            swap_tensors(mine, Parameter(full.get_parameter(key).detach(), requires_grad=False))
+    replicated = isinstance(layer, ReplicatedLinear)  # vLLM itself may have packed its weight, which then has no shape
+    if replicated and full is not None:
         layer.__dict__.update({k: v for k, v in full.__dict__.items() if k == "cpu_linear"})
     theirs = {} if full is None else own_tensors(full)
     parameters = {key for key, _ in layer.named_parameters(recurse=False)}
     for key, mine in own_tensors(layer).items():
+        if key in but:
+            continue
         if key not in theirs:
             raise WeightError(f"{name}.{key}: lane 1 has no tensor of this name")
         if mine is theirs[key]:
             continue
-        part = part_of(f"{name}.{key}", theirs[key].detach(), mine.shape, rank, degree)
+        full_tensor = theirs[key].detach()
+        part = full_tensor if replicated else part_of(f"{name}.{key}", full_tensor, mine.shape, rank, degree)
         if key in parameters:
-            swap_tensors(mine, Parameter(part, requires_grad=False))  # attention layers may hold it too
+            swap_tensors(mine, Parameter(part, requires_grad=False))  # attention layers and experts may hold it too
         elif part.shape == theirs[key].shape or torch.equal(part, mine):
             setattr(layer, key, part)
         else:  # the model computed it from its rank: then it must be the part that was cut out

@@ -31,7 +31,7 @@ from flying_serving.weights.storage import (
     StridedRows,
 )
 
-TENSOR_PARALLEL = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, RoutedExperts)
+EXPERT_WEIGHTS, EXPERT_BIASES = ("w13_weight", "w2_weight"), {"w13_bias", "w2_bias"}
 
 
 class SharedWeights:
@@ -112,10 +112,12 @@ class SharedWeights:
             if isinstance(layer, RoutedExperts):
                 if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
                     raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
+                if own_tensors(layer).keys() & EXPERT_BIASES:
+                    raise WeightError(f"{name}: experts with biases cannot be shared between lanes yet")
                 self._experts[name] = [
                     expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)
                 ]
-                for weight in ("w13_weight", "w2_weight"):
+                for weight in EXPERT_WEIGHTS:
                     self._drop(layer, weight)
         install_experts(lane1, self._experts, 0, 1)
 
@@ -135,8 +137,9 @@ class SharedWeights:
                 self._bind_linear(name, layer, rank, degree)
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
-            elif not isinstance(layer, RoutedExperts) and degree > 1:
-                bind_whole(name, layer, self._full.get(name), rank, degree)
+            elif degree > 1:
+                cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
+                bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
             refuse_foreign(model, self._storages())
@@ -183,6 +186,8 @@ class SharedWeights:
         if bias is not None and degree > 1:  # vLLM's Transformers backend makes it while it loads: a lane has none
             rows = bias.shape[0] // degree
             layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
+        if degree > 1:  # and what an embedding of a model's own multiplies with
+            bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
 
 
 def _lm_head_weights(model: Module) -> set[int]:

@@ -75,6 +75,13 @@ def test_a_routers_bias_is_lane_1s_for_the_experts_too() -> None:
     refuse_foreign(lane, storages(full))
 
 
+def test_what_is_bound_already_stays() -> None:
+    full, lane = Norm(8, torch.full((3,), 7.0)), lane_norm(2, torch.zeros(3))
+    bind_whole("embedding", lane, full, 1, 2, but=("weight",))
+    assert lane.weight.is_meta
+    assert lane.table.data_ptr() == full.table.data_ptr()
+
+
 @pytest.mark.parametrize(("rank", "first"), [(0, 0), (1, 2), (2, 4), (3, 6)])
 def test_a_parameter_cut_by_heads_is_the_view_of_its_rank(rank: int, first: int) -> None:
     full, lane = Norm(8, torch.arange(8.0)), lane_norm(2, torch.arange(8.0)[first : first + 2])
