@@ -23,9 +23,13 @@ MEASURE_TICKS = 3
 
 
 async def keep_time(client: FlyingClient) -> None:
-    """Run until the client is shut down. An engine that does not answer is vLLM's to notice, and to report."""
-    with contextlib.suppress(EngineLost):
-        await _start(client)
+    """Run until the client is shut down. An engine that does not answer is vLLM's to notice, and to report.
+
+    Nothing here waits for an engine: deadlines and decisions do not stop because one of them is slow.
+    """
+    started = asyncio.Event()
+    client.background(_start(client, started))
+    asked: set[int] = set()
     ticks = 0
     with trace_switches(client.deployment.flying.trace_out, client.controller.switches) as trace:
         while not client.resources.engine_dead:
@@ -35,13 +39,20 @@ async def keep_time(client: FlyingClient) -> None:
             await asyncio.sleep(TICK_S)
             trace()
             ticks += 1
-            if ticks % MEASURE_TICKS == 0 and client.controller.running:
-                with contextlib.suppress(EngineLost):
-                    await _measure(client)
+            if ticks % MEASURE_TICKS == 0 and client.controller.running and started.is_set():
+                for engine in {*range(client.deployment.engines)} - asked:
+                    asked.add(engine)
+                    client.background(_measure(client, engine, asked))
 
 
-async def _start(client: FlyingClient) -> None:
+async def _start(client: FlyingClient, started: asyncio.Event) -> None:
     """Take what the engines measured when they started, and put them into the layout that a fixed policy wants."""
+    with contextlib.suppress(EngineLost):
+        await _calibrate(client)
+    started.set()
+
+
+async def _calibrate(client: FlyingClient) -> None:
     for rows in await asyncio.gather(*client.of_engines("flying_calibration")):
         client.controller.steps.calibrate(
             Probe(int(tokens), bool(is_prefill), int(context)).step(int(size), seconds)
@@ -59,10 +70,15 @@ async def _start(client: FlyingClient) -> None:
         await asyncio.gather(*orders)
 
 
-async def _measure(client: FlyingClient) -> None:
-    for rows in await asyncio.gather(*client.of_engines("flying_steps")):
-        client.controller.stepped(
-            Step(int(size), seconds, int(prefill), int(sequences), int(context), int(pairs))
-            for size, seconds, prefill, sequences, context, pairs, waited in rows
-            if not waited and seconds > 0
-        )
+async def _measure(client: FlyingClient, engine: int, asked: set[int]) -> None:
+    try:
+        rows = await client.utility(engine, "flying_steps")
+    except EngineLost:
+        return
+    finally:
+        asked.discard(engine)
+    client.controller.stepped(
+        Step(int(size), seconds, int(prefill), int(sequences), int(context), int(pairs))
+        for size, seconds, prefill, sequences, context, pairs, waited in rows
+        if not waited and seconds > 0
+    )
