@@ -86,7 +86,7 @@ async def _layout(admin: httpx.AsyncClient, groups: list[list[int]], preempt: st
 
 async def _switch(admin: httpx.AsyncClient, groups: list[list[int]], preempt: str, report: Report) -> None:
     await _layout(admin, groups, preempt)
-    answer = await admin.post("/flying/check")
+    answer = await admin.post("/flying/check", json={})
     if answer.status_code != 200:
         report.failures.append(f"blocks after the switch to {groups} by {preempt}: {answer.text}")
 
@@ -104,7 +104,7 @@ async def _check_idle(admin: httpx.AsyncClient, report: Report) -> None:
             report.failures.append(f"requests left when all streams had ended: {status}")
             break
         await asyncio.sleep(0.1)
-    answer = await admin.post("/flying/check")
+    answer = await admin.post("/flying/check", json={})
     if answer.status_code != 200:
         report.failures.append(f"blocks while idle: {answer.text}")
 

@@ -3,6 +3,7 @@
 FlyingError
 ├── ConfigError            a flag, a field or a model that cannot be served, with the reason
 │   └── Unsupported        a vLLM feature that is refused at start, by the flag's name
+├── OrderDropped           an operator's order that is not carried out: cancelled, or replaced by another
 ├── LayoutError            a layout that is no partition into aligned groups, or an unknown way to switch
 ├── WeightError            a parameter that cannot be shared between lanes, by its name
 ├── LaneError              a lane that fails, or computes something else than lane 1, by its group size
@@ -14,7 +15,8 @@ FlyingError
 ├── SharedMemoryFull       no room for what engines share, in bytes
 ├── HookError              a vLLM that does not look like the one the hooks were written for
 └── EngineLost             another engine did not answer
-    └── CollectiveTimeout  a collective whose members did not all arrive in time
+    ├── CollectiveTimeout  a collective whose members did not all arrive in time
+    └── ServerEnds         the server is shutting down (HTTP 503)
 """
 
 
@@ -38,6 +40,10 @@ class LayoutError(FlyingError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
+
+
+class OrderDropped(FlyingError):
+    """An operator's order that is not carried out; the message says who wanted that."""
 
 
 class WeightError(FlyingError):
@@ -102,3 +108,10 @@ class EngineLost(FlyingError):
 
 class CollectiveTimeout(EngineLost):
     """A collective did not complete before its deadline; the message says who was waited for."""
+
+
+class ServerEnds(EngineLost):
+    """The server is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")

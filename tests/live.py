@@ -117,5 +117,5 @@ class Server:
 
     def check(self) -> None:
         """Check the block bookkeeping of every engine."""
-        answer = self.http.post("/flying/check")
+        answer = self.http.post("/flying/check", json={})
         assert answer.status_code == 200, answer.text

@@ -57,14 +57,17 @@ def status(url: Url = DEFAULT_URL, api_key: Key = "", as_json: AsJson = False) -
 @app.command()
 def layout(
     groups: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(help="One word for each group, its engines with commas between: 0,1 2,3", metavar="GROUP"),
-    ],
+    ] = None,
     preempt: Annotated[str, typer.Option(help=f"What happens to running requests: {', '.join(PREEMPTS)}.")] = "weave",
     weave_steps: Annotated[
         int | None,
         typer.Option(min=1, max=1000, help="Steps of the new layout for each step of an older one."),
     ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel the change that waits for requests to end (sequential, soft).")
+    ] = False,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the switch.")] = 600.0,
     url: Url = DEFAULT_URL,
     api_key: Key = "",
@@ -72,8 +75,15 @@ def layout(
 ) -> None:
     """Change the layout.
 
-    Name every engine once: `layout 0,1 2 3` makes a group of engines 0 and 1 and leaves 2 and 3 alone.
+    Name every engine once: `layout 0,1 2 3` makes a group of engines 0 and 1 and leaves 2 and 3 alone. A change that
+    still waits for requests to end is replaced by a later one, and is not made if its command ends before.
     """
+    if cancel == bool(groups):
+        raise _failed("GROUP... or --cancel is expected, and not both", 2)
+    if not groups:
+        answer = _ask("DELETE", "/flying/layout", url, api_key)
+        _print(answer, as_json, lambda found: f"cancelled: {found['cancelled']}")
+        return
     order: dict[str, Any] = {"groups": [_engines(group) for group in groups], "preempt": preempt}
     if weave_steps is not None:
         order["weave_steps"] = weave_steps

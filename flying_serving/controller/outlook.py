@@ -42,6 +42,11 @@ class Outlook:
         """How many requests run."""
         return len(self._running)
 
+    @property
+    def open_requests(self) -> list[str]:
+        """Ids of those that wait or run."""
+        return [*(tracked.request_id for tracked in self.pool), *self._running]
+
     def lanes(self) -> dict[int, LaneFigures]:
         """What a group of each size can do, as far as it was measured."""
         limits = self.settings.limits

@@ -60,7 +60,7 @@ async def _stream(console: Console, server: DemoServer, seconds: float) -> list[
         finally:
             await load.cancel()
         records: list[dict[str, Any]] = (await http.get("/flying/switches")).raise_for_status().json()["switches"]
-        check = await http.post("/flying/check")
+        check = await http.post("/flying/check", json={})
     console.print(layouts_table(windows, load.streams), switches_table(records), sep="\n")
     tokens = sum(stream.tokens for stream in load.streams)
     wrong = problems(load.streams, records, len(PLAN))

@@ -100,7 +100,7 @@ def _problems(url: str, results: Results, switches: list[Json]) -> list[str]:
     """Requests that failed or were cut short, switches that did, and block bookkeeping that does not add up."""
     found = [f"request {number}: {error}" for number, error in enumerate(results.texts("error")) if error is not None]
     found += [f"switch {record['number']}: {record['problem']}" for record in switches if record["problem"] is not None]
-    check = httpx.post(f"{url}/flying/check", timeout=ASK_S, trust_env=False)
+    check = httpx.post(f"{url}/flying/check", json={}, timeout=ASK_S, trust_env=False)
     return found if check.status_code == 200 else [*found, f"block bookkeeping: {check.text}"]
 
 

@@ -19,9 +19,11 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
 from flying_serving.engine.aging import Aging
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
+from flying_serving.engine.leaving import Leaving
 from flying_serving.engine.moves import Led, Moves
 from flying_serving.engine.orders import Orders
 from flying_serving.engine.parent import end_with_parent, forget_port, forget_signals
+from flying_serving.engine.pausing import Pausing
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests
 from flying_serving.engine.steps import StepLog
@@ -48,7 +50,7 @@ RETRY_S = 0.005
 """How long lane 1 leaves the engine to other lanes when nothing of it could run."""
 
 
-class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
+class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
     """One engine: its own scheduler and worker (lane 1), a part in each group, and the groups that it leads."""
 
     _alone_at = 0.0
@@ -143,18 +145,19 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
 
     def run_busy_loop(self) -> None:
         """Observe, decide, act, until shut down."""
-        while self._handle_shutdown():
-            self._take_messages(None)
-            self.moves.begin(time.monotonic())
-            turn = self._choose()
-            if isinstance(turn, Wait):
-                self._take_messages(turn)
-            elif isinstance(turn, Serve):
-                self._serve(self.channel.receive())
-            elif turn.size == 1:
-                self._step_alone()
-            else:
-                self._emit(self.leaders[turn.size].order(time.monotonic(), goes_on=self.turns.announce(turn.size)))
+        with self.ending_quietly():
+            while self._handle_shutdown():
+                self._take_messages(None)
+                self.moves.begin(time.monotonic())
+                turn = self._choose()
+                if isinstance(turn, Wait):
+                    self._take_messages(turn)
+                elif isinstance(turn, Serve):
+                    self._serve(self.channel.receive())
+                elif turn.size == 1:
+                    self._step_alone()
+                else:
+                    self._emit(self.leaders[turn.size].order(time.monotonic(), goes_on=self.turns.announce(turn.size)))
         raise SystemExit
 
     def _choose(self) -> Turn:
@@ -178,6 +181,8 @@ class FlyingEngineCore(LaneRequests, Orders, EngineCoreProc):
         if wait is not None:
             if not self.has_work():
                 self._notify_idle_state_callbacks()
+                with self.aborts_queue.mutex:  # as vLLM does: each is in the input queue too
+                    self.aborts_queue.queue.clear()
             try:
                 self._handle_client_request(*self.input_queue.get(timeout=wait.timeout_s))
             except queue.Empty:

@@ -12,7 +12,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core_client import AsyncMPClient
 
 from flying_serving.config import Deployment
-from flying_serving.errors import EngineLost
+from flying_serving.errors import EngineLost, ServerEnds
 
 logger = logging.getLogger("vllm.flying_serving")
 
@@ -25,6 +25,13 @@ class EngineCalls(AsyncMPClient):
 
     deployment: Deployment
     tasks: set[asyncio.Task[None]]
+    ending: bool = False
+    """Whether the server was told to end."""
+
+    def check_serving(self) -> None:
+        """Raise ServerEnds if the server was told to end."""
+        if self.ending:
+            raise ServerEnds
 
     def utility(self, engine: int, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
         """Call a utility of one engine.
@@ -32,12 +39,14 @@ class EngineCalls(AsyncMPClient):
         The call is sent before this returns, so that what is sent later comes later. Awaiting the result raises
         EngineLost if there is no answer in time.
         """
+        if self.ending and self.resources.engine_dead:
+            raise ServerEnds
         call_id = uuid.uuid1().int >> 64
         answer = self.utility_results[call_id] = asyncio.get_running_loop().create_future()
         call = (self.client_index, call_id, method, args)
         sent = self._send_input(EngineCoreRequestType.UTILITY, call, self.core_engines[engine])
         self._ensure_output_queue_task()
-        return self._answered(asyncio.gather(sent, answer), engine, method)
+        return self._answered(heard(asyncio.gather(sent, answer)), engine, method)
 
     def tell(self, engine: int, method: str, *args: Any) -> None:
         """Call a utility of one engine and go on; what goes wrong with it is logged."""
@@ -47,7 +56,7 @@ class EngineCalls(AsyncMPClient):
         try:
             await answer
         except Exception as error:  # noqa: BLE001 - engines and requests go on without what they were told
-            if not self.resources.engine_dead:
+            if not (self.ending or self.resources.engine_dead):
                 logger.error("%s", error)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -59,7 +68,7 @@ class EngineCalls(AsyncMPClient):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and not self.resources.engine_dead:
+        if isinstance(error, Exception) and not (self.ending or self.resources.engine_dead):
             logger.error("a task of the server failed: %r", error, exc_info=error)
             self.outputs_queue.put_nowait(error)
 
@@ -77,3 +86,9 @@ class EngineCalls(AsyncMPClient):
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
         return (await self.call_utility_all_async(method, *args))[0]
+
+
+def heard(work: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    """The same: that it fails is no news if nobody waits for it any more, because he has left or the server ends."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return work

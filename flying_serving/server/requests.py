@@ -21,6 +21,7 @@ from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.encoding import check_encodable
+from flying_serving.server.ending import refusal
 from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
 from flying_serving.vllm_hooks.history import why_it_stays
 
@@ -69,6 +70,8 @@ class EngineRequests(EngineCalls):
         Args:
             fields: of an `EngineCoreRequest`, by name, or of what becomes one.
         """
+        if self.ending:
+            raise refusal()
         check_encodable({name: value for name, value in fields.items() if name != "prompt_embeds"}, self.encoder.encode)
         most_urgent = self.deployment.flying.most_urgent_priority
         if most_urgent is not None and fields["priority"] < most_urgent:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import json
 import os
 import time
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Request
@@ -12,10 +15,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from flying_serving.config import PREEMPTS
-from flying_serving.errors import EngineLost, FlyingError, LayoutError
+from flying_serving.controller.switches import Switch
+from flying_serving.errors import EngineLost, FlyingError, LayoutError, OrderDropped
 from flying_serving.metrics.page import Published
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.metrics import FreshMetrics
@@ -34,6 +39,9 @@ class LayoutOrder(BaseModel):
     @classmethod
     def parse(cls, body: object) -> LayoutOrder:
         """Raise LayoutError, naming field, value and what is allowed, for what is no order."""
+        for name, value in body.items() if isinstance(body, dict) else ():  # pydantic fails on a lone surrogate here
+            if name not in cls.model_fields:
+                raise LayoutError(name, value, f"unknown; known are {', '.join(cls.model_fields)}")
         try:
             return cls.model_validate(body)
         except ValidationError as error:
@@ -73,19 +81,51 @@ async def status(request: Request) -> Any:
 _SCHEMA = {"requestBody": {"content": {"application/json": {"schema": LayoutOrder.model_json_schema()}}}}
 
 
-@router.post("/layout", openapi_extra=_SCHEMA)
+_JSON = [Depends(validate_json_request)]
+"""A page of another site could have a browser send a body of another type, without asking the server before."""
+
+
+@router.post("/layout", openapi_extra=_SCHEMA, dependencies=_JSON)
 async def layout(body: Annotated[Any, Body()], request: Request) -> Any:
-    """Change the layout; answers when every engine works in the new one."""
+    """Change the layout; answers when every engine works in the new one. A client that leaves takes its order back."""
     try:
         order = LayoutOrder.parse(body)
-        switch = await _client(request).switch(order.groups, order.preempt, order.weave_steps)
+        switch = await _unless_it_leaves(request, _client(request).switch(**order.model_dump()))
     except LayoutError as error:
-        problem = {"field": error.field, "value": error.value, "allowed": error.allowed}
-        message = {"message": str(error), "type": "BadRequestError", "param": error.field, "code": 400, **problem}
+        field = _printable(error.field)
+        problem = {"field": field, "value": _as_json(error.value), "allowed": error.allowed}
+        message = {"message": _printable(str(error)), "type": "BadRequestError", "param": field, "code": 400, **problem}
         return JSONResponse({"error": message}, 400)  # vLLM's handler of HTTPException takes text alone
+    except OrderDropped as error:
+        raise HTTPException(409, str(error)) from None
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
-    return switch.to_json()
+    return None if switch is None else switch.to_json()
+
+
+@router.delete("/layout")
+async def cancel(request: Request) -> Any:
+    """Cancel the change of layout that waits for requests to end (sequential, soft)."""
+    switch = _client(request).drop_order(OrderDropped("the order was cancelled"))
+    if switch is None:
+        raise HTTPException(409, "no change of layout waits for requests to end")
+    return {"cancelled": switch.new.to_lists()}
+
+
+async def _unless_it_leaves(request: Request, work: Coroutine[Any, Any, Switch]) -> Switch | None:
+    """Do the work, but cancel it if the client goes away before it is done; None then."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait([doing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        return await doing if doing.done() else None
+    finally:
+        doing.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @router.get("/switches")
@@ -94,14 +134,30 @@ async def switches(request: Request) -> Any:
     return {"switches": [switch.to_json() for switch in _client(request).controller.switches.kept]}
 
 
-@router.post("/check")
+@router.post("/check", dependencies=_JSON)
 async def check(request: Request) -> Any:
     """Check the block bookkeeping of every engine; 500 with what does not add up."""
     try:
         await _client(request).check_integrity()
+    except EngineLost as error:
+        raise HTTPException(503, str(error)) from None
     except FlyingError as error:
         raise HTTPException(500, str(error)) from None
     return {"ok": True}
+
+
+def _printable(text: str) -> str:
+    """With what UTF-8 cannot carry, lone surrogates, as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _as_json(value: object) -> object:
+    """A value that JSON has, or else the text of it."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError):
+        return _printable(repr(value))
+    return value
 
 
 async def scale_elastic_ep() -> Any:

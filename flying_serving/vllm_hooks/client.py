@@ -119,6 +119,16 @@ async def abort_if_refused(
         raise
 
 
+def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
+    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the engines are gone."""
+    from flying_serving.server.client import FlyingClient
+
+    client = getattr(self, "engine_core", None)
+    if isinstance(client, FlyingClient):
+        timeout = client.end(timeout, self.output_processor)
+    original(self, timeout)
+
+
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
     original(app, supported_tasks)

@@ -119,6 +119,13 @@ ENTRY_PATCHES: tuple[Patch, ...] = (
     ),
 )
 
+REFUSAL = Patch(
+    "vllm.config:VllmConfig.__post_init__",
+    ("self",),
+    _HOOKS + "plugin:refuse_request_for_us",
+    "under another vLLM the configuration that asks for it is refused, not ignored",
+)
+
 SERVER_PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.v1.engine.utils:get_mp_context",
@@ -179,6 +186,12 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "a request that is refused or left while it waits would stay in the output processor, and in the task pool",
     ),
     Patch(
+        "vllm.v1.engine.async_llm:AsyncLLM.shutdown",
+        ("self", "timeout"),
+        _HOOKS + "client:end_in_order",
+        "vLLM's engines drain each by itself, and requests that are left get no answer",
+    ),
+    Patch(
         "vllm.entrypoints.launchers.app:attach_endpoint_plugins",
         ("app", "supported_tasks"),
         _HOOKS + "client:add_routes",
@@ -218,6 +231,11 @@ def install(patches: tuple[Patch, ...] = PATCHES) -> None:
     if patches is PATCHES:
         for target, parameters in SEAMS:
             _check_signature(target, _resolve(target)[2], parameters)
+    apply(patches)
+
+
+def apply(patches: tuple[Patch, ...]) -> None:
+    """Apply patches, whatever the version. Raises HookError as `install`."""
     for patch in patches:
         if patch.target in _originals:
             continue

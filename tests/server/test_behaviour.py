@@ -465,3 +465,78 @@ async def _steps(http: httpx.AsyncClient) -> Counter[int]:
 
 async def _long(server: Server, http: httpx.AsyncClient, seed: int, into: Stream) -> None:
     await stream(http, streamed_body(server.model, prompt(seed, 20), **sampling(seed, LONG_TOKENS)), into=into)
+
+
+# ---- pauses, as vLLM's dev mode has them
+
+
+async def _begun(
+    server: Server, http: httpx.AsyncClient, degree: int, count: int, tokens: int
+) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
+    """Streams in a lane, of which some have tokens."""
+    streams = [Stream() for _ in range(count)]
+    bodies = [streamed_body(server.model, prompt(200 + i, 30), **sampling(i, tokens, degree)) for i in range(count)]
+    tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
+    async with asyncio.timeout(PROGRESS_S):
+        while not any(into.tokens for into in streams):
+            await asyncio.sleep(0.01)
+    return streams, tasks
+
+
+async def _paused(http: httpx.AsyncClient) -> bool:
+    paused: bool = (await http.get("/is_paused")).json()["is_paused"]
+    return paused
+
+
+@pytest.mark.parametrize("degree", LANES)
+async def test_kept_requests_stop_and_go_on_when_resumed(server: Server, http: httpx.AsyncClient, degree: int) -> None:
+    """With the same tokens."""
+    reference = await stream(http, streamed_body(server.model, prompt(200, 30), **sampling(0, 200, degree)))
+    (into,), (task,) = await _begun(server, http, degree, 1, 200)
+    assert (await http.post("/pause?mode=keep")).json() == {"status": "paused"}
+    assert await _paused(http)
+    await asyncio.sleep(0.1)
+    before = len(into.tokens), await _steps(http)
+    await asyncio.sleep(0.5)
+    assert (len(into.tokens), await _steps(http)) == before
+    assert 0 < len(into.tokens) < 200
+    await http.post("/resume")
+    assert not await _paused(http)
+    same(await task, reference)
+
+
+@pytest.mark.parametrize("degree", LANES)
+async def test_a_pause_waits_for_what_runs_and_holds_what_comes(
+    server: Server, http: httpx.AsyncClient, degree: int
+) -> None:
+    _, (task,) = await _begun(server, http, degree, 1, 100)
+    await http.post("/pause?mode=wait")
+    assert (await task).finish_reason == "length"
+    later = asyncio.create_task(stream(http, streamed_body(server.model, prompt(1, 9), **sampling(1, 3, degree))))
+    await asyncio.sleep(0.5)
+    assert not later.done()
+    await http.post("/resume")
+    assert len((await later).tokens) == 3
+
+
+@pytest.mark.parametrize("degree", LANES)
+async def test_a_pause_ends_all_requests_by_default(server: Server, http: httpx.AsyncClient, degree: int) -> None:
+    """Those that wait in the task pool too."""
+    streams, tasks = await _begun(server, http, degree, 40, 1000)
+    assert (await http.get("/flying/status")).json()["requests"]["held"] > 0
+    await http.post("/pause")
+    await asyncio.gather(*tasks)
+    assert {into.finish_reason for into in streams} == {"abort"}
+    assert (await http.get("/flying/status")).json()["requests"] == {"running": 0, "held": 0}
+    await http.post("/resume")
+
+
+async def test_sleep_is_a_pause_and_no_more(server: Server, http: httpx.AsyncClient) -> None:
+    refused = await http.post("/sleep?level=1")
+    assert refused.status_code == 400
+    assert "level=1: must be 0; sleep mode cannot be served by Flying Serving yet" in refused.text
+    assert not await _paused(http)
+    assert (await http.post("/sleep?level=0")).status_code == 200
+    assert await _paused(http)
+    assert (await http.post("/wake_up?tags=scheduling")).status_code == 200
+    assert not await _paused(http)

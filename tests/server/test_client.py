@@ -36,8 +36,8 @@ class Client(FlyingClient):
         chosen = settings("manual")
         self.controller = Controller(chosen)
         self.streams = Streams(chosen.capacity, 400)
-        self._switching = asyncio.Lock()
-        self._switched, self._deadlines, self.tasks = {}, {}, set()
+        self._deadlines, self.tasks = {}, set()
+        self.begin_orders()
         self.resources: Any = Engines()
         self.core_engines = [bytes([engine]) for engine in range(4)]
         self.client_index = 0

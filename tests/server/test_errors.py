@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
 import threading
 import time
@@ -446,6 +447,14 @@ LAYOUT_CASES = (
         {"groups": ALONE, "force": True},
     ),
     Case("a list as the body", "body=[[0, 1], [2, 3]]: must be a JSON object", 400, [[0, 1], [2, 3]]),
+    Case("`NaN` as an engine", "groups[0]=[nan]: engine nan is not one of 0..3", 400, {"groups": [[math.nan]]}),
+    Case(
+        "a lone surrogate as `preempt`",
+        f"preempt='\\ud800': must be one of {list(PREEMPTS)}",
+        400,
+        {"groups": ALONE, "preempt": "\ud800"},
+    ),
+    Case("a lone surrogate as a field", "\\ud800=1: unknown; known are groups", 400, {"groups": ALONE, "\ud800": 1}),
 )
 ROUTE_CASES = (
     Case("a wrong API key, on every route", "Unauthorized", 401),
@@ -454,8 +463,23 @@ ROUTE_CASES = (
     Case("`GET /flying/layout`", "Method Not Allowed", 405),
     Case("`GET /flying/nothing`", "Not Found", 404),
     Case("`POST /scale_elastic_ep`", "elastic expert parallelism cannot be served by Flying Serving yet"),
+    Case("`POST /flying/layout` or `/flying/check` of another content type", "Only 'application/json' is allowed"),
+    Case("`DELETE /flying/layout` when no change waits", "no change of layout waits for requests to end", 409),
+    Case("an order that is cancelled while it waits", "the order was cancelled", 409),
+    Case("an order that another replaces while it waits", "a later order has replaced this one", 409),
 )
-WRONG_KEY, NO_KEY, NO_JSON, WRONG_METHOD, NO_ROUTE, ELASTIC = ROUTE_CASES
+(
+    WRONG_KEY,
+    NO_KEY,
+    NO_JSON,
+    WRONG_METHOD,
+    NO_ROUTE,
+    ELASTIC,
+    NO_TYPE,
+    NOTHING_WAITS,
+    CANCELLED,
+    REPLACED,
+) = ROUTE_CASES
 ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flying/switches"), ("POST", "/flying/check"))
 
 
@@ -523,7 +547,8 @@ def test_wrong_degree_on_another_route(server: Server, name: str, value: Any) ->
 def test_wrong_layout(server: Server, case: Case) -> None:
     """A wrong order changes nothing."""
     before = server.http.get("/flying/status").json()["layout"]
-    answer = server.http.post("/flying/layout", json=case.send)
+    headers = {"Content-Type": "application/json"}
+    answer = server.http.post("/flying/layout", content=json.dumps(case.send), headers=headers)
     expect(answer, case)
     error = answer.json()["error"]
     assert error["message"].startswith(f"{error['field']}=")
@@ -549,6 +574,50 @@ def test_wrong_route_and_body(server: Server) -> None:
     expect(server.http.get("/flying/layout"), WRONG_METHOD)
     expect(server.http.get("/flying/nothing"), NO_ROUTE)
     expect(server.http.post("/scale_elastic_ep", json={"new_data_parallel_size": 2}), ELASTIC)
+    expect(server.http.delete("/flying/layout"), NOTHING_WAITS)
+    for path in ("/flying/layout", "/flying/check"):
+        for kind in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
+            expect(server.http.post(path, content=json.dumps({"groups": ALONE}), headers=kind), NO_TYPE)
+
+
+@pytest.mark.server
+def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> None:
+    """It waits for a long request. What does not wait any more holds nothing back."""
+    answers: dict[str, httpx.Response] = {}
+
+    def later(name: str, send: Callable[[], httpx.Response]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: answers.update({name: send()}))
+        thread.start()
+        return thread
+
+    def order(groups: list[list[int]], timeout_s: float = 60.0) -> httpx.Response:
+        body = {"groups": groups, "preempt": "sequential"}
+        return httpx.post(f"{server.url}/flying/layout", json=body, headers=server.http.headers, timeout=timeout_s)
+
+    def waits() -> bool:
+        last = server.http.get("/flying/switches").json()["switches"][-1]
+        return last["cutover_ms"] is None and last["problem"] is None
+
+    server.layout(ALONE)
+    long = later("long", lambda: completion(server, max_tokens=800, ignore_eos=True))
+    wait_until(lambda: server.http.get("/flying/status").json()["requests"]["running"] == 1)
+    cancelled = later("cancelled", lambda: order([[0, 1], [2, 3]]))
+    wait_until(waits)
+    assert server.http.delete("/flying/layout").json() == {"cancelled": [[0, 1], [2, 3]]}
+    cancelled.join(30)
+    expect(answers["cancelled"], CANCELLED)
+    replaced = later("replaced", lambda: order([[0, 1], [2, 3]]))
+    wait_until(waits)
+    with pytest.raises(httpx.ReadTimeout):
+        order([[0, 1, 2, 3]], 1.0)
+    replaced.join(30)
+    expect(answers["replaced"], REPLACED)
+    wait_until(lambda: not waits())
+    assert completion(server).status_code == 200, "nothing is held back"
+    assert long.is_alive()
+    assert server.http.get("/flying/status").json()["layout"] == ALONE
+    long.join(120)
+    assert answers["long"].json()["usage"]["completion_tokens"] == 800
 
 
 @pytest.mark.server

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from tests.streams import Stream, stream, streamed_body
 
 pytestmark = pytest.mark.server
 
-START_S, TERM_S, DEATH_S = 120.0, 15.0, 30.0
+START_S, TERM_S, DEATH_S, DRAIN_S = 120.0, 15.0, 30.0, 60.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -71,7 +73,9 @@ def wait_until_nothing_is_left(server: Server, parts: Parts, timeout_s: float) -
     return time.monotonic() - began_s
 
 
-async def streams_until(server: Server, signal_to: psutil.Process, number: signal.Signals) -> list[Stream]:
+async def streams_until(
+    server: Server, signal_to: psutil.Process, number: signal.Signals, first: Callable[[], None] = lambda: None
+) -> list[Stream]:
     """Stream in both lanes, send the signal once all stream, and wait until every stream is over, one way or other."""
     draw = random.Random(0)
     streams = [Stream() for _ in range(4)]
@@ -85,6 +89,8 @@ async def streams_until(server: Server, signal_to: psutil.Process, number: signa
             for task in tasks:
                 assert not task.done(), task.exception()
             await asyncio.sleep(0.01)
+        first()
+        await asyncio.sleep(0.05)
         signal_to.send_signal(number)
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), DEATH_S)
     assert not any(isinstance(result, httpx.TimeoutException) for result in results)
@@ -92,13 +98,65 @@ async def streams_until(server: Server, signal_to: psutil.Process, number: signa
     return streams
 
 
+def assert_quiet(log: str) -> None:
+    """A server that ends because it was told to has nothing to complain of."""
+    assert not re.findall(r".*(?:Traceback|ERROR|never retrieved|never awaited|Exception ignored).*", log), log
+
+
 def test_sigterm_ends_everything(server: Server) -> None:
+    """Quietly; streams end with an error, and a change of layout that waits for them is answered."""
     parts = Parts.of(server)
-    began_s = time.monotonic()
-    asyncio.run(streams_until(server, parts.others[0], signal.SIGTERM))
+    began_s, before = time.monotonic(), len(server.log())
+    orders: list[httpx.Response] = []
+
+    def order() -> None:
+        body = {"groups": [[0, 1]], "preempt": "sequential"}
+        orders.append(httpx.post(f"{server.url}/flying/layout", json=body, timeout=DEATH_S))
+
+    ordering = threading.Thread(target=order)
+    asyncio.run(streams_until(server, parts.others[0], signal.SIGTERM, first=ordering.start))
+    ordering.join(DEATH_S)
     wait_until_nothing_is_left(server, parts, TERM_S)
     assert time.monotonic() - began_s < TERM_S + 5
     assert server.process.returncode == 0
+    assert [(answer.status_code, answer.json()["error"]["message"]) for answer in orders] == [
+        (503, "the server is shutting down")
+    ]
+    assert_quiet(server.log()[before:])
+
+
+async def stream_while_it_ends(server: Server, count: int, tokens: int) -> list[Stream]:
+    """Stream, signal all of its processes once some have tokens, and wait for the ends; more requests are refused."""
+    streams = [Stream() for _ in range(count)]
+    async with httpx.AsyncClient(base_url=server.url, timeout=DRAIN_S) as http:
+        fields = {"max_tokens": tokens, "ignore_eos": True}
+        tasks = [
+            asyncio.create_task(stream(http, streamed_body(server.model, [number] * 20, **fields), into=into))
+            for number, into in enumerate(streams)
+        ]
+        while not any(into.tokens for into in streams):
+            await asyncio.sleep(0.01)
+        os.killpg(server.process.pid, signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        assert not any(task.done() for task in tasks)
+        refused = await http.post("/v1/completions", json=streamed_body(server.model, [1, 2], **fields))
+        await asyncio.gather(*tasks)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
+    return streams
+
+
+def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
+    """Those that run and those that wait, though the signal comes to the engines too, as from a terminal or systemd."""
+    flags = ("--policy=static-tp", f"--shutdown-timeout={DRAIN_S:g}", "--max-num-seqs=8")
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags) as server:
+        parts = Parts.of(server)
+        began_s, before = time.monotonic(), len(server.log())
+        streams = asyncio.run(stream_while_it_ends(server, 12, 150))
+        assert [(into.finish_reason, len(into.tokens)) for into in streams] == [("length", 150)] * 12
+        wait_until_nothing_is_left(server, parts, TERM_S)
+        assert time.monotonic() - began_s < DRAIN_S
+        assert server.process.returncode == 0
+        assert_quiet(server.log()[before:])
 
 
 @pytest.mark.parametrize("engine", [0, 1], ids=["leader", "member"])

@@ -15,7 +15,7 @@ from flying_serving.vllm_hooks.engines import engine_classes
 from flying_serving.vllm_hooks.table import ENTRY_PATCHES, PATCHES, SEAMS, SERVER_PATCHES, VLLM_VERSION, Patch
 
 GROUPS = {"engine": PATCHES, "entry": ENTRY_PATCHES, "server": SERVER_PATCHES}
-ALL = (*PATCHES, *ENTRY_PATCHES, *SERVER_PATCHES)
+ALL = (*PATCHES, *ENTRY_PATCHES, *SERVER_PATCHES, table.REFUSAL)
 
 
 class Example:

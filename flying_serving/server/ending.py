@@ -1,0 +1,109 @@
+"""The part of the engine client that ends it: what runs may finish within --shutdown-timeout, nobody waits in vain.
+
+The client drains, not the engines: it alone knows which requests wait, move or run in any group, and a member has to
+stay as long as a leader of its groups needs it (`engine/leaving.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError, RetryableRequestError
+from vllm.utils.async_utils import in_loop
+from vllm.v1.engine.async_llm import InputStreamError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from flying_serving.errors import ServerEnds
+from flying_serving.server.orders import EngineOrders
+from flying_serving.tracing.writer import CLOSE_S
+
+LOOK_S = 0.05
+"""How often a server that ends looks whether requests are left."""
+LEAVE_S = 1.0
+"""How long engines that have drained may take to hear that they may leave, at the least."""
+STREAMS_END_S = 0.1
+
+
+class EndingClient(EngineOrders):
+    """vLLM's client for several engines, which ends without a rest."""
+
+    _deadlines: dict[str, asyncio.Future[None]]
+
+    def end(self, timeout_s: float | None, outputs: Any) -> float | None:
+        """Wait until no request is left, and answer those that are left after `timeout_s` with 503. From a thread.
+
+        Args:
+            timeout_s: None if vLLM ends without having been asked to.
+            outputs: vLLM's output processor.
+
+        Returns:
+            What is left of the time, for the engines to end.
+        """
+        task = self.resources.output_queue_task
+        loop = None if task is None else task.get_loop()
+        if self.ending or timeout_s is None or self.resources.engine_dead:
+            return timeout_s
+        self.ending = True
+        until_s = time.monotonic() + timeout_s
+        if loop is not None and loop.is_running() and not in_loop(loop):
+            ended = asyncio.run_coroutine_threadsafe(self._end(until_s, outputs), loop)
+            with contextlib.suppress(TimeoutError):
+                ended.result(timeout_s + 2 * LEAVE_S)
+        return max(0.0, until_s - time.monotonic())
+
+    async def _end(self, until_s: float, outputs: Any) -> None:
+        self.drop_order(ServerEnds())
+        drains = time.monotonic() < until_s
+        while outputs.get_num_unfinished_requests() and time.monotonic() < until_s and not self.resources.engine_dead:
+            await asyncio.sleep(LOOK_S)
+        for waiting in self._deadlines.values():
+            if not waiting.done():
+                waiting.set_exception(refusal())
+        # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and does not log
+        outputs.propagate_error(InputStreamError(RetryableRequestError(str(ServerEnds()))))
+        if drains:
+            await self._let_engines_leave(until_s)
+        for answer in list(self.utility_results.values()):
+            if not answer.done():
+                answer.set_exception(ServerEnds())
+
+    async def _let_engines_leave(self, until_s: float) -> None:
+        told = asyncio.gather(*self.of_engines("flying_leave"), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(told, max(LEAVE_S, until_s - time.monotonic()))
+
+    async def get_output_async(self) -> Any:
+        """vLLM's, whose reader ends without an error when the server has been told to end."""
+        try:
+            return await super().get_output_async()
+        except EngineDeadError:
+            if not self.ending:
+                raise
+        raise asyncio.CancelledError
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """vLLM's; but streams that are still open then end with an error, where vLLM may wait for their clients.
+
+        Engines that trace are given the time to write what is left, where vLLM would kill them at once.
+        """
+        if self.deployment.flying.trace_out is not None and timeout is not None:
+            timeout = max(timeout, CLOSE_S)
+        task = self.resources.output_queue_task
+        for own in list(self.tasks):
+            if not own.get_loop().is_closed():
+                own.get_loop().call_soon_threadsafe(own.cancel)
+        super().shutdown(timeout)
+        if not self.ending and task is not None and task.get_loop().is_running() and not in_loop(task.get_loop()):
+            # vLLM has cancelled that task, which reports so to who reads its queue, and would cancel the reader next
+            ending = asyncio.run_coroutine_threadsafe(asyncio.sleep(STREAMS_END_S), task.get_loop())
+            with contextlib.suppress(TimeoutError):
+                ending.result(50 * STREAMS_END_S)
+
+
+def refusal() -> GracefulHTTPError:
+    """What a request gets when the server ends."""
+    return GracefulHTTPError(str(ServerEnds()), HTTPStatus.SERVICE_UNAVAILABLE)
