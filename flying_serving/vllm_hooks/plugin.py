@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+from flying_serving.config import KEY
+from flying_serving.errors import HookError
 from flying_serving.vllm_hooks import table
+
+logger = logging.getLogger("vllm.flying_serving")
 
 
 def register() -> None:
-    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work; without that key vLLM stays as it is."""
+    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work; without that key vLLM stays as it is.
+
+    Under another vLLM than the hooks were written for that key is refused.
+    """
     if table.installed_vllm() == table.VLLM_VERSION:
         table.install(table.ENTRY_PATCHES)
+        return
+    try:
+        table.apply((table.REFUSAL,))
+    except HookError as error:
+        logger.warning("--additional-config %s would be ignored: %s", KEY, error)
+
+
+def refuse_request_for_us(original: Any, self: Any) -> None:
+    """Wraps `VllmConfig.__post_init__`.
+
+    Raises:
+        HookError: if the configuration asks for Flying Serving.
+    """
+    additional = self.additional_config
+    if isinstance(additional, dict) and KEY in additional:
+        table.check_version()
+    original(self)
