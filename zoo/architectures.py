@@ -98,7 +98,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "GPTJForCausalLM": {"rotary_dim": 16},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
-    "Gemma3ForCausalLM": {"query_pre_attn_scalar": 32},
+    "Gemma3ForCausalLM": {
+        "query_pre_attn_scalar": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
     "VaultGemmaForCausalLM": {"query_pre_attn_scalar": 32},
     "InklingForConditionalGeneration": {
         "text_config": {
