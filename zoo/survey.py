@@ -19,6 +19,7 @@ from zoo.stock import ENVIRONMENT, answer_all
 REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
 _PREFIX = "flying-serving: "
+_ELSEWHERE = "Please check the logs"
 _RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout)): (.+)$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -122,8 +123,9 @@ def _end_of(ended: Ended) -> Outcome:
 def refusal(ended: Ended) -> str | None:
     """The one line with which the server refuses a model; None if it ended otherwise, or an exception is no reason."""
     last = ended.log.rstrip().rsplit("\n", 1)[-1]
-    is_reason = ended.status == REFUSAL and last.startswith(_PREFIX) and not _RAISED.search(last)
-    return last.removeprefix(_PREFIX) if is_reason else None
+    if ended.status != REFUSAL or not last.startswith(_PREFIX) or _RAISED.search(last) or _ELSEWHERE in last:
+        return None
+    return last.removeprefix(_PREFIX)
 
 
 def root_cause(log: str) -> str:

@@ -8,8 +8,9 @@ import pytest
 
 from tests.zoo.answers import answers
 from zoo.judge import BAD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, judge, needs
+from zoo.lanes import Ended
 from zoo.page import page
-from zoo.survey import root_cause
+from zoo.survey import refusal, root_cause
 
 NAME = ("LlamaForCausalLM", "tied")
 STOCKS: dict[int, Any] = {degree: {"answers": answers(), "reason": ""} for degree in (1, 2)}
@@ -69,6 +70,20 @@ def test_the_page_counts_and_lists_every_verdict() -> None:
         assert row.detail in text
     assert "3 models were not tried" in text
     assert set(BAD) < set(VERDICTS)
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "reason"),
+    [
+        (2, "flying-serving: --model: models with X cannot be served", "--model: models with X cannot be served"),
+        (1, "flying-serving: --model: models with X cannot be served", None),
+        (2, "RuntimeError: no", None),
+        (2, "flying-serving: a step failed: RuntimeError: shapes", None),
+        (2, "flying-serving: it failed. Please check the logs for more details.", None),
+    ],
+)
+def test_only_one_line_that_says_why_is_a_refusal(status: int, last: str, reason: str | None) -> None:
+    assert refusal(Ended(status, f"INFO started\n{last}\n")) == reason
 
 
 def test_the_root_cause_is_the_first_exception_and_its_place() -> None:
