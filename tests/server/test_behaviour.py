@@ -473,12 +473,12 @@ async def _long(server: Server, http: httpx.AsyncClient, seed: int, into: Stream
 async def _begun(
     server: Server, http: httpx.AsyncClient, degree: int, count: int, tokens: int
 ) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
-    """Streams in a lane, of which some have tokens."""
+    """Streams in a lane, with tokens."""
     streams = [Stream() for _ in range(count)]
     bodies = [streamed_body(server.model, prompt(200 + i, 30), **sampling(i, tokens, degree)) for i in range(count)]
     tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
     async with asyncio.timeout(PROGRESS_S):
-        while not any(into.tokens for into in streams):
+        while not all(into.tokens for into in streams):
             await asyncio.sleep(0.01)
     return streams, tasks
 
@@ -521,16 +521,21 @@ async def test_a_pause_waits_for_what_runs_and_holds_what_comes(
 
 @pytest.mark.parametrize("degree", LANES)
 async def test_a_pause_ends_all_requests_by_default(server: Server, http: httpx.AsyncClient, degree: int) -> None:
-    """Those that wait in the task pool too."""
-    streams, tasks = await _begun(server, http, degree, 40, 1000)
-    assert (await http.get("/flying/status")).json()["requests"]["held"] > 0
+    """Those that wait in the task pool too, behind a switch that waits for the others."""
+    present, other = (ALONE, TOGETHER) if degree == 1 else (TOGETHER, ALONE)
+    await asyncio.to_thread(server.layout, present)
+    streams, tasks = await _begun(server, http, degree, 4, 1900)
+    order = asyncio.create_task(http.post("/flying/layout", json={"groups": other, "preempt": "sequential"}))
+    held = Stream()
+    tasks.append(asyncio.create_task(_long(server, http, 300, held)))
+    async with asyncio.timeout(PROGRESS_S):
+        while not (await http.get("/flying/status")).json()["requests"]["held"]:
+            await asyncio.sleep(0.01)
     await http.post("/pause")
     await asyncio.gather(*tasks)
-    assert all(into.done for into in streams)
-    assert {into.finish_reason for into in streams if into.tokens} == {"abort"}
-    assert len([into for into in streams if not into.tokens]) > 0, (
-        "vLLM ends these without a chunk, as its own engine's"
-    )
+    assert (await order).status_code == 200, "nothing is left to wait for"
+    assert {into.finish_reason for into in streams} == {"abort"}
+    assert (held.done, held.tokens) == (True, []), "vLLM has no chunk for what had no token"
     assert (await http.get("/flying/status")).json()["requests"] == {"running": 0, "held": 0}
     await http.post("/resume")
 

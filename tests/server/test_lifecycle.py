@@ -125,8 +125,14 @@ def test_sigterm_ends_everything(server: Server) -> None:
     assert_quiet(server.log()[before:])
 
 
+async def accepted(http: httpx.AsyncClient) -> int:
+    """How many requests run or wait."""
+    requests: dict[str, int] = (await http.get("/flying/status")).json()["requests"]
+    return requests["running"] + requests["held"]
+
+
 async def stream_while_it_ends(server: Server, count: int, tokens: int) -> list[Stream]:
-    """Stream, signal all of its processes once some have tokens, and wait for the ends; more requests are refused."""
+    """Stream, signal all of its processes once it has all requests, and wait for the ends; more are refused."""
     streams = [Stream() for _ in range(count)]
     async with httpx.AsyncClient(base_url=server.url, timeout=DRAIN_S) as http:
         fields = {"max_tokens": tokens, "ignore_eos": True}
@@ -134,7 +140,7 @@ async def stream_while_it_ends(server: Server, count: int, tokens: int) -> list[
             asyncio.create_task(stream(http, streamed_body(server.model, [number] * 20, **fields), into=into))
             for number, into in enumerate(streams)
         ]
-        while not any(into.tokens for into in streams):
+        while not any(into.tokens for into in streams) or await accepted(http) < count:
             await asyncio.sleep(0.01)
         os.killpg(server.process.pid, signal.SIGTERM)
         await asyncio.sleep(0.2)
