@@ -163,7 +163,7 @@ def main() -> int:
         args.save.write_text("".join(json.dumps(row) + "\n" for row in rows))
     only_ours = found.failures
     if args.stock and found.failures:
-        with Server(model, 1, *COMMON, base=FLAGS[1:], program=STOCK) as stock:
+        with Server(model, 1, *COMMON, "--enforce-eager", base=FLAGS[1:], program=STOCK) as stock:
             only_ours = asyncio.run(compare(stock, found.failures))
     return 1 if only_ours or found.wrong else 0
 

@@ -9,6 +9,10 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"^500 .*'(list|int|float|str|bool)' object has no attribute 'get'",
         "structured_outputs is no object: vLLM's validator asks it for its fields before pydantic has looked at it",
     ),
+    (
+        r'^500 \{"error":\{"message":"",',
+        "parameters of /inference/v1/generate nested too deeply: vLLM's check of them lets RecursionError through",
+    ),
 )
 """What such an answer looks like, with its status before it, and why vLLM gives it."""
 
