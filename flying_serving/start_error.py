@@ -14,13 +14,16 @@ _NAME = "start-error"
 
 @contextmanager
 def told_to_server(run_dir: str, engine: int) -> Iterator[None]:
-    """Note the first FlyingError that the body raises on any engine in the run directory, and raise it."""
+    """Note what the body raises in the run directory, and raise it. The first reason of all engines stays."""
     try:
         yield
-    except FlyingError as error:
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, FlyingError):  # which names what is wrong itself
+            text = f"engine {engine} could not start: {type(error).__name__}: {text}"
         note = Path(run_dir) / f"{_NAME}-{engine}-{os.getpid()}"
-        note.write_text(str(error), encoding="utf-8")
-        with suppress(FileExistsError):  # the first one stays
+        note.write_text(text, encoding="utf-8")
+        with suppress(FileExistsError):
             os.link(note, Path(run_dir) / _NAME)
         raise
 

@@ -17,9 +17,13 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
     assert start_error(str(tmp_path)) == "layers.0: no shared storage"
 
 
-def test_other_errors_and_successes_leave_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), told_to_server(str(tmp_path), 0):
-        raise RuntimeError("out of memory")
+def test_what_vllm_raises_is_one_line_with_its_type(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="memory"), told_to_server(str(tmp_path), 3):
+        raise ValueError("too little memory.\n  Use less.")
+    assert start_error(str(tmp_path)) == "engine 3 could not start: ValueError: too little memory. Use less."
+
+
+def test_a_start_that_succeeds_leaves_nothing(tmp_path: Path) -> None:
     with told_to_server(str(tmp_path), 0):
         pass
-    assert start_error(str(tmp_path)) is None
+    assert list(tmp_path.iterdir()) == []

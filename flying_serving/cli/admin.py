@@ -103,12 +103,16 @@ def switches(
     _print(answer, as_json, lambda found: render.switches(found["switches"][-last:]))
 
 
-@app.command()
-def doctor() -> None:
-    """Say what this machine can run, and why not."""
-    from flying_serving.cli import checks
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="[MODEL] [OPTIONS]",
+)
+def doctor(context: typer.Context) -> None:
+    """Say what this machine can run; with a model and the flags of `serve`, if these can be served, and why not."""
+    from flying_serving.cli import checks, model_check
 
-    found = checks.run_all()
+    found = model_check.run(context.args) if context.args else checks.run_all()
     _console().print(render.findings(found))
     if any(finding.state == "bad" for finding in found):
         raise typer.Exit(1)

@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,22 @@ _FORKED = "FLYING_SERVING_PRELOADED"
 
 def main(argv: list[str]) -> None:
     """Parse vLLM's flags and ours, then run vLLM's API server. Ends when the server does."""
-    _restart_with_allocator()
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    restart_with_allocator("serve")
+    args = parse(argv, "flying-serving serve")
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
+
+    with explained(args):
+        uvloop.run(run_server(args))
+
+
+def parse(argv: list[str], prog: str) -> Any:
+    """The flags of `serve`, checked as far as they can be without the model, with ours in `additional_config`.
+
+    Raises:
+        ConfigError: naming the flag, its value and what is allowed.
+    """
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
@@ -42,7 +56,7 @@ def main(argv: list[str]) -> None:
 
     table.install(table.ENTRY_PATCHES)
     cli_env_setup()
-    parser = make_arg_parser(FlexibleArgumentParser(prog="flying-serving serve", description=__doc__))
+    parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
     _add_flags(parser)
     args = parser.parse_args(argv)
     if args.model_tag is not None:
@@ -63,8 +77,14 @@ def main(argv: list[str]) -> None:
         validate_parsed_serve_args(args)
     except TypeError as error:
         raise ConfigError(str(error).removeprefix("Error: ")) from None
+    return args
+
+
+@contextmanager
+def explained(args: Any) -> Iterator[None]:
+    """While the body starts a server with these flags, a user's mistake is told in one line."""
     try:
-        uvloop.run(run_server(args))
+        yield
     except (ValidationError, OSError, KeyboardInterrupt) as error:
         _explain(args, error)
         raise
@@ -132,8 +152,11 @@ def _flying_settings(args: Any) -> dict[str, Any]:
     raise ConfigError(f"{_flag(name)}={words[name]}: {element}{allowed}")
 
 
-def _restart_with_allocator() -> None:
+def restart_with_allocator(command: str) -> None:
     """Start this process again with the libraries that vLLM preloads into its CPU workers.
+
+    Args:
+        command: which command of `flying-serving` this is.
 
     Engines are forked from this process, so what is to be preloaded in them has to be preloaded here.
     """
@@ -144,7 +167,7 @@ def _restart_with_allocator() -> None:
         loaded = os.environ.get("LD_PRELOAD", "")
         os.environ["LD_PRELOAD"] = ":".join([*wanted, loaded] if loaded else wanted)
         os.environ[_FORKED] = json.dumps(wanted)
-        os.execv(sys.executable, [sys.executable, "-m", "flying_serving.cli.main", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "flying_serving.cli.main", command, *sys.argv[2:]])
 
 
 def _cpu_libraries() -> list[str]:

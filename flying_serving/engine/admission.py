@@ -7,7 +7,7 @@ import logging
 import multiprocessing
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,41 +39,64 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
     Raises:
         ConfigError: if there is no answer within DEADLINE_S, or an error in its place.
     """
-    if not sizes:
-        return {}
+    found: dict[int, str] = _apart(examine, config, tuple(sizes)) if sizes else {}
+    return found
+
+
+def weight_bytes(config: VllmConfig) -> int:
+    """Bytes of the parameters on each device of an engine; the model is built without weights, as in `obstacles`.
+
+    Raises:
+        ConfigError: if the model cannot be built, or there is no answer within DEADLINE_S.
+    """
+    found: int = _apart(count_bytes, config)
+    return found
+
+
+def _apart(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns in a process of its own, which ends with the answer."""
     context: Any = multiprocessing.get_context("fork" if current_platform.is_cpu() else "spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, config, tuple(sizes)), daemon=True)
+    process = context.Process(target=_answer, args=(theirs, function, args), daemon=True)
     process.start()
     theirs.close()
     try:
-        if not ours.poll(DEADLINE_S):
-            raise ConfigError(f"group sizes: the model was not built without weights within {DEADLINE_S:.0f} s")
-        found: dict[int, str] | str = ours.recv()
+        if ours.poll(DEADLINE_S):
+            answer, wrong = ours.recv()
+            if wrong is not None:
+                raise ConfigError(f"--model: {wrong}")
+            return answer
     except EOFError:
         process.join()
-        raise ConfigError(f"group sizes: the process that builds the model ended with {process.exitcode}") from None
+        raise ConfigError(f"--model: the process that builds the model ended with {process.exitcode}") from None
     finally:
         process.kill()
         process.join()
         ours.close()
-    if isinstance(found, str):
-        raise ConfigError(f"group sizes: {found}")
-    return found
+    raise ConfigError(f"--model: the model was not built without weights within {DEADLINE_S:.0f} s")
 
 
-def _answer(answers: Connection, config: VllmConfig, sizes: Sequence[int]) -> None:
+def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Body of the process. What vLLM says while it builds modules, an engine will say again."""
     logging.disable()
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     try:
-        answers.send(examine(config, sizes))
-    except Exception as error:  # noqa: BLE001 - the server says it
-        answers.send(reason(error))
+        answers.send((function(*args), None))
+    except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
+        answers.send((None, reason(error)))
     answers.close()
     os._exit(0)  # nothing of the server's, whose copy this process is, may be ended here
+
+
+def count_bytes(config: VllmConfig) -> int:
+    """What `weight_bytes` returns; in this process, which must be in no torch world."""
+    alone = lane_config(config, 1, config.cache_config.block_size)
+    alone.parallel_config.data_parallel_size = 1
+    with world_of_one(alone), first_of(config.parallel_config.tensor_parallel_size):
+        parameters = {id(tensor): tensor for tensor in module_tree(alone, CPU).parameters()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in parameters.values())
 
 
 def examine(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:

@@ -40,6 +40,7 @@ from flying_serving.engine.tickets import (
 from flying_serving.engine.turns import Serve, Turn, Turns, Wait
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.start_error import told_to_server
 from flying_serving.tracing.engine import EngineTrace
 from flying_serving.vllm_hooks import table
 from flying_serving.vllm_hooks.blocks import SchedulerPool
@@ -77,13 +78,15 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
         self._moved_from = {}
         self._last_step_s = (0.0, 0.0)
         self.trace: EngineTrace | None = None
-        super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
+        with told_to_server(self.deployment.run_dir, engine_index):
+            super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
         heads = vllm_config.model_config.get_total_num_kv_heads()
         widest = lane_block_tokens(1, self.deployment.widest, self.deployment.devices, heads)
         with pooled_capacity(widest):
             kv_config = super()._initialize_kv_caches(vllm_config)
+            self._block_bytes = sum(tensor.size for tensor in kv_config.kv_cache_tensors) // kv_config.num_blocks
             self._lane_configs = {size: self._lane_config(size) for size in self.deployment.lanes}
         return kv_config
 
@@ -140,8 +143,6 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
 
     def _wake(self) -> None:
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
-
-    # ---- the loop
 
     def run_busy_loop(self) -> None:
         """Observe, decide, act, until shut down."""

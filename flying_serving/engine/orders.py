@@ -30,6 +30,7 @@ class Orders:
     steps: StepLog
     trace: EngineTrace | None
     model_executor: Any
+    _block_bytes: int
     _last_step_s: tuple[float, float]
 
     def flying_switch(self, group: list[int], preempt: str, weave_steps: int, sent_s: float) -> dict[str, float]:
@@ -86,6 +87,10 @@ class Orders:
         for leader in self.leaders.values():
             leader.check()
         return True
+
+    def flying_block_bytes(self) -> int:
+        """Bytes of one KV block, all layers, on one device."""
+        return self._block_bytes
 
     def flying_park(self, request_ids: list[str]) -> None:
         """Requests leave this engine for another group, which may fetch their KV: see `engine/moves.py`."""

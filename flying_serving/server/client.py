@@ -36,7 +36,7 @@ class FlyingClient(EngineRequests, PausingClient):
         self._blocks: list[int] = []
         self.tasks = set()
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
-        settings = settings_of(vllm_config, self.deployment, min(self._blocks))
+        settings = settings_of(vllm_config, self.deployment, self.fewest_blocks)
         self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, vllm_config.model_config.max_model_len)
         self.metrics = ServerMetrics(self) if log_stats else None
@@ -50,6 +50,11 @@ class FlyingClient(EngineRequests, PausingClient):
         super()._apply_ready_response(payload)
         self._blocks.append((self.vllm_config.cache_config.num_gpu_blocks or 0) - before)
         logger.info("%d of %d engines are ready", len(self._blocks), self.deployment.engines)
+
+    @property
+    def fewest_blocks(self) -> int:
+        """KV blocks of the engine that has fewest."""
+        return min(self._blocks)
 
     # ---- what the controller says
 

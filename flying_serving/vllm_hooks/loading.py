@@ -1,8 +1,9 @@
-"""Weights stay as loaded until they are shared; and the product with a packed matrix."""
+"""Weights stay as loaded until they are shared; random ones for a check; and the product with a packed matrix."""
 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,9 +14,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.platforms import current_platform
 
 _SHAPES_PER_MATRIX = 32  # as vLLM itself: oneDNN keeps a primitive for each number of tokens
+RANDOM_WEIGHTS = "flying_random"
+"""Load format of `RandomWeights`."""
+_VECTOR_SPREAD = 0.1
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
 _lanes_here: set[str] = set()
@@ -79,6 +85,24 @@ def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None],
         except RuntimeError:
             return None
     return pack_matrix
+
+
+@register_model_loader(RANDOM_WEIGHTS)
+class RandomWeights(DummyModelLoader):
+    """Weights at which every layer matters, drawn by name, so that all engines have the same.
+
+    vLLM's `dummy` draws everything, norms included, from within 0.001 of zero. What a layer adds to its input is then
+    lost in rounding, and a layer that is bound wrongly would not show.
+    """
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Matrices whose outputs are about as large as their inputs, and vectors near one."""
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point():
+                vector = parameter.dim() < 2
+                limit = 3**0.5 * (_VECTOR_SPREAD if vector else parameter.shape[-1] ** -0.5)
+                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
+                parameter.data.uniform_(-limit, limit, generator=generator).add_(float(vector))
 
 
 def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:

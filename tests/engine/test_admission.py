@@ -135,9 +135,9 @@ def _hangs(*_: Any) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("examine", "says"),
     [
-        (_fails, "group sizes: no port is free"),
-        (_ends, "group sizes: the process that builds the model ended with 3"),
-        (_hangs, "group sizes: the model was not built without weights within 1 s"),
+        (_fails, "--model: no port is free"),
+        (_ends, "--model: the process that builds the model ended with 3"),
+        (_hangs, "--model: the model was not built without weights within 1 s"),
     ],
 )
 def test_a_question_without_an_answer_ends_the_start(monkeypatch: pytest.MonkeyPatch, examine: Any, says: str) -> None:
