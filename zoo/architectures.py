@@ -122,7 +122,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
     "HrmTextForCausalLM": {"num_layers_per_stack": 2},
-    "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 128, "route_norm": True},
+    "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 128, "route_norm": True, "qk_norm": True},
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 8},
     "MiniMaxM2ForCausalLM": {"rotary_dim": 16, "scoring_func": "sigmoid"},
     "MiMoV2FlashForCausalLM": {

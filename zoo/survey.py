@@ -20,7 +20,7 @@ REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
 _PREFIX = "flying-serving: "
 _ELSEWHERE = "Please check the logs"
-_RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout)): (.+)$")
+_RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout))(?:: (.+))?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -139,5 +139,5 @@ def root_cause(log: str) -> str:
         if place:
             frame = f" ({Path(place[1]).name}:{place[2]}, {place[3]})"
         elif raised and frame:
-            return f"{raised[1].rsplit('.', 1)[-1]}: {raised[2][:300]}{frame}"
+            return f"{raised[1].rsplit('.', 1)[-1]}: {(raised[2] or '')[:300]}{frame}"
     return (last or "it said nothing")[:300]

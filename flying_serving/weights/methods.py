@@ -66,6 +66,13 @@ class ExpertParts:
         """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""
         (first, unit), *others = self._units
         rest = routing | {"shared_experts": None}  # they belong to the layer as a whole: once is enough
-        parts = [first.apply(layer=unit, x=x, **routing)]
-        parts += [method.apply(layer=unit, x=x, **rest) for method, unit in others]
+        parts = [first.apply(layer=unit, x=x, **_routing_of(unit, routing))]
+        parts += [method.apply(layer=unit, x=x, **_routing_of(unit, rest)) for method, unit in others]
         return sum_of_units(parts)
+
+
+def _routing_of(unit: Module, routing: dict[str, Any]) -> dict[str, Any]:
+    """What one unit is told: vLLM's CPU kernel writes ones over routing weights that apply to the input."""
+    if not unit.apply_router_weight_on_input:
+        return routing
+    return routing | {"topk_weights": routing["topk_weights"].clone()}

@@ -1,0 +1,27 @@
+"""What the units of a layer's experts are given."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from flying_serving.weights.methods import ExpertParts
+
+
+class Spends:
+    """A method of experts that uses up the routing weights, as vLLM's CPU kernel does when they apply to the input."""
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, topk_weights: torch.Tensor, **_: Any) -> torch.Tensor:
+        product = x * topk_weights
+        topk_weights.fill_(1.0)
+        return product
+
+
+def test_each_unit_gets_the_routing_weights_unspent() -> None:
+    layers = [nn.Module() for _ in range(4)]
+    for layer in layers:
+        layer.apply_router_weight_on_input = True
+    units = [(Spends(), layer) for layer in layers]
+    x, weights = torch.ones(3, 2), torch.tensor([[0.5], [0.25], [0.125]])
+    out = ExpertParts(units).apply(nn.Module(), x, topk_weights=weights, shared_experts=None)
+    assert torch.equal(out, 4 * x * torch.tensor([[0.5], [0.25], [0.125]]))
