@@ -20,7 +20,7 @@ REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
 _PREFIX = "flying-serving: "
 _ELSEWHERE = "Please check the logs"
-_RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout))(?:: (.+))?$")
+_RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout))(?::\s*(.*))?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 

@@ -79,6 +79,7 @@ def test_the_page_counts_and_lists_every_verdict() -> None:
         (1, "flying-serving: --model: models with X cannot be served", None),
         (2, "RuntimeError: no", None),
         (2, "flying-serving: a step failed: RuntimeError: shapes", None),
+        (2, "flying-serving: engine 1 could not start: AssertionError:", None),
         (2, "flying-serving: it failed. Please check the logs for more details.", None),
     ],
 )

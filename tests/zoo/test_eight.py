@@ -1,0 +1,48 @@
+"""Eight models of the zoo, one for each way of binding weights: lanes 1 and 2 answer what stock vLLM answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.live import ENVIRONMENT, ROOT
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+WAYS = {
+    "Gemma2ForCausalLM": "the embedding is the head",
+    "Olmo2ForCausalLM": "Transformers backend",
+    "GPT2LMHeadModel": "fused QKV with bias",
+    "Qwen2MoeForCausalLM": "MoE with shared experts",
+    "GlmForCausalLM": "partial rotary",
+    "BloomForCausalLM": "ALiBi",
+    "GPTJForCausalLM": "parallel residual",
+    "CohereForCausalLM-norms-of-heads": "norms of heads",
+}
+LIMIT_S = 580
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of each model; lanes are asked again, stock vLLM only if it was not asked on this machine before."""
+    found = tmp_path_factory.mktemp("zoo") / "rows.json"
+    command = [sys.executable, "-m", "zoo", "--again", "--jobs=2", f"--rows={found}", *WAYS]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert found.exists(), done.stdout[-4000:] + done.stderr[-4000:]
+    rows = json.loads(found.read_text(encoding="utf-8"))
+    return {"-".join(filter(None, (row["architecture"], row["variant"].replace(" ", "-")))): row for row in rows}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_of_binding_gives_what_stock_gives(rows: dict[str, Any], name: str) -> None:
+    row = rows[name]
+    assert row["verdict"] == "ok", f"{WAYS[name]}: {row}"
+    assert row["group_sizes"] == [1, 2]
+    assert set(row["difference"]) == {"1", "2"}
