@@ -124,7 +124,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "HrmTextForCausalLM": {"num_layers_per_stack": 2},
     "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 128, "route_norm": True, "qk_norm": True},
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 8},
-    "MiniMaxM2ForCausalLM": {"rotary_dim": 16, "scoring_func": "sigmoid"},
+    "MiniMaxM2ForCausalLM": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "MiMoV2FlashForCausalLM": {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
