@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError
+from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.vllm_hooks.kv import shared_kv_buffer
 from flying_serving.vllm_hooks.loading import dummy_run
 from flying_serving.vllm_hooks.trees import module_tree
@@ -74,11 +74,13 @@ class Lane:
             lane1: lane 1's KV configuration.
 
         Raises:
-            ConfigError: if a block would not keep its bytes.
+            ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma 4).
         """
         self.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
         with self.pool.activate(self.size), set_current_vllm_config(self.config):
             kv = get_kv_cache_configs(self.config, [self.runner.get_kv_cache_spec()], [buffer.numel()])[0]
+            if any(isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) for group in kv.kv_cache_groups):
+                raise Unsupported("--model: layers whose KV differs in size cannot be served by Flying Serving yet")
             kv.kv_cache_layout = lane1.kv_cache_layout
             if kv.num_blocks != lane1.num_blocks or len(kv.kv_cache_groups) != 1:
                 raise ConfigError(
