@@ -26,7 +26,7 @@ from flying_serving.workload.model import Request
 
 MODEL = "llama-3-70b"
 PLANS = ((2.5, 10.0), (5.0, 20.0))
-"""(seconds between decisions, seconds ahead). 60 s ahead was the best of three nowhere, and took longest to find."""
+"""(seconds between decisions, seconds ahead). 60 s ahead was the best of three nowhere (one seed), and slowest."""
 WAYS = ("weave", "move")
 NAMES = ("alternating", "azure code")
 AUTO = {"auto": Options().ttft_weight, "auto --ttft-weight 1": 1.0}
