@@ -92,8 +92,7 @@ def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, 
 
 def count_bytes(config: VllmConfig) -> int:
     """What `weight_bytes` returns; in this process, which must be in no torch world."""
-    alone = lane_config(config, 1, config.cache_config.block_size)
-    alone.parallel_config.data_parallel_size = 1
+    alone = _alone(config)
     with world_of_one(alone), first_of(config.parallel_config.tensor_parallel_size):
         parameters = {id(tensor): tensor for tensor in module_tree(alone, CPU).parameters()}
     return sum(tensor.numel() * tensor.element_size() for tensor in parameters.values())
@@ -102,8 +101,7 @@ def count_bytes(config: VllmConfig) -> int:
 def examine(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
     """What `obstacles` returns; in this process, which must be in no torch world."""
     devices = config.parallel_config.tensor_parallel_size
-    alone = lane_config(config, 1, config.cache_config.block_size)
-    alone.parallel_config.data_parallel_size = 1  # engines are independent
+    alone = _alone(config)
     found: dict[int, str] = {}
     with world_of_one(alone):
         try:
@@ -119,6 +117,13 @@ def examine(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
             except Exception as error:  # noqa: BLE001 - the same
                 found[size] = reason(error)
     return found
+
+
+def _alone(config: VllmConfig) -> VllmConfig:
+    """The configuration of an engine by itself; engines are independent."""
+    alone = lane_config(config, 1, config.cache_config.block_size)
+    alone.parallel_config.data_parallel_size = 1
+    return alone
 
 
 def reason(error: Exception) -> str:

@@ -112,12 +112,9 @@ class Lane:
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:
     """Raise ConfigError if vLLM would give blocks back while their request runs: members would not know."""
-    window = getattr(kv.kv_cache_groups[0].kv_cache_spec, "sliding_window", None)
-    if (
-        window is not None
-        and window < max_model_len
-        and not isinstance(kv.kv_cache_groups[0].kv_cache_spec, FullAttentionSpec)
-    ):
+    spec = kv.kv_cache_groups[0].kv_cache_spec
+    window = None if isinstance(spec, FullAttentionSpec) else getattr(spec, "sliding_window", None)
+    if window is not None and window < max_model_len:
         raise ConfigError(
             f"--max-model-len={max_model_len}: every layer has a sliding window of {window} tokens; "
             f"at most {window} can be served by Flying Serving yet"

@@ -19,6 +19,8 @@ from torch.nn import Module
 from flying_serving.errors import LaneError
 from flying_serving.vllm_hooks.stages import Stage, not_compiled, stages
 
+See = Callable[[str, Stage, list[torch.Tensor]], None]
+"""Gets a stage's name, the stage and the tensors that it has just put out."""
 FLOAT32_TOLERANCE = 0.01
 HALF_TOLERANCE = 0.25
 """Largest difference that is allowed, as a share of what the layer adds to its input (of the logits: of themselves).
@@ -57,14 +59,14 @@ def tolerance(dtype: torch.dtype) -> float:
 def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> Outputs:
     """Run the steps in lane 1 and keep what its stages compute."""
     outputs = Outputs()
-    before: list[torch.Tensor] = []
+    before = torch.empty(0)
 
     def keep(name: str, stage: Stage, found: list[torch.Tensor]) -> None:
+        nonlocal before
         kept = [tensor.detach().clone() for tensor in found]
         total = _total(kept)
-        adds = stage.kind == "layer" and before and before[-1].shape == total.shape
-        added = total - before[-1] if adds else total
-        before[:] = [total]
+        added = total - before if stage.kind == "layer" and before.shape == total.shape else total
+        before = total
         outputs.tensors.setdefault(name, []).append(kept)
         outputs.base.setdefault(name, []).append(added)
 
@@ -135,7 +137,7 @@ def require_alike(size: int, differences: list[Difference], allowed: float, toge
 
 
 @contextmanager
-def _watching(model: Module, see: Callable[[str, Stage, list[torch.Tensor]], None]) -> Iterator[None]:
+def _watching(model: Module, see: See) -> Iterator[None]:
     """While the body runs, `see` gets each stage and its output tensors, and nothing runs compiled."""
     with ExitStack() as stack:
         stack.enter_context(not_compiled(model))
@@ -145,9 +147,7 @@ def _watching(model: Module, see: Callable[[str, Stage, list[torch.Tensor]], Non
         yield
 
 
-def _seen(
-    see: Callable[[str, Stage, list[torch.Tensor]], None], name: str, stage: Stage, _module: Module, _in: Any, out: Any
-) -> None:
+def _seen(see: See, name: str, stage: Stage, _module: Module, _inputs: Any, out: Any) -> None:
     see(name, stage, _tensors(out))
 
 
