@@ -124,36 +124,6 @@ def test_group_serves_a_prompt_that_no_engine_can_hold(server: Server, long_answ
     server.check()
 
 
-def as_embeddings(server: Server, tokens: list[int]) -> str:
-    """A prompt's embeddings, as vLLM's API takes them."""
-    table = load_file(f"{server.model}/model.safetensors")["model.embed_tokens.weight"]
-    written = io.BytesIO()
-    torch.save(table[tokens], written)
-    return base64.b64encode(written.getvalue()).decode()
-
-
-@pytest.mark.parametrize("degree", [1, 2])
-def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree: int) -> None:
-    tokens = prompt(20, 300)
-    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
-    same(ask(server, tokens, 16, degree, **given), ask(server, tokens, 16, degree))
-    server.check()
-
-
-def test_embeddings_count_as_tokens(server: Server) -> None:
-    """More than an engine holds goes to a group at once, and what no group holds is refused, in a stream too."""
-    server.layout(PAIRS)
-    tokens = prompt(21, 5000)
-    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
-    alone = post(server, tokens, 8, 1, **given)
-    assert alone.status_code == 400
-    assert "prompt plus max_tokens are 5008" in alone.text
-    same(ask(server, tokens, 8, **given), ask(server, tokens, 8))
-    streamed = post(server, tokens, 8, 1, stream=True, **given)
-    assert streamed.status_code == 400
-    server.check()
-
-
 def test_prompt_is_held_until_a_layout_can_hold_it_and_finds_its_prefix_cached(
     server: Server, long_answer: Answer
 ) -> None:
@@ -292,4 +262,34 @@ def test_who_waits_for_blocks_leaves_the_engines_to_who_has_them(server: Server)
         waits = [pool.submit(ask, server, prompt(41 + number, 3_900), 16, 1) for number in range(4)]
         for answer in (has, *waits):
             answer.result(WAIT_S)
+    server.check()
+
+
+def as_embeddings(server: Server, tokens: list[int]) -> str:
+    """A prompt's embeddings, as vLLM's API takes them."""
+    table = load_file(f"{server.model}/model.safetensors")["model.embed_tokens.weight"]
+    written = io.BytesIO()
+    torch.save(table[tokens], written)
+    return base64.b64encode(written.getvalue()).decode()
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree: int) -> None:
+    tokens = prompt(20, 300)
+    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
+    same(ask(server, tokens, 16, degree, **given), ask(server, tokens, 16, degree))
+    server.check()
+
+
+def test_embeddings_count_as_tokens(server: Server) -> None:
+    """More than an engine holds goes to a group at once, and what no group holds is refused, in a stream too."""
+    server.layout(PAIRS)
+    tokens = prompt(21, 5000)
+    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
+    alone = post(server, tokens, 8, 1, **given)
+    assert alone.status_code == 400
+    assert "prompt plus max_tokens are 5008" in alone.text
+    same(ask(server, tokens, 8, **given), ask(server, tokens, 8))
+    streamed = post(server, tokens, 8, 1, stream=True, **given)
+    assert streamed.status_code == 400
     server.check()
