@@ -79,6 +79,7 @@ def _apart(function: Callable[..., Any], *args: Any) -> Any:
 def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Body of the process. What vLLM says while it builds modules, an engine will say again."""
     logging.disable()
+    torch.set_num_threads(1)  # a fork has none of the OpenMP threads that its parent has started, and waits for them
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
