@@ -18,6 +18,8 @@ import httpx
 
 ROOT = Path(__file__).parents[1]
 READY_S = 240.0
+IDLE_S = 30.0
+"""How long a server may take to be idle once it has answered everything."""
 KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
 """An idle connection is not used again after a second: the server closes it after five, and may be about to."""
 PROGRAM = ("flying_serving.cli.main", "serve")
@@ -114,6 +116,17 @@ class Server:
             raise RuntimeError(f"{answer.status_code}: {answer.text}")
         record: dict[str, Any] = answer.json()
         return record
+
+    def until_idle(self) -> None:
+        """Wait until nothing runs or waits, in the controller or in the engines."""
+        deadline = time.monotonic() + IDLE_S
+        while True:
+            status = self.http.get("/flying/status").json()
+            lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
+            if status["requests"] == {"running": 0, "held": 0} and not any(x["running"] + x["waiting"] for x in lanes):
+                return
+            assert time.monotonic() < deadline, status
+            time.sleep(0.05)
 
     def check(self) -> None:
         """Check the block bookkeeping of every engine."""

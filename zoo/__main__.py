@@ -21,6 +21,7 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
+from benchmarks.systems import ENVIRONMENT
 from zoo import cache
 from zoo.architectures import Model, zoo
 from zoo.judge import BAD, Row
@@ -29,14 +30,6 @@ from zoo.processes import Forked, fork
 from zoo.survey import row_of, survey
 
 PAGE = cache.ROOT / "docs" / "models.md"
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "PYTHONPATH": str(cache.ROOT),
-}
 
 
 def main() -> None:
@@ -86,7 +79,11 @@ def _restart_with_allocator() -> None:
 
     if not os.environ.get(serve._FORKED):
         wanted = serve._cpu_libraries()
-        os.environ |= ENVIRONMENT | {serve._FORKED: json.dumps(wanted), "LD_PRELOAD": ":".join(wanted)}
+        os.environ |= ENVIRONMENT | {
+            "PYTHONPATH": str(cache.ROOT),
+            serve._FORKED: json.dumps(wanted),
+            "LD_PRELOAD": ":".join(wanted),
+        }
         os.execv(sys.executable, [sys.executable, "-m", "zoo", *sys.argv[1:]])
 
 

@@ -52,8 +52,8 @@ def run(argv: list[str]) -> list[Finding]:
     args = serve.parse(argv, "flying-serving doctor")
     try:
         with serve.explained(args):
-            config, shortened, checked = _configurations(args)
-            started = asyncio.run(_start(config, shortened, checked))
+            config, shortened = _configurations(args)
+            started = asyncio.run(_start(_layers(shortened), _layers(config), shortened))
             weight_bytes = _weights(config)
     except FlyingError as error:
         return [Finding("bad", args.model, f"refused: {error}")]
@@ -80,17 +80,16 @@ def findings(config: Any, started: Started, weight_bytes: int, took_s: float) ->
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
 
 
-def _configurations(args: Any) -> tuple[Any, Any, int]:
-    """vLLM's configuration of the whole model, and of what is to be checked, with the number of its layers."""
+def _configurations(args: Any) -> tuple[Any, Any]:
+    """vLLM's configuration of the whole model, and of what is to be checked."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-    layers = config.model_config.hf_text_config.num_hidden_layers
     if args.load_format != "dummy":
-        return config, copy.deepcopy(config), layers
+        return config, copy.deepcopy(config)
     from flying_serving.vllm_hooks.loading import RANDOM_WEIGHTS
 
-    fewer = min(layers, layers_to_check(config.model_config.hf_text_config))
+    fewer = min(_layers(config), layers_to_check(config.model_config.hf_text_config))
     shorter = copy.copy(args)
     shorter.load_format = RANDOM_WEIGHTS
     shorter.skip_tokenizer_init = True  # there may be none
@@ -100,7 +99,11 @@ def _configurations(args: Any) -> tuple[Any, Any, int]:
     if kinds:
         overrides["layer_types"] = list(kinds[:fewer])
     shorter.hf_overrides = {**(args.hf_overrides or {}), **overrides}
-    return config, AsyncEngineArgs.from_cli_args(shorter).create_engine_config(), fewer
+    return config, AsyncEngineArgs.from_cli_args(shorter).create_engine_config()
+
+
+def _layers(config: Any) -> int:
+    return int(config.model_config.hf_text_config.num_hidden_layers)
 
 
 def layers_to_check(hf: Any) -> int:
@@ -117,12 +120,11 @@ def _weights(config: Any) -> int:
     return weight_bytes(config)
 
 
-async def _start(config: Any, shortened: Any, checked: int) -> Started:
+async def _start(checked: int, layers: int, shortened: Any) -> Started:
     """Start the engines, which check their lanes, ask nothing of them, and end them."""
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
 
-    layers = config.model_config.hf_text_config.num_hidden_layers
     client = EngineCoreClient.make_async_mp_client(shortened, Executor.get_class(shortened), log_stats=False)
     try:
         deployment, blocks = client.deployment, client.fewest_blocks

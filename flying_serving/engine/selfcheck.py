@@ -17,7 +17,7 @@ import torch
 from torch.nn import Module
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_hooks.stages import Stage, not_compiled, stages
+from flying_serving.vllm_hooks.stages import Stage, stages
 
 See = Callable[[str, Stage, list[torch.Tensor]], None]
 """Gets a stage's name, the stage and the tensors that it has just put out."""
@@ -138,9 +138,8 @@ def require_alike(size: int, differences: list[Difference], allowed: float, toge
 
 @contextmanager
 def _watching(model: Module, see: See) -> Iterator[None]:
-    """While the body runs, `see` gets each stage and its output tensors, and nothing runs compiled."""
+    """While the body runs, `see` gets each stage and its output tensors."""
     with ExitStack() as stack:
-        stack.enter_context(not_compiled(model))
         for name, stage in stages(model).items():
             handle = stage.module.register_forward_hook(partial(_seen, see, name, stage))
             stack.callback(handle.remove)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Coroutine
+from abc import abstractmethod
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core_client import AsyncMPClient
 
 from flying_serving.config import Deployment
+from flying_serving.controller.commands import Command
+from flying_serving.controller.controller import Controller
 from flying_serving.errors import EngineLost, ServerEnds
 
 logger = logging.getLogger("vllm.flying_serving")
@@ -24,9 +27,14 @@ class EngineCalls(AsyncMPClient):
     """
 
     deployment: Deployment
+    controller: Controller
     tasks: set[asyncio.Task[None]]
     ending: bool = False
     """Whether the server was told to end."""
+
+    @abstractmethod
+    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
+        """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it."""
 
     def check_serving(self) -> None:
         """Raise ServerEnds if the server was told to end."""

@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from abc import abstractmethod
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Any
 
 from flying_serving.config import PREEMPTS
-from flying_serving.controller.commands import Command
-from flying_serving.controller.controller import Controller
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import FlyingError, LayoutError, OrderDropped
 from flying_serving.layout.groups import Layout
@@ -24,17 +21,11 @@ logger = logging.getLogger("vllm.flying_serving")
 class EngineOrders(EngineCalls):
     """vLLM's client for several engines whose layout changes."""
 
-    controller: Controller
-
     def begin_orders(self) -> None:
         """Nothing is ordered yet."""
         self._switching = asyncio.Lock()
         self._switched: dict[int, asyncio.Future[None]] = {}
         self._last_order = 0
-
-    @abstractmethod
-    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
-        """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it."""
 
     async def switch(self, groups: object, preempt: object = "weave", weave_steps: int | None = None) -> Switch:
         """Change the layout and return when every engine works in the new one.

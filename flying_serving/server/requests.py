@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +15,6 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 
 from flying_serving.controller.commands import Command
-from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import Wanted
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
@@ -31,13 +30,8 @@ logger = logging.getLogger("vllm.flying_serving")
 class EngineRequests(EngineCalls):
     """vLLM's client for several engines, with a controller that says where each request runs."""
 
-    controller: Controller
     streams: Streams
     _deadlines: dict[str, asyncio.Future[None]]
-
-    @abstractmethod
-    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
-        """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it."""
 
     @abstractmethod
     def _ensure_clock(self) -> None: ...

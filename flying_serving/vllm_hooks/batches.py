@@ -35,13 +35,7 @@ def decode_steps(count: int, sequences: int, context: int, block_tokens: int) ->
     prompt = context - count + 1
     yield _step([_new(name, prompt, prompt - 1, context, block_tokens) for name in names], each)
     for number in range(1, count):
-        plan = _step([], each)
-        cached = plan.scheduled_cached_reqs
-        cached.req_ids = names
-        cached.new_block_ids = [None] * sequences
-        cached.num_computed_tokens = [prompt - 1 + number] * sequences
-        cached.num_output_tokens = [number] * sequences
-        yield plan
+        yield _next_step(each, computed=prompt - 1 + number, outputs=number)
     yield _end(names)
 
 
@@ -65,13 +59,7 @@ def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[S
         new.append(request)
     first, second = _CHECK_CHUNKS
     yield _step(new, dict.fromkeys(names, first))
-    plan = _step([], dict.fromkeys(names, second))
-    cached = plan.scheduled_cached_reqs
-    cached.req_ids = names
-    cached.new_block_ids = [None] * requests
-    cached.num_computed_tokens = [first] * requests
-    cached.num_output_tokens = [0] * requests
-    yield plan
+    yield _next_step(dict.fromkeys(names, second), computed=first, outputs=0)
     yield _end(names)
 
 
@@ -95,6 +83,17 @@ def _step(new: list[NewRequestData], scheduled: dict[str, int]) -> SchedulerOutp
     plan.scheduled_new_reqs = new
     plan.num_scheduled_tokens = scheduled
     plan.total_num_scheduled_tokens = sum(scheduled.values())
+    return plan
+
+
+def _next_step(scheduled: dict[str, int], *, computed: int, outputs: int) -> SchedulerOutput:
+    """Of requests that go on, each with so many tokens computed and put out before, in the blocks that they have."""
+    plan = _step([], scheduled)
+    cached = plan.scheduled_cached_reqs
+    cached.req_ids = list(scheduled)
+    cached.new_block_ids = [None] * len(scheduled)
+    cached.num_computed_tokens = [computed] * len(scheduled)
+    cached.num_output_tokens = [outputs] * len(scheduled)
     return plan
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,16 +33,3 @@ def stages(model: Module) -> dict[str, Stage]:
         elif isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
             found[name] = Stage("embedding", module)
     return found
-
-
-@contextmanager
-def not_compiled(model: Module) -> Iterator[None]:
-    """While the body runs, parts that vLLM compiles run as they are written, so that hooks are called."""
-    parts = [part for part in model.modules() if getattr(part, "do_not_compile", True) is False]
-    for part in parts:
-        part.do_not_compile = True
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.do_not_compile = False

@@ -151,7 +151,7 @@ def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:
     addition, eight units have 2.1 times the error of one product over all of them in place of 1.4 times.
     """
     dtype = parts[0].dtype
-    if dtype not in NARROW or len(parts) == 2:  # the sum of two is rounded once anyway
+    if dtype not in NARROW or len(parts) <= 2:  # the sum of two is rounded once anyway
         return sum_in_pairs(parts)
     total = parts[0].float()
     for part in parts[1:]:

@@ -38,7 +38,6 @@ first one asked for, so what comes of a request depends on which came before it.
 SETTINGS = OURS + COMMON
 AT_ONCE = 8
 ANSWER_S = 60.0
-IDLE_S = 30.0
 SHOWN = 600
 NO_ANSWER = 599
 """Instead of a status: the connection ended without one, or nothing came in time."""
@@ -130,14 +129,7 @@ async def ask_again(http: httpx.AsyncClient, model: str, degree: int, found: Fou
 def end_is_clean(server: Server) -> None:
     """The server is healthy and idle: nothing runs or waits, and the blocks of every engine add up."""
     assert server.http.get("/health").status_code == 200
-    deadline = time.monotonic() + IDLE_S
-    while True:
-        status = server.http.get("/flying/status").json()
-        lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
-        if status["requests"] == {"running": 0, "held": 0} and not any(x["running"] + x["waiting"] for x in lanes):
-            break
-        assert time.monotonic() < deadline, status
-        time.sleep(0.1)
+    server.until_idle()
     server.check()
 
 

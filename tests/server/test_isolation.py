@@ -56,18 +56,6 @@ def completion(server: Server, **fields: Any) -> httpx.Response:
     return post(server, "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, **fields})
 
 
-def is_idle(server: Server) -> None:
-    """Nothing runs or waits, in the controller or in the engines."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        status = server.http.get("/flying/status").json()
-        lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
-        if status["requests"] == {"running": 0, "held": 0} and not any(x["running"] + x["waiting"] for x in lanes):
-            return
-        assert time.monotonic() < deadline, status
-        time.sleep(0.05)
-
-
 UNSENDABLE: dict[str, tuple[str, dict[str, Any], str]] = {
     "stop": ("/v1/completions", {"prompt": "x", "stop": [SURROGATE]}, "stop"),
     "vllm_xargs": ("/v1/completions", {"prompt": "x", "vllm_xargs": {"a": SURROGATE}}, "vllm_xargs.a"),
@@ -98,7 +86,7 @@ def test_what_cannot_be_sent_is_refused_by_its_field(server: Server, name: str, 
         assert error["param"] == parameter
         assert error["message"].startswith(f"{parameter}=")
     assert completion(server).status_code == 200
-    is_idle(server)
+    server.until_idle()
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/v1/models", 405), ("/flying/status", 405)])
@@ -125,7 +113,7 @@ def test_max_tokens_beyond_the_models_length_end_there(server: Server, degree: i
     del params["extra_args"]
     answer = post(server, "/inference/v1/generate", {**body, "sampling_params": {**params, "ignore_eos": True}})
     assert len(answer.json()["choices"][0]["token_ids"]) == MODEL_LENGTH - PROMPT
-    is_idle(server)
+    server.until_idle()
 
 
 class Busy:
@@ -160,7 +148,7 @@ def test_a_deadline_that_passes_leaves_nothing_behind(server: Server, count: int
         assert set(codes) <= {504, 503}
         assert codes[-8:] == [504] * 8
     assert completion(server).status_code == 200
-    is_idle(server)
+    server.until_idle()
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Server) -> None:
@@ -179,7 +167,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Server) -> Non
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
         assert server.http.get("/flying/status").json()["requests"]["running"] == 2 * SLOTS
-    is_idle(server)
+    server.until_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -215,4 +203,4 @@ def test_urgent_requests_without_end_do_not_starve_another(server: Server) -> No
         finally:
             over.set()
         assert sum(one.result(WAIT_S) for one in asking) > 3 * SLOTS
-    is_idle(server)
+    server.until_idle()
