@@ -11,10 +11,11 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 from experiments import against_paper, break_even, fig8_fig9, fig10, oracle, table1, table2
-from experiments.common import KERNELS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
+from experiments.common import KERNELS, RESULTS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
 from experiments.rows import Row
 
 
@@ -24,8 +25,8 @@ class Experiment(Protocol):
     def measure(self, setting: Setting) -> Numbers:
         """One run."""
 
-    def pages(self, found: Kept) -> list[Row]:
-        """Write pages and figures; what they compare with the paper."""
+    def pages(self, found: Kept, folder: Path) -> list[Row]:
+        """Write pages and figures to a folder; what they compare with the paper."""
 
 
 ALL: dict[str, Experiment] = {
@@ -67,11 +68,11 @@ def measure(chosen: list[str]) -> None:
                 keep(name, at, found[name])
 
 
-def write_pages() -> None:
+def write_pages(folder: Path) -> None:
     """All pages, from the numbers that are kept."""
     numbers = {name: kept(name) for name in ALL}
-    rows = {name: ALL[name].pages(found) for name, found in numbers.items()}
-    against_paper.pages(numbers, rows)
+    rows = {name: ALL[name].pages(found, folder) for name, found in numbers.items()}
+    against_paper.pages(numbers, rows, folder)
 
 
 def main() -> None:
@@ -83,7 +84,7 @@ def main() -> None:
         measure(chosen)
     if missing := [name for name in ALL if not numbers_path(name).exists()]:
         sys.exit(f"no pages yet: nothing was measured of {', '.join(missing)}")
-    write_pages()
+    write_pages(RESULTS)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
 
-from experiments.common import RESULTS, Kept, Numbers, Setting, run, system
+from experiments.common import Kept, Numbers, Setting, run, system
 from experiments.rows import Row, markdown, page, spread, write
 from experiments.traces import NAMES, trace, traces
 
@@ -34,7 +35,7 @@ def _mean_s(name: str, workload: str, setting: Setting, switch_s: float = 0.0) -
     return done.summary["mean_e2el_ms"] / 1e3, len(done.outcome.switches)
 
 
-def pages(found: Kept) -> list[Row]:
+def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page and its figure; it compares nothing with the paper."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, len(NAMES))
@@ -67,9 +68,9 @@ def pages(found: Kept) -> list[Row]:
         labels = {"xlabel": "a switch stops an engine for (s)", "ylabel": "mean E2E (s)"}
         axis.set(title=name, xscale="log", yscale="log", **labels)
         axis.legend(fontsize="x-small")
-    figure.savefig(RESULTS / "break_even.png", dpi=110)
+    figure.savefig(folder / "break_even.png", dpi=110)
     lines.append("![break-even, means of the seeds](break_even.png)")
-    write("break_even", page("Break-even: how much may a switch cost?", [found.commit], lines))
+    write(folder, "break_even", page("Break-even: how much may a switch cost?", [found.commit], lines))
     return []
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
 
-from experiments.common import PAPER, RESULTS, SLOTS, Kept, Numbers, Setting, machine
+from experiments.common import PAPER, SLOTS, Kept, Numbers, Setting, machine
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, row, spread, table, write
 from flying_serving.config import PREEMPTS
@@ -32,7 +33,17 @@ MESSAGE = "such a switch is modelled as the rest of the step under way and a mes
 
 def measure(setting: Setting) -> Numbers:
     """By rate and way: switches between two engines of degree 2 and one group of degree 4, as in the release."""
-    return {f"{rate:g} {preempt}": _measured(_run(rate, preempt, setting)) for rate in RATES for preempt in PREEMPTS}
+    return {run_name(rate, preempt): measure_one(rate, preempt, setting) for rate in RATES for preempt in PREEMPTS}
+
+
+def run_name(rate: float, preempt: str) -> str:
+    """Under which the numbers of one rate and way are kept."""
+    return f"{rate:g} {preempt}"
+
+
+def measure_one(rate: float, preempt: str, setting: Setting) -> Numbers:
+    """The numbers of one rate and way."""
+    return _measured(_run(rate, preempt, setting))
 
 
 def _run(rate: float, preempt: str, setting: Setting) -> SimNode:
@@ -82,7 +93,7 @@ def _drains_s(switches: list[Switch]) -> float:
     return max(s.waited_for_idle_ms + (s.drain_ms or 0.0) for s in switches) / 1e3
 
 
-def pages(found: Kept) -> list[Row]:
+def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page and its figure; what is compared."""
     rows = why("fig10", MODEL, _rows(found))
     headings = ["requests/s", "preempt", "DP to TP: begins (s)", "drains (s)", "TP to DP: begins (s)", "drains (s)"]
@@ -99,13 +110,13 @@ def pages(found: Kept) -> list[Row]:
         *markdown(headings, [_shown(rate, preempt, found) for rate in RATES for preempt in PREEMPTS]),
         "![worst gap between two tokens, mean of the seeds](fig10.png)",
     ]
-    _figure(found)
-    write("fig10", page("Flying Serving, figure 10: switching", [found.commit], lines))
+    _figure(found, folder / "fig10.png")
+    write(folder, "fig10", page("Flying Serving, figure 10: switching", [found.commit], lines))
     return [one.of(MODEL) for one in rows]
 
 
 def _shown(rate: float, preempt: str, found: Kept) -> list[str]:
-    runs = [one[f"{rate:g} {preempt}"] for one in found.seeds]
+    runs = [one[run_name(rate, preempt)] for one in found.seeds]
     both = [spread([run[key][n] for run in runs]) for n in (0, 1) for key in ("begins", "drains")]
     return [f"{rate:g}", preempt, *both, *(spread([run[key] for run in runs]) for key in ("gap", "ttft", "mean_e2e"))]
 
@@ -113,7 +124,7 @@ def _shown(rate: float, preempt: str, found: Kept) -> list[str]:
 def _rows(found: Kept) -> list[Row]:
     release, rows = PAPER["release"], []
     for preempt in ("move", "weave"):
-        keys = [f"{rate:g} {preempt}" for rate in RATES if rate <= RELEASED_RPS]
+        keys = [run_name(rate, preempt) for rate in RATES if rate <= RELEASED_RPS]
 
         def begins(one: Numbers, n: int, keys: list[str] = keys) -> float:
             return float(max(one[key]["begins"][n] for key in keys))
@@ -132,12 +143,12 @@ def _rows(found: Kept) -> list[Row]:
     return rows
 
 
-def _figure(found: Kept) -> None:
+def _figure(found: Kept, path: Path) -> None:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axis = figure.subplots()
     for preempt in PREEMPTS:
-        gaps = [mean(one[f"{rate:g} {preempt}"]["gap"] for one in found.seeds) for rate in RATES]
+        gaps = [mean(one[run_name(rate, preempt)]["gap"] for one in found.seeds) for rate in RATES]
         axis.plot(RATES, gaps, marker="o", label=preempt)
     axis.set(xlabel="requests/s", ylabel="longest gap between two tokens (s)", yscale="log")
     axis.legend(fontsize="small")
-    figure.savefig(RESULTS / "fig10.png", dpi=110)
+    figure.savefig(path, dpi=110)

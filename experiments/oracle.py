@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean
 
-from experiments.common import FIRST, Kept, Numbers, Setting, machine, run, system
+from experiments.common import FIRST, SLOTS, Kept, Numbers, Setting, machine, run, system
 from experiments.rows import Row, markdown, page, paragraph, spread, write
 from experiments.traces import trace, traces
 from flying_serving.layout.groups import Layout
@@ -45,7 +46,8 @@ class World:
     node: SimNode = field(init=False)
 
     def __post_init__(self) -> None:
-        manual = flying(machine(MODEL, self.setting), 2, POLICIES["manual"], Options(keep_times=False))
+        options = Options(slots=SLOTS, keep_times=False)
+        manual = flying(machine(MODEL, self.setting), 2, POLICIES["manual"], options)
         self.node = manual.node(self.clock, self.over)
 
     def over(self, request) -> None:  # type: ignore[no-untyped-def]
@@ -86,7 +88,7 @@ def beside(found: Kept, name: str, system_name: str) -> list[float]:
     return [one[system_name]["mean_e2e_s"] / one["oracle"]["mean_e2e_s"] for one in runs]
 
 
-def pages(found: Kept) -> list[Row]:
+def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
     rows, verdicts = [], []
     for name in NAMES:
@@ -109,13 +111,13 @@ def pages(found: Kept) -> list[Row]:
         "",
         *paragraph(
             f"Shift Parallelism's mean end-to-end latency is {shift} of the oracle's: it divides the tokens of a large",
-            "step instead of the layers, and no choice among data and tensor parallel layouts does as well.",
+            "step instead of the layers, which no data or tensor parallel layout does.",
         ),
         *verdicts,
         "",
         *markdown(["trace", "system", "mean E2E (s)", "/ oracle", "switches"], rows),
     ]
-    write("oracle", page("An oracle against auto", [found.commit], lines))
+    write(folder, "oracle", page("An oracle against auto", [found.commit], lines))
     return []
 
 

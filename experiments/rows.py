@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import mean
 
-from experiments.common import RESULTS, Kept, Numbers
+from experiments.common import Kept, Numbers
 
 NOTABLE = 0.2
 """A number that differs by more than this from the paper's needs a sentence that says why."""
@@ -159,6 +160,6 @@ def page(title: str, commits: Sequence[str], lines: Sequence[str]) -> str:
     return "\n".join([*head, *lines]).rstrip() + "\n"
 
 
-def write(name: str, text: str) -> None:
+def write(folder: Path, name: str, text: str) -> None:
     """Put a page in its place."""
-    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from experiments.common import PAPER, Kept, Numbers, Setting, peak_tokens_per_s, run, system
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, row, spread, table, write
@@ -52,7 +54,7 @@ def _measure(longest: int, setting: Setting) -> Numbers:
     return found
 
 
-def pages(found: Kept) -> list[Row]:
+def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the table, with the paper's lengths and with shorter prompts; what it compares."""
     lines = [
         f"{SHARE:.0%} of 1,500 requests are urgent, a share that the paper does not state; Poisson, 4 requests/s.",
@@ -67,7 +69,7 @@ def pages(found: Kept) -> list[Row]:
         headings = ["system", "priority TPOT (ms)", "TPOT (ms)", "priority TTFT (ms)", "TTFT (ms)", "peak tokens/s"]
         lines += [f"## {title}: 128 to {longest:,} tokens", "", *markdown(headings, _systems(str(longest), found))]
         lines += table(rows)
-    write("table1", page("Flying Serving, table 1: priority", [found.commit], lines))
+    write(folder, "table1", page("Flying Serving, table 1: priority", [found.commit], lines))
     return compared
 
 

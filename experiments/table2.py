@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from experiments.common import MODELS, PAPER, SLOTS, Kept, Numbers, Setting, machine, run, system
@@ -30,20 +31,26 @@ ALONE = "one request alone is in the widest group, so both are the cost model's 
 
 def measure(setting: Setting) -> Numbers:
     """Capacities, switches, then the longest prompts by model."""
-    capacity = {name: _capacity(system(name, LLAMA, setting)) for name in PAPER["context_tokens"]}
-    wider = build("auto", machine(LLAMA, setting), 4, Options())
     return {
-        "capacity": {**capacity, "auto, engines of 4 devices": _capacity(wider)},
-        "switch_ms": _cutover_ms(setting),
+        "capacity": capacities(setting),
+        "switch_ms": cutover_ms(setting),
         "longest": {model: _longest(model, setting) for model in MODELS},
     }
+
+
+def capacities(setting: Setting) -> dict[str, int]:
+    """Tokens of the longest request, by system."""
+    found = {name: _capacity(system(name, LLAMA, setting)) for name in PAPER["context_tokens"]}
+    wider = build("auto", machine(LLAMA, setting), 4, Options())
+    return {**found, "auto, engines of 4 devices": _capacity(wider)}
 
 
 def _capacity(of: object) -> int:
     return max(of.settings.capacity.tokens.values())  # type: ignore[attr-defined,no-any-return]
 
 
-def _cutover_ms(setting: Setting) -> float:
+def cutover_ms(setting: Setting) -> float:
+    """Median of switches of a server with some load."""
     server = flying(machine(LLAMA, setting), 2, POLICIES["manual"], Options(slots=SLOTS, keep_times=False))
     node = server.node(clock := Clock())
     shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
@@ -81,7 +88,7 @@ def _prompts_per_s(name: str, model: str, length: int, setting: Setting) -> floa
     return sum(r.prompt_tokens for r in ended) / max((r.end_s for r in ended), default=1.0)
 
 
-def pages(found: Kept) -> list[Row]:
+def pages(found: Kept, folder: Path) -> list[Row]:
     """Write capacities, then the longest prompts; what is compared."""
     rows = why("table2", LLAMA, _rows(found))
     lines = [
@@ -108,7 +115,7 @@ def pages(found: Kept) -> list[Row]:
     rows = why("context", "all", _common_rows(once))
     compared += [one.of("longest prompts") for one in rows]
     lines += ["### The worst of the three", "", *table(rows)]
-    write("table2", page("Flying Serving, table 2: context and switching", [found.commit], lines))
+    write(folder, "table2", page("Flying Serving, table 2: context and switching", [found.commit], lines))
     return compared
 
 

@@ -54,7 +54,10 @@ def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> N
     found, committed = flat(json.loads(dump(fitted(wrong)))), flat(json.loads(HARDWARE.read_text(encoding="utf-8")))
     assert list(found) == list(committed)
     for path, value in committed.items():
-        assert found[path] == (pytest.approx(value, rel=0.005, abs=1e-3) if isinstance(value, float) else value), path
+        # errors of the fit are small differences of large numbers; coefficients may be microseconds
+        smallest = 1e-3 if "fit_error" in path else 0.0
+        expected = pytest.approx(value, rel=0.005, abs=smallest) if isinstance(value, float) else value
+        assert found[path] == expected, path
 
 
 def test_the_table_is_that_of_the_committed_coefficients() -> None:
