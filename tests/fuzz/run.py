@@ -92,7 +92,7 @@ async def fuzz(server: Server, requests: list[Sent], is_known: Any = fails_in_st
                 found.statuses[status] += 1
                 if status < 500:
                     continue
-                reason = is_known(status, text)
+                reason = is_known(sent, status, text)
                 if reason is None:
                     found.failures.append((sent, status, text))
                 else:

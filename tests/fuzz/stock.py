@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-KNOWN: tuple[tuple[str, str], ...] = (
-    (
-        r"^500 .*'(list|int|float|str|bool)' object has no attribute 'get'",
+from tests.fuzz.bodies import Sent
+
+DEEP = b"[" * 200
+"""Nested so deeply that a recursive check of it fails."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kind of 5xx that stock vLLM gives.
+
+    Args:
+        path: the route, as a pattern.
+        sent: what the body of such a request holds.
+        answer: what the answer begins with after its status, as a pattern.
+        why: why vLLM gives it.
+    """
+
+    path: str
+    sent: bytes
+    answer: str
+    why: str
+
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        r"/v1/(chat/)?completions",
+        b"structured_outputs",
+        r"500 .*'(list|int|float|str|bool)' object has no attribute 'get'",
         "structured_outputs is no object: vLLM's validator asks it for its fields before pydantic has looked at it",
     ),
-    (
-        r'^500 \{"error":\{"message":"",',
+    Known(
+        r"/inference/v1/generate",
+        DEEP,
+        r'500 \{"error":\{"message":"",',
         "parameters of /inference/v1/generate nested too deeply: vLLM's check of them lets RecursionError through",
     ),
 )
-"""What such an answer looks like, with its status before it, and why vLLM gives it."""
 
 
-def fails_in_stock(status: int, text: str) -> str | None:
+def fails_in_stock(sent: Sent, status: int, text: str) -> str | None:
     """Why stock vLLM gives such an answer as well, or None."""
-    return next((reason for pattern, reason in KNOWN if re.search(pattern, f"{status} {text}")), None)
+    for known in KNOWN:
+        asked = re.fullmatch(known.path, sent.path) and known.sent in sent.content
+        if asked and re.match(known.answer, f"{status} {text}"):
+            return known.why
+    return None

@@ -1,0 +1,27 @@
+"""Which 5xx are put down to vLLM: those of its own checks, at their routes, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.bodies import Sent
+from tests.fuzz.stock import DEEP, fails_in_stock
+
+EMPTY = '{"error":{"message":"","type":"InternalServerError"}}'
+NO_FIELDS = '{"error":{"message":"\'list\' object has no attribute \'get\'"}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "text", "known"),
+    [
+        ("/inference/v1/generate", b'{"a":' + DEEP, 500, EMPTY, True),
+        ("/inference/v1/generate", b"{}", 500, EMPTY, False),
+        ("/v1/completions", b'{"a":' + DEEP, 500, EMPTY, False),
+        ("/v1/completions", b'{"structured_outputs":[]}', 500, NO_FIELDS, True),
+        ("/v1/completions", b"{}", 500, NO_FIELDS, False),
+        ("/v1/completions", b'{"structured_outputs":[]}', 503, NO_FIELDS, False),
+    ],
+)
+def test_only_what_vllm_gives_is_put_down_to_it(path: str, content: bytes, status: int, text: str, known: bool) -> None:
+    """An assertion of ours that fails has an empty message too."""
+    assert (fails_in_stock(Sent(path, content), status, text) is not None) is known
