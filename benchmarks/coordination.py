@@ -71,9 +71,9 @@ def time_tokens(system: System, model: str) -> tuple[float, float]:
 
 
 def engines_s(system: System) -> float:
-    """Processor time that a server's engines have had."""
+    """Processor time that a server's engines have had, with the workers in which stock vLLM's run the model."""
     children = psutil.Process(system.process.pid).children(recursive=True)
-    engines = [one for one in children if "EngineCore" in " ".join(one.cmdline())]
+    engines = [one for one in children if any(name in " ".join(one.cmdline()) for name in ("EngineCore", "Worker"))]
     return sum(one.cpu_times().user + one.cpu_times().system for one in engines)
 
 
