@@ -2,7 +2,8 @@
 
 python -m zoo                       all, and write docs/models.md
 python -m zoo 'Gemma*' ...          those of these names, and print what became of them
-python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked
+python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked, and where stock
+                                    vLLM had no answers
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from zoo.architectures import Model, zoo
 from zoo.judge import BAD, Row
 from zoo.page import page
 from zoo.processes import Forked, fork
-from zoo.survey import row_of, survey
+from zoo.survey import row_of, stock_failed, survey
 
 PAGE = cache.ROOT / "docs" / "models.md"
 
@@ -54,6 +55,7 @@ def main() -> None:
     if options.again:
         for model in models:
             cache.forget(model, "lanes", but_current=False)
+            cache.forget(model, *stock_failed(model), but_current=False)
     todo = [model for model in models if row_of(model) is None]
     print(f"{len(models)} models, {len(models) - len(todo)} of them known", flush=True)
     _survey_all(todo, options.jobs, options.limit_s)

@@ -231,13 +231,17 @@ VARIANTS: tuple[Model, ...] = (
 """Ways of binding weights that the usual configuration of an architecture does not show."""
 
 
+UNREGISTERED = ("SolarOpenForCausalLM",)
+"""Not in the registry, so vLLM gives them to its Transformers backend: one with a router's bias that is a buffer."""
+
+
 @cache
 def architectures() -> tuple[str, ...]:
-    """The text-generation architectures of vLLM's registry, those of its Transformers backend included."""
+    """The text-generation architectures of vLLM's registry, those of its Transformers backend included, and more."""
     from vllm.model_executor.models import registry
 
     own, backend = registry._TEXT_GENERATION_MODELS, registry._TRANSFORMERS_SUPPORTED_MODELS
-    return (*own, *(name for name, (_, target) in backend.items() if "MultiModal" not in target))
+    return (*own, *(name for name, (_, target) in backend.items() if "MultiModal" not in target), *UNREGISTERED)
 
 
 @cache

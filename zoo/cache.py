@@ -61,11 +61,10 @@ def machine() -> str:
 
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
-    checkpoint = _key(
-        _source("checkpoints.py"), model, fields, ADJUSTED.get(model.architecture), version("transformers")
-    )
+    made_with = _source("checkpoints.py", "../flying_serving/demo/tiny.py")
+    checkpoint = _key(made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers"))
     stock = _key(checkpoint, _source("stock.py", "requests.py"), machine())
-    lanes = _key(checkpoint, _source("lanes.py", "requests.py"), machine(), _server())
+    lanes = _key(checkpoint, _source("lanes.py", "requests.py", "survey.py"), machine(), _server())
     return {"checkpoint": checkpoint, "stock-1": stock, "stock-2": stock, "lanes": lanes}
 
 

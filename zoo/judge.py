@@ -20,9 +20,9 @@ VERDICTS = {
     OK: "every lane answers what stock vLLM answers at its degree",
     WRONG: "a lane answers something else",
     FAILED: "the server ends without a reason for its user, or its time is over",
-    BLIND: "its answers would not show an error",
+    BLIND: "its answers would not show an error, or stock vLLM, which does not serve it, has none",
     REFUSED: "the server ends at its start, in one line that says why",
-    STOCK: "stock vLLM ends too, on this CPU: there is nothing to compare with",
+    STOCK: "the server ends, and stock vLLM too, on this CPU: there is nothing to compare with",
     BUILD: "transformers has no class for it, or cannot build one: there is nothing to serve",
 }
 """What may become of a model, and what that means."""
@@ -68,7 +68,8 @@ def judge(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> R
     if lanes["status"] == "late":
         return Row(*name, FAILED, detail=f"its time was over: {lanes['reason']}")
     if stock[1]["answers"] is None:
-        return Row(*name, STOCK, detail=stock[1]["reason"])
+        verdict = BLIND if lanes["status"] == "served" else STOCK
+        return Row(*name, verdict, tuple(lanes["sizes"]), f"stock vLLM: {stock[1]['reason']}")
     if lanes["status"] == "failed":
         return Row(*name, FAILED, detail=lanes["reason"])
     return _compared(name, lanes, stock)

@@ -43,9 +43,9 @@ class Server:
     Raises Ended if it is not ready by the deadline (of the monotonic clock).
     """
 
-    def __init__(self, model: Path, log: Path, deadline: float, *flags: str) -> None:
+    def __init__(self, model: Path, log: Path, deadline: float) -> None:
         self._port = free_port()
-        words = [str(model), "--host=127.0.0.1", f"--port={self._port}", *FLAGS, *flags]
+        words = [str(model), "--host=127.0.0.1", f"--port={self._port}", *FLAGS]
         self._deadline = deadline
         self._process: Forked = fork(lambda: _serve(words), log, {})
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=60)
@@ -69,10 +69,10 @@ class Server:
         self._http.close()
         self._process.end()
 
-    def group_sizes(self) -> list[int]:
-        """The sizes of groups that the server has lanes for."""
+    def group_sizes(self) -> tuple[list[int], dict[int, str]]:
+        """The sizes of groups that the server has lanes for, and why it has none for others."""
         status = self._http.get("/flying/status").raise_for_status().json()
-        return list(status["group_sizes"])
+        return list(status["group_sizes"]), {int(size): reason for size, reason in status["not_offered"].items()}
 
     def answers(self, degree: int) -> dict[str, Any]:
         """Ask everything of the lanes of one degree. Raises Ended if the server ends of it."""

@@ -39,6 +39,12 @@ def row_of(model: Model) -> Row | None:
     return judge(name, lanes, asked) if len(asked) == len(stock) else None
 
 
+def stock_failed(model: Model) -> list[str]:
+    """What is kept of stock vLLM that has no answers."""
+    kept = {kind: cache.load(model, kind) for kind in cache.KINDS if kind.startswith("stock")}
+    return [kind for kind, outcome in kept.items() if outcome is not None and outcome["answers"] is None]
+
+
 def survey(model: Model, limit_s: float) -> None:
     """Ask what is not known of a model yet and keep it. Takes at most the limit, and what ending processes takes."""
     asking = _Asking(model, time.monotonic() + limit_s)
@@ -64,23 +70,14 @@ class _Asking:
         else:
             try:
                 with Server(self._path, cache.log_of(self._model, "serve"), self._deadline) as server:
-                    outcome["sizes"] = server.group_sizes()
+                    outcome["sizes"], not_offered = server.group_sizes()
                     asked = [degree for degree in DEGREES if degree in outcome["sizes"]]
                     outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}
-                if DEGREES[-1] not in outcome["sizes"]:
-                    outcome["alone"] = self._why_alone()
+                outcome["alone"] = not_offered.get(DEGREES[-1], "")
             except Ended as ended:
                 outcome |= _end_of(ended)
         write_json(cache.path_of(self._model, "lanes"), outcome)
         return outcome
-
-    def _why_alone(self) -> str:
-        """Why there are no groups of 2: the server says it when it is told to have them."""
-        try:
-            with Server(self._path, cache.log_of(self._model, "sizes"), self._deadline, "--group-sizes=1,2"):
-                return "but with --group-sizes=1,2 there are"
-        except Ended as ended:
-            return str(_end_of(ended)["reason"]).removeprefix("--group-sizes=2: ")
 
     def stock(self, degree: int) -> None:
         """What stock vLLM answers."""

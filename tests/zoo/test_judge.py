@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.zoo.answers import answers
-from zoo.judge import BAD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, judge, needs
+from zoo.judge import BAD, BLIND, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, judge, needs
 from zoo.lanes import Ended
 from zoo.page import page
 from zoo.survey import refusal, root_cause
@@ -53,6 +53,10 @@ def test_servers_that_end_are_refusals_failures_or_stocks_fault() -> None:
     assert judge(NAME, lanes(status="late"), {}).verdict == FAILED
     assert judge(NAME, lanes(status="failed"), STOCKS).verdict == FAILED
     assert judge(NAME, lanes(status="failed"), {1: NO_STOCK}).verdict == STOCK
+
+
+def test_what_is_served_and_cannot_be_compared_is_not_fine() -> None:
+    assert judge(NAME, lanes(), {1: NO_STOCK, 2: NO_STOCK}).verdict == BLIND
 
 
 def test_stock_is_asked_only_for_what_is_judged_by_it() -> None:
