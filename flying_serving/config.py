@@ -40,8 +40,8 @@ class FlyingConfig(BaseModel):
     """More requests than this are answered with 429."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
     """A request that has waited for so long gets every second place, whatever the priorities."""
-    most_urgent_priority: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """Requests with a lower `priority`, which is more urgent, are refused; if not given: none."""
+    most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
+    """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual 0; default: none."""
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
     emulate_link: tuple[float, float] | None = None

@@ -65,6 +65,7 @@ def test_nothing_set_is_the_default() -> None:
         ({"emulate_link": [200, float("inf")]}, "emulate_link=[200, inf]", "above 0 up to 1000000 GB/s"),
         ({"emulate_link": [200, 5], "cpu_collectives": "gloo"}, "emulate_link=[200, 5]", "only shared memory can be"),
         ({"lend_blocks": 0}, "lend_blocks=0", "must be a whole number from 1 up to 1000000"),
+        ({"most_urgent_priority": 1}, "most_urgent_priority=1", f"a whole number from {-(2**63)} up to 0"),
         ({"group_size": [1]}, "group_size=[1]", "unknown; known are group_sizes, policy, "),
     ],
 )
@@ -80,6 +81,12 @@ def test_a_wrong_setting_is_refused_by_field_value_and_what_is_allowed(
     assert "\n" not in message
     assert isinstance(caught.value, FlyingError)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("priority", [None, 0, -1, -(2**63)])
+def test_the_most_urgent_priority_refuses_no_usual_request(priority: int | None) -> None:
+    """Whatever may be set, a request that names no priority, and so has 0, is taken."""
+    assert parse_flying({"most_urgent_priority": priority}).most_urgent_priority == priority
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=6))

@@ -8,9 +8,9 @@ import json
 import os
 import time
 from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
@@ -22,9 +22,13 @@ from flying_serving.config import PREEMPTS
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, FlyingError, LayoutError, OrderDropped
 from flying_serving.metrics.page import Published
+from flying_serving.server.bodies import read_json
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.metrics import FreshMetrics
 from flying_serving.wording import first_problem
+
+MAX_SHOWN = 400
+"""Characters of a name, a value or a reason that an answer repeats."""
 
 
 class LayoutOrder(BaseModel):
@@ -78,7 +82,8 @@ async def status(request: Request) -> Any:
         raise HTTPException(503, str(error)) from None
 
 
-_SCHEMA = {"requestBody": {"content": {"application/json": {"schema": LayoutOrder.model_json_schema()}}}}
+_CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
+_SCHEMA = {"requestBody": {"content": _CONTENT, "required": True}}
 
 
 _JSON = [Depends(validate_json_request)]
@@ -86,16 +91,14 @@ _JSON = [Depends(validate_json_request)]
 
 
 @router.post("/layout", openapi_extra=_SCHEMA, dependencies=_JSON)
-async def layout(body: Annotated[Any, Body()], request: Request) -> Any:
+async def layout(request: Request) -> Any:
     """Change the layout; answers when every engine works in the new one. A client that leaves takes its order back."""
+    body = await read_json(request)
     try:
         order = LayoutOrder.parse(body)
         switch = await _unless_it_leaves(request, _client(request).switch(**order.model_dump()))
     except LayoutError as error:
-        field = _printable(error.field)
-        problem = {"field": field, "value": _as_json(error.value), "allowed": error.allowed}
-        message = {"message": _printable(str(error)), "type": "BadRequestError", "param": field, "code": 400, **problem}
-        return JSONResponse({"error": message}, 400)  # vLLM's handler of HTTPException takes text alone
+        return JSONResponse({"error": _refusal(error)}, 400)  # vLLM's handler of HTTPException takes text alone
     except OrderDropped as error:
         raise HTTPException(409, str(error)) from None
     except EngineLost as error:
@@ -146,18 +149,29 @@ async def check(request: Request) -> Any:
     return {"ok": True}
 
 
-def _printable(text: str) -> str:
-    """With what UTF-8 cannot carry, lone surrogates, as escapes."""
-    return text.encode(errors="backslashreplace").decode()
+def _refusal(error: LayoutError) -> dict[str, object]:
+    """The error in vLLM's form, with three more fields."""
+    field, allowed = _shown(error.field), _shown(error.allowed)
+    message = f"{field}={_shown(repr(error.value))}: {allowed}"
+    problem = {"field": field, "value": _as_json(error.value), "allowed": allowed}
+    return {"message": message, "type": "BadRequestError", "param": field, "code": 400, **problem}
+
+
+def _shown(text: str) -> str:
+    """Without its middle if it is long, and with what UTF-8 cannot carry, lone surrogates, as escapes."""
+    text = text.encode(errors="backslashreplace").decode()
+    half = MAX_SHOWN // 2
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]}...{text[-half:]}"
 
 
 def _as_json(value: object) -> object:
-    """A value that JSON has, or else the text of it."""
+    """A value that JSON has, if it is short, or else the text of it."""
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except (ValueError, TypeError):
-        return _printable(repr(value))
-    return value
+        return _shown(repr(value))
+    return value if len(text) <= MAX_SHOWN else _shown(repr(value))
 
 
 async def scale_elastic_ep() -> Any:

@@ -56,7 +56,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
         (_slides(config), "--model", f"models whose every layer has a sliding window ({model.architecture})"),
-        (not model.enforce_eager, "--no-enforce-eager", "torch.compile and CUDA graphs (use --enforce-eager)"),
+        (not model.enforce_eager, "--enforce-eager=False", "torch.compile and CUDA graphs"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )
     for found, flag, what in refusals:

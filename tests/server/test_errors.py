@@ -28,6 +28,7 @@ from flying_serving.cli.serve import _explain, _flying_settings
 from flying_serving.config import KEY, PREEMPTS
 from flying_serving.demo.tiny import make_model
 from flying_serving.errors import FlyingError
+from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.tracing.file import begin_trace
@@ -208,7 +209,8 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("policy", "always", "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp' or 'manual'"),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
-    _flag("most-urgent-priority", "high", "must be a whole number"),
+    _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
+    _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),
     _flag("emulate-link", "200", "must be two numbers, microseconds and GB/s"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
@@ -246,7 +248,7 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--nnodes", "more than one node", nnodes=2),
     _unsupported("--data-parallel-external-lb", "an external load balancer", data_parallel_external_lb=True),
     _unsupported("--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True),
-    _unsupported("--no-enforce-eager", "torch.compile and CUDA graphs (use --enforce-eager)", enforce_eager=False),
+    _unsupported("--enforce-eager=False", "torch.compile and CUDA graphs", enforce_eager=False),
     _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
     _unsupported("--runner", "pooling models", runner_type="pooling"),
     _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),
@@ -460,6 +462,8 @@ ROUTE_CASES = (
     Case("a wrong API key, on every route", "Unauthorized", 401),
     Case("no API key, on every route", "Unauthorized", 401),
     Case("a body that is not JSON", "JSON decode error"),
+    Case(f"a body of more than {MAX_BODY_BYTES} bytes", f"body: must be at most {MAX_BODY_BYTES} bytes long", 413),
+    Case(f"a body nested more than {MAX_BODY_DEPTH} deep", f"body: must be nested at most {MAX_BODY_DEPTH} deep"),
     Case("`GET /flying/layout`", "Method Not Allowed", 405),
     Case("`GET /flying/nothing`", "Not Found", 404),
     Case("`POST /scale_elastic_ep`", "elastic expert parallelism cannot be served by Flying Serving yet"),
@@ -472,6 +476,8 @@ ROUTE_CASES = (
     WRONG_KEY,
     NO_KEY,
     NO_JSON,
+    TOO_LONG,
+    TOO_DEEP,
     WRONG_METHOD,
     NO_ROUTE,
     ELASTIC,
@@ -571,6 +577,8 @@ def test_wrong_route_and_body(server: Server) -> None:
     """What FastAPI answers by itself."""
     headers = {"Content-Type": "application/json"}
     expect(server.http.post("/flying/layout", content=b"{", headers=headers), NO_JSON)
+    expect(server.http.post("/flying/layout", content=b" " * (1 << 24), headers=headers), TOO_LONG)
+    expect(server.http.post("/flying/layout", content=b"[" * 960 + b"]" * 960, headers=headers), TOO_DEEP)
     expect(server.http.get("/flying/layout"), WRONG_METHOD)
     expect(server.http.get("/flying/nothing"), NO_ROUTE)
     expect(server.http.post("/scale_elastic_ep", json={"new_data_parallel_size": 2}), ELASTIC)

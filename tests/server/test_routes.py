@@ -1,0 +1,164 @@
+"""The admin routes in an app with vLLM's handlers of errors: what they read of a body, and what they repeat of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+
+from flying_serving.server import routes
+from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from tests.server.test_client import Client
+
+KEY = {"Authorization": "Bearer secret"}
+TYPE = {"Content-Type": "application/json"}
+CHUNK = b" " * 4096
+TAKES_NO_BODY = (("DELETE", "/flying/layout"), ("POST", "/flying/check"))
+
+
+class Body:
+    """A body of many chunks, without a Content-Length; it counts those that are taken."""
+
+    def __init__(self, chunks: int = 1000) -> None:
+        self.chunks = chunks
+        self.taken = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self.chunks):
+            self.taken += 1
+            yield CHUNK
+
+
+def app() -> FastAPI:
+    """Return an app with our routes, an API key, and a client of four engines."""
+    made = FastAPI()
+    made.state.args = SimpleNamespace(log_error_stack=False)
+    made.state.flying_keys = ["secret"]
+    made.state.engine_client = SimpleNamespace(engine_core=Client())
+    init_exception_handler(made)
+    made.include_router(routes.router)
+    return made
+
+
+async def ask(method: str, path: str, content: Any, headers: Mapping[str, str]) -> httpx.Response:
+    """Return the answer of a new app."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url="http://test") as client:
+        return await client.request(method, path, content=content, headers=dict(headers))
+
+
+async def order(content: Any) -> httpx.Response:
+    """Return the answer to an order of this body, with the key."""
+    return await ask("POST", "/flying/layout", content, KEY | TYPE)
+
+
+def message(answer: httpx.Response, code: int) -> str:
+    """Return the message of an answer that has to have this code."""
+    assert answer.status_code == code, answer.text
+    text = answer.json()["error"]["message"]
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/flying/layout"), *TAKES_NO_BODY])
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}], ids=["none", "wrong"])
+async def test_without_the_key_no_body_is_read(method: str, path: str, headers: dict[str, str]) -> None:
+    """The answer does not wait for it."""
+    body = Body()
+    assert message(await ask(method, path, body, headers | TYPE), 401) == "Unauthorized"
+    assert body.taken == 0
+
+
+async def test_of_another_content_type_no_body_is_read() -> None:
+    """Nor does it wait for a body that a browser sends without asking."""
+    body = Body()
+    assert "application/json" in message(await ask("POST", "/flying/layout", body, KEY | {"Content-Type": "a/b"}), 400)
+    assert body.taken == 0
+
+
+@pytest.mark.parametrize("length", [{}, {"Content-Length": "2"}], ids=["unknown", "wrong"])
+async def test_a_body_is_read_up_to_its_bound(length: dict[str, str]) -> None:
+    """The bytes that come are counted, whatever the length that it claims."""
+    body = Body()
+    answer = await ask("POST", "/flying/layout", body, KEY | TYPE | length)
+    assert message(answer, 413) == "body: must be at most 16384 bytes long"
+    assert body.taken == MAX_BODY_BYTES // len(CHUNK) + 1
+
+
+async def test_a_body_as_long_as_its_bound_is_read() -> None:
+    """One byte more is refused."""
+    text = b'{"groups": []}'.ljust(MAX_BODY_BYTES)
+    assert message(await order(text), 400).startswith("groups=[]: must be")
+    assert message(await order(text + b" "), 413)
+
+
+@pytest.mark.parametrize("depth", [MAX_BODY_DEPTH, 960, 2000, MAX_BODY_BYTES // 2 - 100])
+@pytest.mark.parametrize("field", ["groups", "preempt", "weave_steps", "colour"])
+@pytest.mark.parametrize(("begin", "end"), ["[]", ('{"a":', "}")], ids=["lists", "objects"])
+async def test_a_body_nested_too_deeply_is_refused(field: str, begin: str, end: str, depth: int) -> None:
+    """Whether JSON's parser, or only what repeats the value in a message, would overflow the stack."""
+    depth = min(depth, (MAX_BODY_BYTES - 100) // len(begin + end))
+    text = f'{{"{field}": {begin * depth}1{end * depth}}}'
+    assert message(await order(text), 400) == "body: must be nested at most 8 deep"
+
+
+async def test_a_body_may_be_nested_as_deeply_as_is_said() -> None:
+    """What is wrong with it is said then."""
+    inside = MAX_BODY_DEPTH - 1
+    value = "[" * inside + "]" * inside
+    assert message(await order(f'{{"weave_steps": {value}}}'), 400).startswith(f"weave_steps={value}: must be")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"groups": "x" * 9000},
+        {"groups": [["x" * 9000]]},
+        {"groups": [[0]] * 3000},
+        {"groups": [[0], [1], [2], [3]], "preempt": ["x" * 9000]},
+        {"groups": [[0], [1], [2], [3]], "weave_steps": "\ud800" * 2000},
+        {"x" * 9000: 1},
+        ["x"] * 3000,
+    ],
+    ids=["text", "engine", "groups", "preempt", "surrogates", "name", "list"],
+)
+async def test_a_long_value_is_not_repeated(body: Any) -> None:
+    """The answer has its beginning and its end, and says what is allowed all the same."""
+    answer = await order(json.dumps(body))
+    text = message(answer, 400)
+    error = answer.json()["error"]
+    assert text.startswith(f"{error['field']}=")
+    assert text.endswith(error["allowed"])
+    assert "..." in text
+    assert len(answer.text) < 8 * routes.MAX_SHOWN
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xff", b"1" * 5000], ids=["empty", "cut off", "no text", "too many digits"]
+)
+async def test_what_is_no_json_is_refused(content: bytes) -> None:
+    """With the parser's reason."""
+    assert message(await order(content), 400).startswith("body: JSON decode error: ")
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server() -> None:
+    """An answer is made, for nobody."""
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(part: Any) -> None:
+        sent.append(part)
+
+    headers = [(name.lower().encode(), value.encode()) for name, value in (KEY | TYPE).items()]
+    scope = {"type": "http", "method": "POST", "path": "/flying/layout", "query_string": b"", "headers": headers}
+    await app()(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert b"the client has left" in sent[1]["body"]
