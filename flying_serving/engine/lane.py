@@ -22,6 +22,14 @@ WARM_TOKENS = 16
 MakeRunner = Callable[[VllmConfig], Any]
 
 
+def without_layers(config: VllmConfig) -> VllmConfig:
+    """A deep copy but for the layers, with weights and KV memory, that vLLM keeps in the configuration."""
+    layers = config.compilation_config.static_forward_context
+    copied = copy.deepcopy(config, {id(layers): {}})
+    copied.compilation_config.static_all_moe_layers = []
+    return copied
+
+
 def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     """The VllmConfig of a lane for groups of `size` engines, from lane 1's.
 
@@ -30,9 +38,7 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
         size: engines in the group.
         block_tokens: tokens that one block holds in this lane.
     """
-    layers = config.compilation_config.static_forward_context  # lane 1's, weights included
-    lane = copy.deepcopy(config, {id(layers): {}})
-    lane.compilation_config.static_all_moe_layers = []
+    lane = without_layers(config)
     parallel = lane.parallel_config
     parallel.tensor_parallel_size *= size
     parallel.world_size = parallel.tensor_parallel_size

@@ -17,7 +17,7 @@ from flying_serving.config import deployment_of
 from flying_serving.engine.calibration import Limits, batches, calibrate
 from flying_serving.engine.exchange import KVExchange
 from flying_serving.engine.heap import give_back_freed
-from flying_serving.engine.lane import Lane, lane_config, run_step
+from flying_serving.engine.lane import Lane, lane_config, run_step, without_layers
 from flying_serving.engine.parent import end_with_parent
 from flying_serving.engine.progress import phase
 from flying_serving.engine.selfcheck import compare, record, require_alike, tolerance
@@ -209,10 +209,13 @@ class LaneWorker:
         return self._calibration
 
     def lane_kv_config(self, size: int) -> tuple[Any, KVCacheConfig]:
-        """The VllmConfig and the KV configuration that a leader's scheduler for groups of `size` works with."""
+        """The VllmConfig and the KV configuration that a leader's scheduler for groups of `size` works with.
+
+        They are sent to the engine's process, so no layer and no tensor is in them.
+        """
         lane = self.lanes[size]
         assert lane.kv_config is not None
-        return lane.config, lane.kv_config
+        return without_layers(lane.config), lane.kv_config
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Keep the lanes' limit equal to lane 1's when vLLM fits it to the KV memory."""

@@ -60,7 +60,9 @@ class ExpertParts:
         self._units = units
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_units"][0][0], name)
+        if name == "_units":  # a copy or what is unpickled has none yet, and is asked how to set its state
+            raise AttributeError(name)
+        return getattr(self._units[0][0], name)
 
     def apply(self, layer: Module, x: torch.Tensor, **routing: Any) -> torch.Tensor:
         """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""

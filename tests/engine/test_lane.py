@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import types
 from typing import Any
 
@@ -11,10 +12,16 @@ import torch
 from torch.nn import Linear
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from flying_serving.demo.tiny import make_model
-from flying_serving.engine.lane import lane_config
+from flying_serving.engine.lane import Lane, lane_config
+from flying_serving.engine.worker import LaneWorker
 from tests.live import ROOT
+
+LAYER = "model.layers.0.self_attn.attn"
+MOST_SENT = 1 << 16
+"""Bytes; a model's own configuration is most of them."""
 
 
 class Loaded(Linear):
@@ -71,3 +78,27 @@ def test_it_copies_no_layer_that_lane_1_has_loaded(config: VllmConfig) -> None:
     finally:
         layers.clear()
         config.compilation_config.static_all_moe_layers.clear()
+
+
+def test_what_the_engine_gets_of_it_is_small(config: VllmConfig) -> None:
+    """With several devices it is pickled: there must be no weight in it and no KV memory."""
+    lane = lane_config(config, 2, 32)
+    layers = lane.compilation_config.static_forward_context
+    layers[LAYER] = Loaded(3, 5)
+    layers[LAYER].kv_cache = torch.zeros(1 << 20, dtype=torch.int8)
+    lane.compilation_config.static_all_moe_layers.append(LAYER)
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    kv = KVCacheConfig(num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)])
+    worker = LaneWorker()
+    pool: Any = None
+    worker.lanes = {2: Lane(2, lane, pool, None, torch.get_rng_state(), kv)}
+    sent = worker.lane_kv_config(2)
+    assert tensors_of(sent) == []
+    pickled = pickle.dumps(sent)
+    assert len(pickled) < MOST_SENT
+    got, got_kv = pickle.loads(pickled)
+    assert (got.compilation_config.static_forward_context, got.compilation_config.static_all_moe_layers) == ({}, [])
+    for part in ("parallel_config", "cache_config", "scheduler_config"):
+        assert getattr(got, part) == getattr(lane, part)
+    assert got_kv == kv
+    assert list(layers) == [LAYER], "the worker's own lane keeps its layers"

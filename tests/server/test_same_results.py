@@ -19,6 +19,8 @@ from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
+CASES = [*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2), ("mixtral", 2, 2)]
+"""Shape, engines, devices of each."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
     4: (
@@ -46,9 +48,7 @@ class Compared(Server):
         self.engines = engines
 
 
-@pytest.fixture(
-    scope="module", params=[*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2)], ids=lambda p: "-".join(map(str, p))
-)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
     with Compared(*request.param) as live:
         yield live
