@@ -46,26 +46,42 @@ class EngineCalls(AsyncMPClient):
 
         The call is sent before this returns, so that what is sent later comes later. Awaiting the result raises
         EngineLost if there is no answer in time.
+
+        Raises:
+            ServerEnds: if the engines are gone because the server ends.
+            EngineDeadError: if they are gone else.
         """
         if self.ending and self.resources.engine_dead:
             raise ServerEnds
         call_id = uuid.uuid1().int >> 64
         answer = self.utility_results[call_id] = asyncio.get_running_loop().create_future()
         call = (self.client_index, call_id, method, args)
-        sent = self._send_input(EngineCoreRequestType.UTILITY, call, self.core_engines[engine])
+        try:
+            sent = self._send_input(EngineCoreRequestType.UTILITY, call, self.core_engines[engine])
+        except Exception:
+            del self.utility_results[call_id]  # nobody will answer
+            raise
         self._ensure_output_queue_task()
         return self._answered(heard(asyncio.gather(sent, answer)), engine, method)
 
     def tell(self, engine: int, method: str, *args: Any) -> None:
         """Call a utility of one engine and go on; what goes wrong with it is logged."""
-        self.background(self._told(self.utility(engine, method, *args)))
+        try:
+            answer = self.utility(engine, method, *args)
+        except Exception as error:  # noqa: BLE001 - as in `_told`
+            self._not_told(error)
+        else:
+            self.background(self._told(answer))
 
     async def _told(self, answer: Coroutine[Any, Any, Any]) -> None:
         try:
             await answer
         except Exception as error:  # noqa: BLE001 - engines and requests go on without what they were told
-            if not (self.ending or self.resources.engine_dead):
-                logger.error("%s", error)
+            self._not_told(error)
+
+    def _not_told(self, error: Exception) -> None:
+        if not (self.ending or self.resources.engine_dead):
+            logger.error("%s", error)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something go on beside the requests. What it raises ends the server, as with vLLM's own tasks."""

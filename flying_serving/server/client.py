@@ -62,23 +62,35 @@ class FlyingClient(EngineRequests, PausingClient):
         """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it.
 
         At once, because the controller speaks of how things are now: if an output or another decision came in between,
-        a request could be withdrawn from where it is no more.
+        a request could be withdrawn from where it is no more. A command that fails ends its request or its order, and
+        the others are carried out.
+
+        Raises:
+            EngineDeadError: if engines are gone, once all is done that needs none.
         """
         for engine, counts in exchanges(commands, self.deployment.group_sizes, awaiting).items():
             self.tell(engine, "flying_moving", *counts)
-        sent, left = [], deque(commands)
+        sent, left, failed = [], deque(commands), set()
+        dead: EngineDeadError | None = None
         while left:
             command = left.popleft()
+            if not isinstance(command, Order) and command.request_id in failed:
+                continue
             try:
                 sent.append(self._do(command))
-            except EngineDeadError:
-                raise
-            except Exception as error:
-                if not isinstance(command, Dispatch):
-                    raise
-                left += self._fail(command.request_id, error)
+            except EngineDeadError as error:
+                dead = error
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
+                if isinstance(command, Order):
+                    self.order_failed(command.switch, error)
+                else:
+                    failed.add(command.request_id)
+                    left += self._fail(command.request_id, error)
         # shielded: one client's going away must not take back what is sent for others
-        return asyncio.shield(heard(asyncio.gather(*(s for s in sent if s is not None))))
+        on_their_way = heard(asyncio.shield(heard(asyncio.gather(*(s for s in sent if s is not None)))))
+        if dead is not None:
+            raise dead
+        return on_their_way
 
     def _do(self, command: Command) -> Awaitable[Any] | None:
         match command:

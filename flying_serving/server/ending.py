@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from flying_serving.errors import ServerEnds
 from flying_serving.server.orders import EngineOrders
 from flying_serving.tracing.writer import CLOSE_S
+
+logger = logging.getLogger("vllm.flying_serving")
 
 LOOK_S = 0.05
 """How often a server that ends looks whether requests are left."""
@@ -34,7 +37,10 @@ class EndingClient(EngineOrders):
     _deadlines: dict[str, asyncio.Future[None]]
 
     def end(self, timeout_s: float | None, outputs: Any) -> float | None:
-        """Wait until no request is left, and answer those that are left after `timeout_s` with 503. From a thread.
+        """Wait until no request is left, and answer those that are left after `timeout_s` with 503.
+
+        From a thread. From the event loop, as when vLLM cannot set up its routes, nothing can be waited for: what is
+        left is answered at once. Raises nothing.
 
         Args:
             timeout_s: None if vLLM ends without having been asked to.
@@ -43,37 +49,64 @@ class EndingClient(EngineOrders):
         Returns:
             What is left of the time, for the engines to end.
         """
+        if self.ending or timeout_s is None:
+            return timeout_s
+        until_s = time.monotonic() + timeout_s
         task = self.resources.output_queue_task
         loop = None if task is None else task.get_loop()
-        if self.ending or timeout_s is None or self.resources.engine_dead:
-            return timeout_s
-        self.ending = True
-        until_s = time.monotonic() + timeout_s
-        if loop is not None and loop.is_running() and not in_loop(loop):
-            ended = asyncio.run_coroutine_threadsafe(self._end(until_s, outputs), loop)
-            with contextlib.suppress(TimeoutError):
-                ended.result(timeout_s + 2 * LEAVE_S)
-        return max(0.0, until_s - time.monotonic())
+        if loop is not None and loop.is_running() and not self.resources.engine_dead:
+            self.ending = True
+            try:
+                self._end_in(loop, until_s, outputs)
+            except Exception:
+                logger.exception("the server does not end in order")
+        left_s = max(0.0, until_s - time.monotonic())
+        # if engines are gone, the others have not heard that they may leave, and take no notice of vLLM's signal
+        return min(left_s, LEAVE_S) if self.resources.engine_dead else left_s
+
+    def _end_in(self, loop: asyncio.AbstractEventLoop, until_s: float, outputs: Any) -> None:
+        if in_loop(loop):  # which stands still until this returns
+            self._refuse_requests(outputs)
+            self._refuse_calls()
+            for engine in range(self.deployment.engines):
+                self.tell(engine, "flying_leave")
+            return
+        ended = asyncio.run_coroutine_threadsafe(self._end(until_s, outputs), loop)
+        with contextlib.suppress(TimeoutError):
+            ended.result(max(0.0, until_s - time.monotonic()) + 2 * LEAVE_S)
 
     async def _end(self, until_s: float, outputs: Any) -> None:
-        self.drop_order(ServerEnds())
         drains = time.monotonic() < until_s
-        while outputs.get_num_unfinished_requests() and time.monotonic() < until_s and not self.resources.engine_dead:
-            await asyncio.sleep(LOOK_S)
+        try:
+            with contextlib.suppress(EngineDeadError):
+                self.drop_order(ServerEnds())
+            while outputs.get_num_unfinished_requests() and self._may_go_on(until_s):
+                await asyncio.sleep(LOOK_S)
+            self._refuse_requests(outputs)
+            if drains:
+                await self._let_engines_leave(until_s)
+        finally:
+            self._refuse_calls()
+
+    def _may_go_on(self, until_s: float) -> bool:
+        return time.monotonic() < until_s and not self.resources.engine_dead
+
+    def _refuse_requests(self, outputs: Any) -> None:
         for waiting in self._deadlines.values():
             if not waiting.done():
                 waiting.set_exception(refusal())
         # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and does not log
         outputs.propagate_error(InputStreamError(RetryableRequestError(str(ServerEnds()))))
-        if drains:
-            await self._let_engines_leave(until_s)
+
+    def _refuse_calls(self) -> None:
+        """Who waits for the answer of an engine waits no longer."""
         for answer in list(self.utility_results.values()):
             if not answer.done():
                 answer.set_exception(ServerEnds())
 
     async def _let_engines_leave(self, until_s: float) -> None:
-        told = asyncio.gather(*self.of_engines("flying_leave"), return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, ServerEnds, EngineDeadError):
+            told = asyncio.gather(*self.of_engines("flying_leave"), return_exceptions=True)
             await asyncio.wait_for(told, max(LEAVE_S, until_s - time.monotonic()))
 
     async def get_output_async(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Coroutine
@@ -13,9 +12,12 @@ from flying_serving.config import PREEMPTS
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import FlyingError, LayoutError, OrderDropped
 from flying_serving.layout.groups import Layout
-from flying_serving.server.calls import EngineCalls
+from flying_serving.server.calls import EngineCalls, heard
 
 logger = logging.getLogger("vllm.flying_serving")
+
+LOOK_S = 1.0
+"""How often who waits for a switch looks whether the engines are still there."""
 
 
 class EngineOrders(EngineCalls):
@@ -31,7 +33,7 @@ class EngineOrders(EngineCalls):
         """Change the layout and return when every engine works in the new one.
 
         As long as it waits for requests to end, a later order replaces it. If who waits for this is cancelled then,
-        the switch is not made; once engines know of it, it is.
+        the switch is not made; once engines know of it, it is, and the next order waits for it.
 
         Args:
             groups: list of lists of engine numbers, a partition into aligned groups.
@@ -53,28 +55,31 @@ class EngineOrders(EngineCalls):
         order = self._last_order
         self._replace_waiting()
         async with self._switching:
+            for before in list(self._switched.values()):  # who ordered it may have left
+                await self._until(before)
             self.check_serving()
             switch, commands = self.controller.order(layout, str(preempt), weave_steps, time.monotonic())
-            done = self._switched[switch.number] = asyncio.get_running_loop().create_future()
-            await self.carry_out(commands)
+            done = self._switched[switch.number] = heard(asyncio.get_running_loop().create_future())
+            sent = self.carry_out(commands)
             if order != self._last_order:  # later ones have come while it waited for its turn
                 self._replace_waiting()
             try:
-                await self._end_of(done)
+                await sent
+                await self._until(done)
             except asyncio.CancelledError:
                 if self.controller.waits_for_idle is switch:
                     self.drop_order(OrderDropped("who ordered it has left"))
-                    with contextlib.suppress(FlyingError):
-                        done.result()
                 raise
+            done.result()
             return switch
 
-    async def _end_of(self, done: asyncio.Future[None]) -> None:
+    async def _until(self, done: asyncio.Future[None]) -> None:
+        """Return once a switch is over, whether it was made or not. Raises if the engines are gone before."""
         while not done.done():
-            await asyncio.wait([done], timeout=1.0)
-            if not done.done():
+            await asyncio.wait([done], timeout=LOOK_S)
+            if not done.done() and self.resources.engine_dead:
+                self.check_serving()
                 self.ensure_alive()
-        done.result()
 
     def _replace_waiting(self) -> None:
         if self.controller.waits_for_idle is not None:
@@ -87,11 +92,19 @@ class EngineOrders(EngineCalls):
             return None
         commands = self.controller.drop(str(error), time.monotonic())
         logger.info("layout %s -> %s is not made: %s", switch.old, switch.new, error)
-        done = self._switched.pop(switch.number, None)
-        if done is not None and not done.done():
-            done.set_exception(error)
+        self._over(switch, error)
         self.carry_out(commands)
         return switch
+
+    def _over(self, switch: Switch, error: Exception | None = None) -> None:
+        """A switch is made, or not for this reason: who ordered it hears of it, and the next order begins."""
+        done = self._switched.pop(switch.number, None)
+        if done is None:
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
 
     def order_engines(self, switch: Switch, steps: int) -> None:
         """Tell every engine its group; what they answer goes to the controller."""
@@ -104,21 +117,22 @@ class EngineOrders(EngineCalls):
         self.background(self._await_switch(switch, answers))
 
     async def _await_switch(self, switch: Switch, answers: list[Coroutine[Any, Any, Any]]) -> None:
-        done = self._switched.pop(switch.number, None)
         try:
             reports = await asyncio.gather(*answers)
         except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and somebody may wait for it
-            self.controller.failed(str(error), time.monotonic())
-            if not self.ending:
-                logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
-            if done is not None and not done.done():
-                done.set_exception(error)
+            self.order_failed(switch, error)
             return
         commands = self.controller.acknowledged(list(reports), time.monotonic())
         _log(switch)
-        if done is not None and not done.done():
-            done.set_result(None)
+        self._over(switch)
         await self.carry_out(commands, switch.awaiting)
+
+    def order_failed(self, switch: Switch, error: Exception) -> None:
+        """Engines could not be told, or one of them did not answer."""
+        self.controller.failed(str(error), time.monotonic())
+        if not self.ending:
+            logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
+        self._over(switch, error)
 
 
 def _log(switch: Switch) -> None:

@@ -18,7 +18,7 @@ from flying_serving.controller.commands import Command
 from flying_serving.controller.requests import Wanted
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
-from flying_serving.server.calls import EngineCalls
+from flying_serving.server.calls import EngineCalls, heard
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.ending import refusal
 from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
@@ -95,7 +95,7 @@ class EngineRequests(EngineCalls):
             self._forget(request_id)
         sent = [self._to_leader(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()]
         commands = self.controller.finished(request_ids, time.monotonic(), aborted=True)
-        await asyncio.shield(asyncio.gather(*sent, self.carry_out(commands)))
+        await asyncio.shield(heard(asyncio.gather(*sent, self.carry_out(commands))))
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
         """vLLM calls this for each batch of outputs: note tokens and ends; drop what is stale."""

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError
 from vllm.v1.engine.core import EngineShutdownState
 
 from flying_serving.engine.core import FlyingEngineCore
-from flying_serving.errors import EngineLost
+from flying_serving.errors import CollectiveTimeout, EngineLost
 
 RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
 
@@ -18,6 +19,7 @@ def engine(timeout_s: int, *, work: bool = False) -> Any:
     one.engine = 0
     one.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
     one.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
+    one.model_executor = SimpleNamespace(is_failed=False)
     one.has_work = lambda: work
     one.sent = []
     one._send_abort_outputs_to_client = lambda ids, client: one.sent.append(ids)
@@ -64,10 +66,52 @@ def test_an_engine_answers_as_long_as_it_is_there() -> None:
     assert not one._reject_utility_in_shutdown(0, 1, "flying_steps")
 
 
-def test_that_others_leave_is_an_error_only_while_the_server_runs() -> None:
+LOST = [
+    EngineLost("engine 1 is gone"),
+    CollectiveTimeout("all_reduce: waited 60.0 s for engine 1"),
+    DistNetworkError("the connection was closed"),
+    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"),
+]
+
+
+@pytest.mark.parametrize("lost", LOST, ids=lambda error: type(error).__name__)
+def test_that_others_leave_is_an_error_only_while_the_server_runs(lost: Exception) -> None:
     one = engine(0)
-    with pytest.raises(EngineLost), one.ending_quietly():
-        raise EngineLost("engine 1 is gone")
+    with pytest.raises(type(lost)), one.ending_quietly():
+        raise lost
     one.shutdown_state = REQUESTED
     with one.ending_quietly():
-        raise EngineLost("engine 1 is gone")
+        raise lost
+
+
+@pytest.mark.parametrize("lost", LOST, ids=lambda error: type(error).__name__)
+def test_that_others_leave_is_an_error_as_long_as_requests_drain(lost: Exception) -> None:
+    """Though the signal has come to all processes: those that leave before they may have failed."""
+    one = engine(30)
+    one.shutdown_state = REQUESTED
+    with pytest.raises(type(lost)), one.ending_quietly():
+        raise lost
+    one.flying_leave()
+    with one.ending_quietly():
+        raise lost
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "told"), [(0, False), (30, False), (30, True)], ids=["no drain", "drain", "told"]
+)
+def test_a_step_that_fails_is_an_error_whoever_leaves(timeout_s: int, told: bool) -> None:
+    one = engine(timeout_s)
+    one.shutdown_state = REQUESTED
+    if told:
+        one.flying_leave()
+    with pytest.raises(RuntimeError, match="planted"), one.ending_quietly():
+        raise RuntimeError("planted")
+
+
+def test_workers_that_the_signal_has_ended_are_no_error() -> None:
+    """vLLM's executor answers then that a step was cancelled."""
+    one = engine(0)
+    one.shutdown_state = REQUESTED
+    one.model_executor = SimpleNamespace(is_failed=True)
+    with one.ending_quietly():
+        raise RuntimeError("cancelled")

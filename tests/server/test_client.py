@@ -6,12 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from vllm.exceptions import GracefulHTTPError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import Deployment, FlyingConfig
+from flying_serving.controller.commands import Command, Refuse, Withdraw
 from flying_serving.controller.controller import Controller
 from flying_serving.engine.keys import HISTORY_KEY
+from flying_serving.layout.groups import Layout
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.streams import Streams
 from tests.controller.shell import settings
@@ -27,13 +31,16 @@ class Engines:
 
 
 class Client(FlyingClient):
-    """The production client whose messages are kept here; a send is over only when the test says so."""
+    """The production client whose messages are kept here; a send is over only when the test says so.
 
-    def __init__(self) -> None:
+    `capped`: groups get no more prompts ahead than they can begin at once.
+    """
+
+    def __init__(self, *, capped: bool = True) -> None:
         self.deployment = Deployment(
             run_dir="", engines=4, devices=1, group_sizes=(1, 2, 4), flying=FlyingConfig(policy="manual")
         )
-        chosen = settings("manual")
+        chosen = settings("manual", capped=capped)
         self.controller = Controller(chosen)
         self.streams = Streams(chosen.capacity, 400)
         self._deadlines, self.tasks = {}, set()
@@ -47,13 +54,17 @@ class Client(FlyingClient):
         self.sends: list[asyncio.Future[None]] = []
         self.histories: dict[str, list[int]] = {}
         self.unsendable: set[str] = set()
+        self.gone = False
 
     def _send_input(self, request_type: EngineCoreRequestType, request: Any, engine: bytes | None = None) -> Any:
-        if request_type is ADD and request.request_id in self.unsendable:
-            raise ValueError("planted")
         what = {ADD: lambda: request.request_id, ABORT: lambda: request[0], UTILITY: lambda: request[2]}
+        name = what[request_type]()
+        if self.gone:
+            raise EngineDeadError
+        if request_type is not ABORT and name in self.unsendable:
+            raise ValueError("planted")
         assert engine is not None
-        self.messages.append((request_type, what[request_type](), engine[0]))
+        self.messages.append((request_type, name, engine[0]))
         self.sends.append(asyncio.get_running_loop().create_future())
         if request_type is ADD:
             self.histories[request.request_id] = (request.sampling_params.extra_args or {}).get(HISTORY_KEY, [])
@@ -62,13 +73,17 @@ class Client(FlyingClient):
     def _ensure_output_queue_task(self) -> None:
         pass
 
-    def open_request(self, request_id: str, output_tokens: int = 20) -> None:
-        """A request of ten prompt tokens comes."""
+    def open_request(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10) -> None:
+        """A request comes."""
+        self.carry_out(self.arrived(request_id, output_tokens, prompt_tokens))
+
+    def arrived(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10) -> list[Command]:
+        """The same. Returns what the controller says, which is still to be carried out."""
         params = SamplingParams(max_tokens=output_tokens)
-        request = EngineCoreRequest(request_id, list(range(10)), None, params, None, 0.0, None, None, None)
-        wanted = self.streams.wanted(10, params, request.priority)
+        request = EngineCoreRequest(request_id, list(range(prompt_tokens)), None, params, None, 0.0, None, None, None)
+        wanted = self.streams.wanted(prompt_tokens, params, request.priority)
         self.streams.open(request)
-        self.carry_out(self.controller.arrived(request_id, wanted, 0.0))
+        return self.controller.arrived(request_id, wanted, 0.0)
 
     async def outputs(self, engine_id: str, tokens: list[int], *, over: bool = False) -> list[str]:
         """An engine gives tokens. Returns the ids of the requests that vLLM hears of."""
@@ -192,6 +207,73 @@ def test_a_request_that_cannot_be_sent_ends_alone() -> None:
         }
         assert client.controller.running == 6
         assert not len(client.controller.pool)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_fails_keeps_no_other_command_from_being_carried_out() -> None:
+    """Begun, an order, begun anew in its layout, as the controller may say in one breath: it ends, others move."""
+
+    async def run() -> None:
+        client = Client(capped=False)
+        commands = [command for number in range(8) for command in client.arrived(f"r{number}", prompt_tokens=70)]
+        made, ordered = client.controller.order(Layout.parse(PAIRS, 4, (1, 2, 4)), "weave", None, 0.0)
+        moved = [command.request_id for command in ordered if isinstance(command, Withdraw)]
+        assert len(moved) == 4
+        client.unsendable = {moved[0]}
+        client.carry_out(commands + ordered)
+        assert [what for _, what, _ in client.messages].count("flying_switch") == 4
+        assert [what for kind, what, _ in client.messages if kind is ABORT] == moved[1:]
+        for name in moved[1:]:
+            assert client.streams.engine_id(name) == f"{name}+1"
+        ended = await asyncio.wait_for(client.get_output_async(), 5)
+        assert [(o.request_id, o.finish_reason) for o in ended.outputs] == [(moved[0], FinishReason.ERROR)]
+        assert client.outputs_queue.empty()
+        assert client.controller.running == 7
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            client.sent()
+        assert made.problem is None
+        assert not client.controller.changing
+
+    asyncio.run(run())
+
+
+def test_an_order_that_cannot_be_sent_fails_alone() -> None:
+    """Who ordered it hears why; what was said with it is done, and the next order begins."""
+
+    async def run() -> None:
+        client = Client(capped=False)
+        for number in range(8):
+            client.open_request(f"r{number}", prompt_tokens=70)
+        client.unsendable = {"flying_switch"}
+        ordering = await switch(client, PAIRS, "weave")
+        client.sent()
+        with pytest.raises(ValueError, match="planted"):
+            await asyncio.wait_for(ordering, 5)
+        assert client.controller.switches.kept[-1].problem == "planted"
+        assert [kind for kind, _, _ in client.messages].count(ABORT) == 4
+        client.unsendable = set()
+        task = await switch(client, APART, "weave")
+        await asyncio.sleep(0)
+        client.sent()
+        assert (await asyncio.wait_for(task, 5)).problem is None
+
+    asyncio.run(run())
+
+
+def test_engines_that_are_gone_keep_no_command_from_being_carried_out() -> None:
+    """That needs none of them; who gave the commands hears of it then."""
+
+    async def run() -> None:
+        client = Client()
+        commands = client.arrived("a")
+        expires = client._deadlines["late"] = asyncio.get_running_loop().create_future()
+        client.gone = True
+        with pytest.raises(EngineDeadError):
+            client.carry_out([*commands, Refuse("late", 1.0)])
+        with pytest.raises(GracefulHTTPError, match="longer than its queue_deadline_s"):
+            await asyncio.wait_for(expires, 5)
 
     asyncio.run(run())
 

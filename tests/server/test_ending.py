@@ -16,6 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from flying_serving.errors import ServerEnds
+from flying_serving.server.ending import LEAVE_S
 from tests.server.test_client import PAIRS, UTILITY, Client
 
 SAYS = "^the server is shutting down$"
@@ -90,6 +91,65 @@ async def test_what_is_left_at_the_end_gets_an_answer() -> None:
     with pytest.raises(GracefulHTTPError, match=SAYS):
         await late
     assert told(client, "flying_leave") == []
+
+
+async def test_the_death_of_an_engine_ends_the_wait() -> None:
+    """What is left gets an answer, and the others, which have not heard that they may leave, are not waited for."""
+    client, outputs, (queue,) = served("a")
+    ending = await ends(client, 30.0, outputs)
+    asked = asyncio.ensure_future(client.utility(2, "flying_report"))
+    await asyncio.sleep(0)
+    client.resources.engine_dead = True
+    left_s = await asyncio.wait_for(ending, 5)
+    assert left_s is not None
+    assert left_s <= LEAVE_S
+    with pytest.raises(InputStreamError):
+        queue.get_nowait()
+    with pytest.raises(ServerEnds, match=SAYS):
+        await asyncio.wait_for(asked, 5)
+    assert told(client, "flying_leave") == []
+
+
+async def test_an_end_that_fails_is_logged_and_calls_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM goes on to end the engines, whatever it was."""
+    client, outputs, _ = served("a")
+    ending = await ends(client, 30.0, outputs)
+    asked = asyncio.ensure_future(client.utility(2, "flying_report"))
+
+    def fail() -> int:
+        raise ValueError("planted")
+
+    outputs.get_num_unfinished_requests = fail  # type: ignore[method-assign]
+    assert await asyncio.wait_for(ending, 5) is not None
+    with pytest.raises(ServerEnds, match=SAYS):
+        await asyncio.wait_for(asked, 5)
+    assert "planted" in caplog.text
+
+
+async def test_an_end_from_the_event_loop_waits_for_nothing() -> None:
+    """As when vLLM cannot set up its routes: engines have the whole time, and hear at once that they may leave."""
+    client, outputs, (queue,) = served("a")
+    asked = asyncio.ensure_future(client.utility(2, "flying_report"))
+    left_s = client.end(30.0, outputs)
+    assert left_s is not None
+    assert left_s > 25
+    assert told(client, "flying_leave") == [0, 1, 2, 3]
+    with pytest.raises(InputStreamError):
+        queue.get_nowait()
+    await asyncio.sleep(0)
+    client.sent()
+    with pytest.raises(ServerEnds, match=SAYS):
+        await asyncio.wait_for(asked, 5)
+    await asyncio.wait(client.tasks, timeout=5)
+    assert not client.tasks
+
+
+async def test_engines_are_not_waited_for_if_one_is_gone_already() -> None:
+    client, outputs, _ = served()
+    client.resources.engine_dead = True
+    left_s = await asyncio.wait_for(asyncio.to_thread(client.end, 30.0, outputs), 5)
+    assert left_s == LEAVE_S
+    assert not client.ending
 
 
 async def test_the_reader_of_outputs_ends_without_an_error() -> None:

@@ -165,6 +165,39 @@ def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
         assert_quiet(server.log()[before:])
 
 
+async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) -> list[str]:
+    """Stream, signal all processes, and kill an engine while requests drain. Returns how the streams end."""
+    streams = [Stream() for _ in range(4)]
+    async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
+        fields = {"max_tokens": 2000, "ignore_eos": True}
+        bodies = [streamed_body(server.model, [number] * 20, **fields) for number in range(4)]
+        tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
+        while not all(len(into.tokens) > 5 for into in streams):
+            await asyncio.sleep(0.01)
+        os.killpg(server.process.pid, signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in tasks)
+        engine.kill()
+        return [str(end) for end in await asyncio.gather(*tasks, return_exceptions=True)]
+
+
+def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
+    """At once, in order, and not quietly: who waits for the engine that is gone in a step says what it has lost."""
+    flags = ("--policy=static-tp", f"--shutdown-timeout={10 * DRAIN_S:g}")
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags) as server:
+        parts = Parts.of(server)
+        before = len(server.log())
+        ends = asyncio.run(stream_until_an_engine_dies(server, parts.engines[1]))
+        assert all("the server is shutting down" in end for end in ends), ends
+        wait_until_nothing_is_left(server, parts, TERM_S)
+        log = server.log()[before:]
+        assert "API server: engine client stopped" in log
+        assert re.search(r"EngineCore encountered a fatal error(.|\n)*EngineLost", log), log
+        assert not re.findall(r".*(?:never retrieved|never awaited|Exception ignored|does not end in order).*", log), (
+            log
+        )
+
+
 @pytest.mark.parametrize("engine", [0, 1], ids=["leader", "member"])
 def test_death_of_an_engine_ends_the_server(server: Server, engine: int) -> None:
     """As with stock vLLM: streams end with an error, the server ends by itself, nothing hangs and nothing is left."""
@@ -210,6 +243,25 @@ def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -
         assert server.process.returncode == 128 + signal.SIGTERM
         assert "flying-serving: ended while" in server.log()
         assert "Traceback" not in server.log()
+    finally:
+        server.__exit__()
+
+
+def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
+    """Whatever time requests would have had: there are none."""
+    flags = ("--shutdown-timeout=300", "--middleware=flying_serving.nope")
+    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags)
+    try:
+        wait_until_logged(server, "warming up the group")
+        root = psutil.Process(server.process.pid)
+        parts = Parts(root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*")))
+        wait_until_logged(server, "2 of 2 engines are ready")
+        wait_until_nothing_is_left(server, parts, DEATH_S)
+        log = server.log()
+        assert server.process.returncode != 0
+        assert "has no attribute 'nope'" in log
+        assert "force killing" not in log
+        assert not re.findall(r".*(?:never retrieved|never awaited|Exception ignored).*", log), log
     finally:
         server.__exit__()
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.errors import OrderDropped, ServerEnds
-from tests.server.test_client import APART, PAIRS, UTILITY, Client
+from flying_serving.errors import EngineLost, OrderDropped, ServerEnds
+from flying_serving.server import orders
+from tests.server.test_client import APART, PAIRS, UTILITY, Client, switch
 
 ALL = [[0, 1, 2, 3]]
 
@@ -42,8 +46,8 @@ async def test_an_order_that_waits_is_cancelled(preempt: str) -> None:
     client = running()
     order = await begun(client, client.switch(PAIRS, preempt))
     client.open_request("b")
-    switch = client.drop_order(OrderDropped("the order was cancelled"))
-    assert switch is not None and switch.problem == "the order was cancelled"
+    dropped = client.drop_order(OrderDropped("the order was cancelled"))
+    assert dropped is not None and dropped.problem == "the order was cancelled"
     with pytest.raises(OrderDropped, match=r"^the order was cancelled$"):
         await asyncio.wait_for(order, 5)
     assert client.drop_order(OrderDropped("again")) is None
@@ -66,8 +70,8 @@ async def test_a_later_order_replaces_one_that_waits(preempt: str) -> None:
         assert told(client) == []
         await client.outputs("a", [1], over=True)
     client.sent()
-    switch = await asyncio.wait_for(last, 5)
-    assert switch.new.to_lists() == client.controller.layout.to_lists() == ALL
+    made = await asyncio.wait_for(last, 5)
+    assert made.new.to_lists() == client.controller.layout.to_lists() == ALL
     assert told(client) == [0, 1, 2, 3]
 
 
@@ -108,6 +112,59 @@ async def test_the_order_of_a_client_that_has_left_is_dropped() -> None:
         await asyncio.sleep(0.01)
     assert client.controller.layout.to_lists() in (PAIRS, ALL)
     assert not client.controller.changing
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["made", "failed"])
+async def test_once_engines_are_told_an_order_needs_no_client(answered: bool) -> None:
+    """It comes to its end, and the next one waits for that."""
+    client = running()
+    first = await switch(client, PAIRS, "weave")
+    assert told(client) == [0, 1, 2, 3]
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.get_running_loop().create_task(client.switch(ALL, "weave"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert told(client) == [0, 1, 2, 3]
+    assert client.controller.layout.to_lists() == PAIRS
+    if not answered:
+        next(a for a in client.utility_results.values() if not a.done()).set_exception(EngineLost("planted"))
+    for _ in range(10):
+        client.sent()
+        await asyncio.sleep(0.01)
+    assert (await asyncio.wait_for(second, 5)).new.to_lists() == client.controller.layout.to_lists() == ALL
+    assert told(client) == [0, 1, 2, 3] * 2
+    assert [made.problem for made in client.controller.switches.kept] == [None if answered else "planted", None]
+
+
+@pytest.mark.parametrize(("ending", "error"), [(True, ServerEnds), (False, EngineDeadError)])
+async def test_no_order_waits_for_engines_that_are_gone(
+    ending: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the one that they were told of, nor the one behind it."""
+    monkeypatch.setattr(orders, "LOOK_S", 0.01)
+    client = running()
+    first, second = await switch(client, PAIRS, "weave"), await switch(client, ALL, "weave")
+    client.ending, client.resources = ending, SimpleNamespace(engine_dead=True)
+    for order in (first, second):
+        with pytest.raises(error):
+            await asyncio.wait_for(order, 5)
+
+
+async def test_nobody_has_to_hear_that_what_a_dropped_order_held_back_was_not_sent() -> None:
+    client = running()
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    order = await begun(client, client.switch(PAIRS, "sequential"))
+    client.open_request("b")
+    client.drop_order(OrderDropped("the order was cancelled"))
+    client.sends[-1].set_exception(OSError("planted"))
+    with pytest.raises(OrderDropped):
+        await asyncio.wait_for(order, 5)
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert problems == []
 
 
 async def test_no_order_begins_when_the_server_ends() -> None:
