@@ -71,13 +71,13 @@ class Controller(Outlook):
         """Requests are over, wherever they were."""
         for request_id in request_ids:
             self.pool.remove(request_id)
+            self.switches.ended(request_id, now_s)  # one that waits may have streamed before
             tracked = self._running.pop(request_id, None)
             if tracked is None:
                 continue
             if not aborted:
                 self.demand.finished(tracked.output_tokens)
             self.loads.remove(tracked)
-            self.switches.ended(request_id, now_s)
         return self._go_on(now_s)
 
     def outgrew(self, request_id: str, now_s: float) -> list[Command] | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
-from flying_serving.vllm_hooks.priorities import promote
+from flying_serving.vllm_hooks.priorities import by_priority, promote
 
 
 class Aging:
-    """The requests of an engine's schedulers in the order in which they came there.
+    """The requests of an engine's schedulers that have not aged yet, in the order in which they came there.
 
     Only those that come can starve others, so each arrival promotes those that came `aging_s` before it. Costs are
-    amortised: one entry per request, looked at once.
+    amortised: one entry per request, which is promoted once. At most as many entries are of requests that are over as
+    of others. A scheduler that does not order by priority starves nobody, so nothing is noted of it.
 
     Args:
         aging_s: after how long in a scheduler a request goes before all that came later.
@@ -20,10 +21,20 @@ class Aging:
 
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
-        self._came: deque[tuple[float, Any, str]] = deque()
+        self._came: defaultdict[Any, deque[tuple[float, str]]] = defaultdict(deque)
 
     def came(self, scheduler: Any, request_id: str, now_s: float) -> None:
-        """A request comes to a scheduler."""
-        while self._came and now_s - self._came[0][0] >= self._aging_s:
-            promote(*self._came.popleft()[1:])
-        self._came.append((now_s, scheduler, request_id))
+        """A request, or more of the prompt of one that is there, comes to a scheduler: call this before it has it."""
+        if not by_priority(scheduler):
+            return
+        came = self._came[scheduler]
+        aged = []
+        while came and now_s - came[0][0] >= self._aging_s:
+            aged.append(came.popleft()[1])
+        promote(scheduler, aged)
+        if len(came) > 2 * len(scheduler.requests):
+            present = [entry for entry in came if entry[1] in scheduler.requests]
+            came.clear()
+            came.extend(present)
+        if request_id not in scheduler.requests:
+            came.append((now_s, request_id))

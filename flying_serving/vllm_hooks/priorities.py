@@ -1,7 +1,8 @@
-"""vLLM's priority scheduling: the place of one request changed after it was given to a scheduler."""
+"""vLLM's priority scheduling: the places of requests changed after they were given to a scheduler."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -11,19 +12,44 @@ FOREMOST = -(2**63) - 1
 """More urgent than any priority that a client can send."""
 
 
-def promote(scheduler: Any, request_id: str) -> None:
-    """Put a request before all that are not promoted; among these vLLM orders by arrival.
+def by_priority(scheduler: Any) -> bool:
+    """Whether a scheduler orders its requests by priority."""
+    return bool(scheduler.policy == SchedulingPolicy.PRIORITY)
 
-    It is scheduled before them and preempted after them. Nothing happens if it is over, or under another policy.
+
+def promote(scheduler: Any, request_ids: Iterable[str]) -> None:
+    """Put requests before all that are not promoted; among these vLLM orders by arrival.
+
+    They are scheduled before them and preempted after them. Those that are over are passed by. The scheduler has to
+    order by priority. Its queues are looked through once, and each request is compared with the logarithm of their
+    length: vLLM's own ways to find and to remove a request sort all that wait, for each one.
     """
-    request = scheduler.requests.get(request_id)
-    if request is None or scheduler.policy != SchedulingPolicy.PRIORITY:
-        return
-    if request.status == RequestStatus.RUNNING:
-        request.priority = FOREMOST
+    waiting = set()
+    for request_id in request_ids:
+        request = scheduler.requests.get(request_id)
+        if request is None:
+            continue
+        if request.status == RequestStatus.RUNNING:
+            request.priority = FOREMOST
+        else:
+            waiting.add(request)
+    if not waiting:
         return
     for queue in (scheduler.waiting, scheduler.kv_holding_waiting):
-        if request in queue:
-            queue.remove_request(request)
-            request.priority = FOREMOST
-            queue.add_request(request)
+        heap = queue._heap
+        # from the front: what rises moves others down at most to where it was, so the places behind it stay right
+        for place in [place for place, request in enumerate(heap) if request in waiting]:
+            heap[place].priority = FOREMOST
+            _rise(heap, place)
+
+
+def _rise(heap: list[Any], place: int) -> None:
+    """Move what is less than before towards the front of a heap, to where it belongs now."""
+    risen = heap[place]
+    while place > 0:
+        above = (place - 1) // 2
+        if not risen < heap[above]:
+            break
+        heap[place] = heap[above]
+        place = above
+    heap[place] = risen

@@ -168,6 +168,12 @@ class Shell:
         """Those that none has."""
         return [request_id for request_id, stream in self.open.items() if stream.group is None]
 
+    def streams_of_switches(self) -> set[str]:
+        """Every request of which switches keep something."""
+        switches = self.controller.switches
+        kept = set(switches._gaps._token_at) | set(switches._moving)
+        return kept.union(*(switch.draining | switch.moving for switch in switches.kept))
+
     # ---- commands
 
     def carry_out(self, commands: list[Command]) -> None:
@@ -254,5 +260,6 @@ class Shell:
         in_groups = {stream.group for stream in self.open.values() if stream.group is not None}
         assert set(controller.loads.groups) == in_groups
         assert controller.layout == self.layout
+        assert self.streams_of_switches() <= set(self.open)
         waits = controller.changing and self.ordered is None
         self.holds = waits and controller.switches.kept[-1].preempt == "sequential"

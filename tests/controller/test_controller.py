@@ -219,6 +219,36 @@ def test_what_has_outgrown_its_group_is_prefilled_again() -> None:
     assert (shell.open["grows"].came_with_kv, shell.open["grows"].ahead) == (False, 100)
 
 
+@pytest.mark.parametrize("aborted", [True, False])
+def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: bool) -> None:
+    """They have streamed, and were taken from their engines to pairs that have no room for all: the switch is over."""
+    shell = Shell(settings("priority"))
+    names = [f"r{number}" for number in range(16)]
+    for name in names:
+        shell.arrive(name, Wanted(10, 20, 10))
+        shell.token(name)
+    assert shell.waiting() == []
+    shell.order(Layout.uniform(4, 2), "move")
+    shell.acknowledge()
+    assert len(shell.waiting()) == 8
+    switch = shell.switches[0]
+    assert switch.moving == set(names)
+    shell.finish(*names, aborted=aborted)
+    assert shell.streams_of_switches() == set()
+    assert not switch.open
+
+
+def test_nothing_is_left_of_a_request_that_ends_after_it_has_outgrown_its_group() -> None:
+    """It waits for a wider one then."""
+    shell = Shell(settings(engines=2, slots=1))
+    for name in "ab":
+        shell.arrive(name, OPEN_ENDED)
+    shell.token("a", 1000)
+    assert shell.waiting() == ["a"]
+    shell.finish("a", aborted=True)
+    assert "a" not in shell.streams_of_switches()
+
+
 @pytest.mark.parametrize(("policy", "catches_up"), [("auto", True), ("load", True), ("manual", False)])
 def test_what_a_switch_has_left_catches_up_when_its_prompt_is_done(policy: str, catches_up: bool) -> None:
     """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.

@@ -37,9 +37,13 @@ def wishes(draw: st.DrawFn, most_tokens: int) -> Wanted:
 
 
 class Episode(RuleBasedStateMachine):
-    """One server from its start to quiescence; the shell checks each command and each state."""
+    """One server from its start to quiescence; the shell checks each command and each state.
+
+    `limited`: whether groups have limits under `manual` too, as in the simulator.
+    """
 
     names = tuple(sorted(POLICIES))
+    limited = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +73,7 @@ class Episode(RuleBasedStateMachine):
             slots=slots,
             most_waiting=MOST_WAITING,
             dry_run=dry_run,
-            capped=self.policy.name != "manual",
+            capped=self.limited or self.policy.name != "manual",
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
@@ -107,6 +111,11 @@ class Episode(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.shell.finish(*data.draw(st.sets(st.sampled_from(sorted(self.shell.open)), max_size=3)), aborted=True)
+
+    @precondition(lambda self: self.shell.waiting())
+    @rule()
+    def abort_all_that_wait(self) -> None:
+        self.shell.finish(*self.shell.waiting(), aborted=True)
 
     @rule()
     def finish_what_is_over(self) -> None:
@@ -148,6 +157,16 @@ class Episode(RuleBasedStateMachine):
         if hasattr(self, "shell") and self.shell.ordered is not None:
             assert self.shell.controller.changing
 
+    @invariant()
+    def switches_forget_requests_that_are_over(self) -> None:
+        """With nothing running and nothing in the pool, all that any switch was told of."""
+        if not hasattr(self, "shell"):
+            return
+        controller = self.shell.controller
+        if controller.running == len(controller.pool) == 0:
+            assert not self.shell.streams_of_switches()
+            assert controller.changing or not controller.switches._open
+
     def teardown(self) -> None:
         """Everything ends if engines go on: nothing waits for what never comes."""
         if not hasattr(self, "shell"):
@@ -171,9 +190,29 @@ class Manual(Episode):
     names = ("manual",)
 
 
+class Crowded(Episode):
+    """An operator moves streams to groups that have not room for all of them."""
+
+    names = ("manual",)
+    limited = True
+
+    @precondition(lambda self: not self.shell.controller.changing)
+    @rule(data=st.data(), count=st.integers(1, 8))
+    def move_a_crowd(self, data: st.DataObject, count: int) -> None:
+        """Short requests come, those that find room get a token, and the layout changes."""
+        for _ in range(min(count, MOST_WAITING - len(self.shell.waiting()))):
+            self.count += 1
+            self.shell.arrive(f"r{self.count}", Wanted(10, 20, 10))
+            if self.shell.open[f"r{self.count}"].group is not None:
+                self.shell.token(f"r{self.count}")
+        self.shell.order(data.draw(st.sampled_from(self.layouts)), "move")
+        self.shell.acknowledge()
+
+
 TestEveryPolicy = Episode.TestCase
 TestAutomatic = Automatic.TestCase
 TestManual = Manual.TestCase
-TestEveryPolicy.settings = TestAutomatic.settings = TestManual.settings = hypothesis_settings(
+TestCrowded = Crowded.TestCase
+TestEveryPolicy.settings = TestAutomatic.settings = TestManual.settings = TestCrowded.settings = hypothesis_settings(
     max_examples=120, stateful_step_count=40
 )

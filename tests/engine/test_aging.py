@@ -12,11 +12,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.demo.tiny import make_model
 from flying_serving.engine.aging import Aging
+from flying_serving.vllm_hooks.priorities import FOREMOST
 from tests.live import ROOT
 
 AGING_S = 10.0
@@ -85,6 +86,7 @@ def test_another_policy_is_left_alone() -> None:
     old = lane.come("old", 3, 0.0)
     lane.come("new", 0, 2 * AGING_S)
     assert old.priority == 3
+    assert noted(lane) == []
 
 
 def test_what_has_aged_is_not_preempted_for_what_came_later() -> None:
@@ -99,6 +101,11 @@ def test_what_has_aged_is_not_preempted_for_what_came_later() -> None:
     assert scheduled == {"old"}
 
 
+def noted(lane: Lane) -> list[str]:
+    """Return of whom it is known when they came."""
+    return [request_id for came in lane.aging._came.values() for _, request_id in came]
+
+
 def test_what_is_over_is_passed_by() -> None:
     """Nothing is left of requests that came long ago."""
     lane = Lane("priority")
@@ -106,4 +113,77 @@ def test_what_is_over_is_passed_by() -> None:
         lane.come(f"r{number}", 0, float(number), outputs=1)
         lane.step()
     lane.come("last", 0, 100.0)
-    assert len(lane.aging._came) == 1
+    assert noted(lane) == ["last"]
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_what_is_over_is_forgotten_before_it_would_have_aged(aborted: bool) -> None:
+    """Whatever happens within that time: one entry for each that is there, and at most as many of others."""
+    lane = Lane("priority")
+    lane.come("old", 9, 0.0)
+    for number in range(300):
+        name = f"r{number}"
+        lane.come(name, 0, AGING_S * number / 300, outputs=1)
+        assert len(noted(lane)) <= 2 * len(lane.scheduler.requests)
+        if aborted:
+            lane.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        else:
+            lane.step()
+    assert noted(lane)[0] == "old"
+
+
+def test_what_was_kept_ages_when_others_were_forgotten() -> None:
+    """With the time at which it came."""
+    lane = Lane("priority")
+    for number in range(20):
+        lane.come(f"r{number}", 0, 0.1 * number)
+    lane.scheduler.finish_requests(
+        [f"r{number}" for number in range(20) if number != 5], RequestStatus.FINISHED_ABORTED
+    )
+    for number in range(20, 23):
+        lane.come(f"r{number}", 0, 5.0)
+    assert noted(lane) == ["r5", "r20", "r21", "r22"]
+    kept = lane.scheduler.requests["r5"]
+    lane.come("before", -5, 0.5 + AGING_S - 0.01)
+    assert kept.priority == 0
+    lane.come("after", -5, 0.5 + AGING_S)
+    assert kept.priority == FOREMOST
+
+
+def test_more_of_a_prompt_is_no_arrival() -> None:
+    """A request ages from when it came, once."""
+    lane = Lane("priority")
+    lane.come("a", 0, 0.0)
+    lane.aging.came(lane.scheduler, "a", 1.0)
+    assert noted(lane) == ["a"]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Requests that were compared with others."""
+    found: list[str] = []
+    less = Request.__lt__
+
+    def counted(one: Request, other: Request) -> bool:
+        found.append(one.request_id)
+        return less(one, other)
+
+    monkeypatch.setattr(Request, "__lt__", counted)
+    return found
+
+
+def one_arrival(compared: list[str], waiting: int, aged: int) -> int:
+    """Return what it takes where so many wait, the later the more urgent, and so many have just aged."""
+    lane = Lane("priority")
+    for number in range(waiting):
+        lane.come(f"{number:05}", -number, 0.0 if number < aged else 1.0)
+    compared.clear()
+    lane.aging.came(lane.scheduler, "next", AGING_S)
+    assert sum(request.priority == FOREMOST for request in lane.scheduler.requests.values()) == aged
+    return len(compared)
+
+
+def test_what_an_arrival_costs_where_many_wait(compared: list[str]) -> None:
+    """Two comparisons more where four times as many wait, for each that has aged."""
+    assert one_arrival(compared, 800, 1) <= one_arrival(compared, 200, 1) + 2 <= 12
+    assert one_arrival(compared, 800, 800) <= 4 * (one_arrival(compared, 200, 200) + 2 * 200)
