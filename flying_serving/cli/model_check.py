@@ -1,7 +1,8 @@
 """`flying-serving doctor MODEL`: start the engines as `serve` would, let them check their lanes, and end them.
 
-With `--load-format dummy` a configuration alone is enough: the engines then have the model's first layers only, with
-random weights, and the table counts all of them.
+With `--load-format dummy` a configuration alone is enough. Group sizes, weights and KV memory are then those of the
+whole model, whose modules are built without weights, and the engines that check their lanes have its first layers,
+with random weights.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from flying_serving.cli.checks import GIB, Finding
+from flying_serving.config import KEY, deployment_of, parse_flying
 from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.policy.policies import POLICIES
 
 FEWEST_LAYERS = 2
-STEP_TOKENS, STEP_REQUESTS = 64, 8
-"""Limits of a step while a configuration alone is checked: what is measured at a start then takes little time."""
+STEP_TOKENS, STEP_REQUESTS = 16, 8
+"""Limits of a step while a configuration alone is checked: enough for three prompts of the lanes' check."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +34,34 @@ class Started:
 
     Attributes:
         sizes: group sizes whose lanes equal lane 1.
+        kv_bytes: KV memory on each device of the engine that has least.
+        free_bytes: memory of this machine that was free while the engines ran.
+    """
+
+    sizes: tuple[int, ...]
+    kv_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a model that can be served.
+
+    Attributes:
+        sizes: group sizes that are served.
         not_offered: why the model does not admit others.
-        blocks: KV blocks of the engine that has fewest, as the whole model would have them.
-        block_bytes: of all layers.
         layers: how many were checked, and how many the model has.
+        weight_bytes: of the whole model, on each device.
+        lacking_bytes: memory that this machine lacks for the weights of all engines.
+        plan: of the whole model's KV memory on each device: see `KVPlan`.
     """
 
     sizes: tuple[int, ...]
     not_offered: dict[int, str]
-    blocks: int
-    block_bytes: int
     layers: tuple[int, int]
+    weight_bytes: int
+    lacking_bytes: int
+    plan: Any
 
 
 def run(argv: list[str]) -> list[Finding]:
@@ -52,89 +74,141 @@ def run(argv: list[str]) -> list[Finding]:
     args = serve.parse(argv, "flying-serving doctor")
     try:
         with serve.explained(args):
-            config, shortened = _configurations(args)
-            started = asyncio.run(_start(_layers(shortened), _layers(config), shortened))
-            weight_bytes = _weights(config)
+            config = _configuration(args)
+            checked = _check(args, config)
     except FlyingError as error:
         return [Finding("bad", args.model, f"refused: {error}")]
-    return list(findings(config, started, weight_bytes, time.monotonic() - began))
+    except Exception as error:  # noqa: BLE001 - whatever vLLM raises, `serve` would end with it
+        text = " ".join(str(error).split())
+        return [Finding("bad", args.model, f"refused: {type(error).__name__}: {text}")]
+    return list(findings(config, checked, time.monotonic() - began))
 
 
-def findings(config: Any, started: Started, weight_bytes: int, took_s: float) -> Iterator[Finding]:
+def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
     """The table: a row for each group size, and what an engine's memory is used for."""
-    model, devices = config.model_config, config.parallel_config.tensor_parallel_size
-    checked, layers = started.layers
-    part = "" if checked == layers else f", the first {checked} of {layers} layers with random weights"
+    model, plan = config.model_config, checked.plan
+    devices, engines = config.parallel_config.tensor_parallel_size, config.parallel_config.data_parallel_size
+    some, layers = checked.layers
+    part = "" if some == layers else f", the first {some} of {layers} layers with random weights"
     yield Finding("ok", model.architecture, f"checked in {took_s:.0f} s{part}")
-    yield Finding("ok", "weights", f"{weight_bytes / GIB:.2f} GiB on each device")
-    kv_bytes = started.blocks * started.block_bytes
-    yield Finding("ok", "KV cache", f"{kv_bytes / GIB:.2f} GiB on each device, {started.blocks} blocks")
-    for size in sorted({*started.sizes, *started.not_offered}):
+    weights = f"{checked.weight_bytes / GIB:.2f} GiB on each device"
+    if checked.lacking_bytes > 0:
+        lacking = f"{checked.lacking_bytes / GIB:.2f} GiB more than this machine has free"
+        yield Finding("bad", "weights", f"{weights}, for {engines * devices} of them {lacking}")
+    else:
+        yield Finding("ok", "weights", weights)
+    kv_bytes = plan.blocks * plan.block_bytes
+    yield Finding("ok", "KV cache", f"{kv_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks")
+    for size in sorted({*checked.sizes, *checked.not_offered}):
         name = f"group size {size}"
-        if size in started.not_offered:
-            yield Finding("warn", name, f"not offered: {started.not_offered[size]}")
+        if size in checked.not_offered:
+            yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
-        block = lane_block_tokens(config.cache_config.block_size, size, devices, model.get_total_num_kv_heads())
-        tokens = max(0, started.blocks - 1) * block
-        longest = min(tokens, model.max_model_len)
+        block = lane_block_tokens(plan.block_tokens, size, devices, model.get_total_num_kv_heads())
+        tokens = max(0, plan.blocks - 1) * block
+        longest = min(tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
 
 
-def _configurations(args: Any) -> tuple[Any, Any]:
-    """vLLM's configuration of the whole model, and of what is to be checked."""
+def _configuration(args: Any) -> Any:
+    """vLLM's, of the whole model. Raises FlyingError for what is not served, as `serve` does."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    from flying_serving.server.support import keep_all_kv, refuse_unsupported
+
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-    if args.load_format != "dummy":
-        return config, copy.deepcopy(config)
+    refuse_unsupported(config, client_count=1)
+    keep_all_kv(config)
+    return config
+
+
+def _check(args: Any, config: Any) -> Checked:
+    """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would end with."""
+    from flying_serving.engine.admission import anatomy, kv_plan, obstacles
+    from flying_serving.server.sizes import choose_group_sizes
+
+    flying = parse_flying(config.additional_config[KEY])
+    sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
+    pinned_size = POLICIES[flying.policy].pinned_size
+    widest = max(sizes) if pinned_size is None else pinned_size(sizes)
+    whole, given = anatomy(config), config.cache_config.kv_cache_memory_bytes
+    plan = None if given is None else kv_plan(config, given, widest)
+    if args.load_format == "dummy":
+        fewer, part = _shortened(args, config, whole)
+    else:
+        fewer, part = copy.deepcopy(config), whole
+    settings = flying.model_copy(update={"group_sizes": sizes}).model_dump()
+    fewer.additional_config = {**fewer.additional_config, KEY: settings}
+    started = asyncio.run(_start(fewer))
+    missing_bytes = whole.weight_bytes - part.weight_bytes
+    devices = config.parallel_config.data_parallel_size * config.parallel_config.tensor_parallel_size
+    if plan is None:  # an engine takes for KV what its weights leave of its share of the memory
+        plan = kv_plan(config, started.kv_bytes - missing_bytes, widest)
+        lacking_bytes = 0
+    else:
+        lacking_bytes = missing_bytes * devices - started.free_bytes
+    layers = _layers(fewer), _layers(config)
+    return Checked(started.sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan)
+
+
+def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
+    """A configuration of the model's first layers, with random weights, and its anatomy.
+
+    As few as have every kind of layer among them. Where these come out otherwise in a shorter model, as layers that
+    use the KV of others do, it takes more layers, at most all.
+    """
+    from flying_serving.engine.admission import anatomy
+
+    layers = _layers(config)
+    fewer = max(FEWEST_LAYERS, 1 + max(whole.kinds.values(), default=0))
+    while fewer < layers:
+        try:
+            shorter = _with_random_weights(args, config, fewer)
+            part = anatomy(shorter)
+        except Exception:  # noqa: BLE001 - there is no such model with fewer layers, whatever is said of it
+            part = None
+        if part is not None and whole.kinds.keys() <= part.kinds.keys():
+            return shorter, part
+        fewer *= 2
+    return _with_random_weights(args, config, layers), whole
+
+
+def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
+    """vLLM's configuration of a model of which there is no more than its own, with so many of its layers."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     from flying_serving.vllm_hooks.loading import RANDOM_WEIGHTS
 
-    fewer = min(_layers(config), layers_to_check(config.model_config.hf_text_config))
-    shorter = copy.copy(args)
-    shorter.load_format = RANDOM_WEIGHTS
-    shorter.skip_tokenizer_init = True  # there may be none
-    shorter.max_num_batched_tokens, shorter.max_num_seqs = STEP_TOKENS, STEP_REQUESTS
-    overrides: dict[str, Any] = {"num_hidden_layers": fewer}
-    kinds = getattr(config.model_config.hf_text_config, "layer_types", None)
-    if kinds:
-        overrides["layer_types"] = list(kinds[:fewer])
-    shorter.hf_overrides = {**(args.hf_overrides or {}), **overrides}
-    return config, AsyncEngineArgs.from_cli_args(shorter).create_engine_config()
+    changed = copy.copy(args)
+    changed.load_format = RANDOM_WEIGHTS
+    changed.skip_tokenizer_init = True  # there may be none
+    if config.scheduler_config.enable_chunked_prefill:  # else a step must take the longest prompt
+        changed.max_num_batched_tokens, changed.max_num_seqs = STEP_TOKENS, STEP_REQUESTS
+    if layers < _layers(config):
+        of_layers = {
+            name: value[:layers]
+            for name, value in config.model_config.hf_text_config.to_dict().items()
+            if isinstance(value, list) and len(value) == _layers(config)
+        }
+        changed.hf_overrides = {**(args.hf_overrides or {}), "num_hidden_layers": layers, **of_layers}
+    return AsyncEngineArgs.from_cli_args(changed).create_engine_config()
 
 
 def _layers(config: Any) -> int:
-    return int(config.model_config.hf_text_config.num_hidden_layers)
+    count: int = config.model_config.get_total_num_hidden_layers()
+    return count
 
 
-def layers_to_check(hf: Any) -> int:
-    """How many of the first layers have every kind of layer among them, as far as a configuration tells."""
-    kinds = list(getattr(hf, "layer_types", None) or [])
-    last_new = max((kinds.index(kind) + 1 for kind in set(kinds)), default=0)
-    dense_first = (getattr(hf, "first_k_dense_replace", None) or 0) + 1
-    return max(FEWEST_LAYERS, last_new, dense_first, getattr(hf, "decoder_sparse_step", None) or 0)
-
-
-def _weights(config: Any) -> int:
-    from flying_serving.engine.admission import weight_bytes
-
-    return weight_bytes(config)
-
-
-async def _start(checked: int, layers: int, shortened: Any) -> Started:
+async def _start(config: Any) -> Started:
     """Start the engines, which check their lanes, ask nothing of them, and end them."""
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
 
-    client = EngineCoreClient.make_async_mp_client(shortened, Executor.get_class(shortened), log_stats=False)
+    client = EngineCoreClient.make_async_mp_client(config, Executor.get_class(config), log_stats=False)
     try:
-        deployment, blocks = client.deployment, client.fewest_blocks
-        block_bytes = await client.call_utility_async("flying_block_bytes")
+        sizes = deployment_of(config.additional_config).group_sizes
+        kv_bytes = client.fewest_blocks * await client.call_utility_async("flying_block_bytes")
+        free_bytes = psutil.virtual_memory().available
     finally:
         client.shutdown()
-    return Started(
-        sizes=deployment.group_sizes,
-        not_offered=dict(deployment.not_offered),
-        blocks=blocks * checked // layers,
-        block_bytes=block_bytes * layers // checked,
-        layers=(checked, layers),
-    )
+    return Started(sizes, kv_bytes, free_bytes)

@@ -7,22 +7,67 @@ import logging
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from torch.nn import Module
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import current_platform
 
 from flying_serving.engine.lane import lane_config
 from flying_serving.errors import ConfigError, FlyingError
-from flying_serving.vllm_hooks.trees import first_of, module_tree, world_of_one
+from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.vllm_hooks import table
+from flying_serving.vllm_hooks.kv import pooled_capacity
+from flying_serving.vllm_hooks.loading import keep_weights
+from flying_serving.vllm_hooks.trees import (
+    LayerKind,
+    first_of,
+    give_data,
+    kv_config,
+    layer_kinds,
+    module_tree,
+    world_of_one,
+)
 from flying_serving.weights.cuts import check_cuts
+from flying_serving.weights.share import SharedWeights
 
 CPU = torch.device("cpu")
 DEADLINE_S = 300.0
 """For building the modules of every degree; a large model takes a few seconds."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a model is made of.
+
+    Attributes:
+        weight_bytes: of the parameters on each device of an engine.
+        kinds: of layers, each with the first place where one is: see `layer_kinds`.
+    """
+
+    weight_bytes: int
+    kinds: Mapping[LayerKind, int]
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """What an engine makes of its memory for KV.
+
+    Attributes:
+        blocks: how many there are, one of which vLLM keeps for itself.
+        block_bytes: on each device, of all layers.
+        block_tokens: tokens in a block of one engine.
+        max_model_len: the longest request, which vLLM may fit to the memory.
+    """
+
+    blocks: int
+    block_bytes: int
+    block_tokens: int
+    max_model_len: int
 
 
 def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
@@ -43,14 +88,31 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def weight_bytes(config: VllmConfig) -> int:
-    """Bytes of the parameters on each device of an engine; the model is built without weights, as in `obstacles`.
+def anatomy(config: VllmConfig) -> Anatomy:
+    """What a model is made of; it is built without weights, as in `obstacles`.
 
     Raises:
         ConfigError: if the model cannot be built, or there is no answer within DEADLINE_S.
     """
-    found: int = _apart(count_bytes, config)
+    found: Anatomy = _apart(dissect, config)
     return found
+
+
+def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
+    """What an engine would make of its memory for KV.
+
+    Args:
+        config: the server's.
+        available: bytes for KV on each device.
+        widest: engines in the widest group, which has to hold the longest request.
+
+    Raises:
+        ConfigError: in vLLM's words, if it does not; or as in `anatomy`.
+    """
+    plan: KVPlan | str = _apart(plan_kv, config, available, widest)
+    if isinstance(plan, str):
+        raise ConfigError(plan)
+    return plan
 
 
 def _apart(function: Callable[..., Any], *args: Any) -> Any:
@@ -84,6 +146,7 @@ def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, 
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     try:
+        table.install()  # a spawned process has none of the server's hooks
         answers.send((function(*args), None))
     except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
         answers.send((None, reason(error)))
@@ -91,40 +154,82 @@ def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, 
     os._exit(0)  # nothing of the server's, whose copy this process is, may be ended here
 
 
-def count_bytes(config: VllmConfig) -> int:
-    """What `weight_bytes` returns; in this process, which must be in no torch world."""
-    alone = _alone(config)
-    with world_of_one(alone), first_of(config.parallel_config.tensor_parallel_size):
-        parameters = {id(tensor): tensor for tensor in module_tree(alone, CPU).parameters()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in parameters.values())
+def dissect(config: VllmConfig) -> Anatomy:
+    """What `anatomy` returns; in this process, which must be in no torch world."""
+    alone = _lane(config, 1)
+    with world_of_one(alone):
+        tree = _tree(alone)
+    weights = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tree.parameters()}
+    return Anatomy(sum(weights.values()), layer_kinds(tree))
+
+
+def plan_kv(config: VllmConfig, available: int, widest: int) -> KVPlan | str:
+    """What `kv_plan` returns, or why vLLM refuses; in this process, which must be in no torch world."""
+    alone = _lane(config, 1)
+    devices = alone.parallel_config.tensor_parallel_size
+    pooled = lane_block_tokens(1, widest, devices, alone.model_config.get_total_num_kv_heads())
+    with world_of_one(alone), pooled_capacity(pooled):
+        _tree(alone)
+        current_platform.update_block_size_for_backend(alone)
+        try:
+            kv = kv_config(alone, available)
+        except ValueError as error:
+            return " ".join(str(error).split())
+    return KVPlan(
+        blocks=kv.num_blocks,
+        block_bytes=sum(tensor.size for tensor in kv.kv_cache_tensors) // kv.num_blocks,
+        block_tokens=kv.kv_cache_groups[0].kv_cache_spec.block_size,
+        max_model_len=alone.model_config.max_model_len,
+    )
 
 
 def examine(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
     """What `obstacles` returns; in this process, which must be in no torch world."""
-    devices = config.parallel_config.tensor_parallel_size
-    alone = _alone(config)
     found: dict[int, str] = {}
-    with world_of_one(alone):
-        try:
-            with first_of(devices):
-                lane1 = module_tree(alone, CPU)
-        except Exception:  # noqa: BLE001 - whatever a model's constructor raises
-            return {}
+    with world_of_one(_lane(config, 1)):
         for size in sizes:
             try:
-                check_cuts(lane1, size)
-                with first_of(devices * size):
-                    module_tree(lane_config(alone, size, alone.cache_config.block_size), CPU)
+                lane1 = _tree(_lane(config, 1))
+            except Exception:  # noqa: BLE001 - whatever a model's constructor raises
+                return {}
+            try:
+                _share(lane1, _lane(config, size), size)
             except Exception as error:  # noqa: BLE001 - the same
                 found[size] = reason(error)
     return found
 
 
-def _alone(config: VllmConfig) -> VllmConfig:
-    """The configuration of an engine by itself; engines are independent."""
-    alone = lane_config(config, 1, config.cache_config.block_size)
-    alone.parallel_config.data_parallel_size = 1
-    return alone
+def _share(lane1: Module, config: VllmConfig, size: int) -> None:
+    """Share lane 1's weights, of which there is nothing but the shapes, with the first rank of a group.
+
+    Args:
+        lane1: the model of one engine, on the meta device. It is of no use afterwards.
+        config: of the lane for groups of `size` engines.
+
+    Raises:
+        WeightError: naming the layer that cannot be shared, as an engine would. Or whatever the model's constructor
+            raises for this lane.
+    """
+    check_cuts(lane1, size)
+    lane = _tree(config)
+    give_data(lane1)
+    with keep_weights(), set_current_vllm_config(config):
+        weights = SharedWeights(lane1, size, pack=None)
+        weights.share_experts(lane, lane1)
+        weights.bind(lane, 0, size)
+
+
+def _lane(config: VllmConfig, size: int) -> VllmConfig:
+    """The configuration of a lane of an engine by itself; engines are independent."""
+    lane = lane_config(config, size, config.cache_config.block_size)
+    lane.parallel_config.data_parallel_size = 1
+    return lane
+
+
+def _tree(config: VllmConfig) -> Module:
+    """The modules of the first rank, on the meta device."""
+    with first_of(config.parallel_config.tensor_parallel_size):
+        return module_tree(config, CPU)
 
 
 def reason(error: Exception) -> str:

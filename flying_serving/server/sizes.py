@@ -40,5 +40,7 @@ def choose_group_sizes(
 
 def _heads(config: Any, size: int) -> str | None:
     model, devices = config.model_config, config.parallel_config.tensor_parallel_size
-    heads = model.hf_text_config.num_attention_heads
+    heads = model.model_arch_config.total_num_attention_heads
+    if not heads:  # vLLM finds no number of them in this configuration: the layers say themselves how they can be cut
+        return None
     return degree_obstacle(size * devices, heads, model.get_total_num_kv_heads())

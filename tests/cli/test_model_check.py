@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flying_serving.cli.model_check import Started, findings, layers_to_check
-from tests.live import ENVIRONMENT, ROOT
+from flying_serving.cli import model_check, serve
+from flying_serving.cli.checks import Finding
+from flying_serving.cli.model_check import Checked, Started, findings
+from flying_serving.engine.admission import KVPlan, anatomy
+from flying_serving.errors import ConfigError, Unsupported
+from tests.live import ENVIRONMENT, ROOT, Server
 
-DOCTOR_S = 280
+DOCTOR_S = 120
+"""Twice what it may take on a machine that has nothing else to do."""
 SMALL = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -24,17 +31,16 @@ SMALL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 2048,
-    "torch_dtype": "float32",
 }
-MIXED = ["sliding_attention", "full_attention"] * 3
 GEMMA2 = {**SMALL, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 32, "sliding_window": 64}
 OLMO2 = {**SMALL, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
+SIX_HEADS = {**OLMO2, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 192}
 GPT_OSS = {
     **SMALL,
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
     "head_dim": 64,
-    "layer_types": MIXED,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
     "quantization_config": {"quant_method": "mxfp4"},
 }
 DEEPSEEK_V3 = {
@@ -48,20 +54,85 @@ DEEPSEEK_V3 = {
     "v_head_dim": 32,
     "n_routed_experts": 8,
 }
-SERVED = ("group size 1  ok, longest context", "group size 2  ok, longest context", "the first 2 of 6 layers")
+LATE_EXPERTS = {
+    **SMALL,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 132,
+    "mlp_only_layers": [0, 1, 2],
+}
+LATE_EXPERTS_OF_ERNIE = {
+    **SMALL,
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "num_key_value_heads": 8,
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 132,
+    "moe_layer_start_index": 3,
+    "moe_layer_end_index": 5,
+}
+GEMMA3 = {
+    **SMALL,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 12,
+    "head_dim": 32,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "sliding_window": 64,
+}
+GEMMA3N = {
+    **SMALL,
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "num_hidden_layers": 30,
+    "num_kv_shared_layers": 10,
+    "head_dim": 32,
+    "intermediate_size": [512] * 30,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
+    "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 512,
+    "laurel_rank": 16,
+    "sliding_window": 64,
+}
+NO_WORDS = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=2048", "--dtype=float32")
+BLOCK_BYTES = 2 * 128 * 192 * 4 * SIX_HEADS["num_hidden_layers"]
+
+
+def written(path: Path, config: dict[str, Any]) -> Path:
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def command(name: str, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flying_serving.cli.main", name, str(model), *flags],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT | {"COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+        timeout=DOCTOR_S,
+        check=False,
+    )
+
+
+def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, Any]:
+    """The flags, and vLLM's configuration of the whole model."""
+    model = written(path, config)
+    args = serve.parse([str(model), "--load-format=dummy", "--skip-tokenizer-init", *flags], "doctor")
+    return args, model_check._configuration(args)
 
 
 @pytest.mark.server
 @pytest.mark.parametrize(
     ("config", "code", "says"),
     [
-        pytest.param(GEMMA2, 0, SERVED, id="gemma2"),
-        pytest.param(
-            {**OLMO2, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 192},
-            0,
-            (*SERVED, "not offered"),
-            id="olmo2",
-        ),
+        pytest.param(GEMMA2, 0, ("the first 2 of 6 layers", "group size 2 ok, longest context 2048"), id="gemma2"),
         pytest.param(GPT_OSS, 1, ("refused: --quantization: quantized models cannot be served",), id="gpt-oss"),
         pytest.param(DEEPSEEK_V3, 1, ("refused: --model: models with latent attention, MLA",), id="deepseek-v3"),
     ],
@@ -69,49 +140,154 @@ SERVED = ("group size 1  ok, longest context", "group size 2  ok, longest contex
 def test_a_configuration_alone_is_enough(
     tmp_path: Path, config: dict[str, Any], code: int, says: tuple[str, ...]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    engines = "4" if "not offered" in says else "2"
-    flags = (f"--data-parallel-size={engines}", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
-    done = subprocess.run(
-        [sys.executable, "-m", "flying_serving.cli.main", "doctor", str(tmp_path), *flags],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=DOCTOR_S,
-        check=False,
-    )
-    said = " ".join(done.stdout.replace("  ", " \t").split(" \t"))
+    flags = ("--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
+    done = command("doctor", written(tmp_path, config), *flags)
+    said = " ".join(done.stdout.split())
     assert done.returncode == code, done.stdout + done.stderr[-3000:]
     for text in says:
-        assert text.replace("  ", " ") in " ".join(said.split()), done.stdout
+        assert text in said, done.stdout
+
+
+@pytest.mark.server
+def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
+    """Four engines cannot share six heads: the table says of them what the server's status does."""
+    model = written(tmp_path, SIX_HEADS)
+    flags = (*NO_WORDS, "--kv-cache-memory-bytes=67108864")
+    done = command("doctor", model, "--data-parallel-size=4", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    ok = {int(size): int(tokens) for size, tokens in re.findall(r"group size (\d) +ok, .*holds (\d+)\)", done.stdout)}
+    refused = {size: text.strip() for size, text in re.findall(r"group size (\d) +not offered: (.*)", done.stdout)}
+    with Server(model, 4, *flags, base=()) as server:
+        status = server.http.get("/flying/status").json()
+    assert list(ok) == status["group_sizes"] == [1, 2]
+    assert refused == status["not_offered"] != {}
+    assert {str(size): tokens for size, tokens in ok.items()} == status["capacity_tokens"]
+
+
+@pytest.mark.server
+def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
+    """Eight blocks of all layers do not hold the longest request in a group of two; of two layers they would."""
+    model = written(tmp_path, SIX_HEADS)
+    flags = ("--data-parallel-size=2", *NO_WORDS, f"--kv-cache-memory-bytes={8 * BLOCK_BYTES}")
+    checked, served = command("doctor", model, *flags), command("serve", model, *flags)
+    assert (checked.returncode, served.returncode) == (1, 2), checked.stdout + served.stderr[-3000:]
+    refusal = " ".join(checked.stdout.split()).split("refused: ")[1]
+    assert refusal.startswith("To serve at least one request with the model's max seq len (2048)")
+    assert refusal in " ".join(served.stderr.split())
 
 
 @pytest.mark.parametrize(
-    ("hf", "layers"),
+    ("config", "layers"),
     [
-        ({}, 2),
-        ({"layer_types": None}, 2),
-        ({"layer_types": ["full_attention"] * 40}, 2),
-        ({"layer_types": ["sliding_attention"] * 5 + ["full_attention"]}, 6),
-        ({"first_k_dense_replace": 3}, 4),
-        ({"decoder_sparse_step": 4}, 4),
+        pytest.param(OLMO2, 2, id="all-alike"),
+        pytest.param(LATE_EXPERTS, 4, id="experts-from-a-list"),
+        pytest.param(LATE_EXPERTS_OF_ERNIE, 4, id="experts-from-an-index"),
+        pytest.param(GEMMA3, 6, id="windows"),
+        pytest.param(GEMMA3N, 25, id="layers-that-use-the-KV-of-others"),
     ],
 )
-def test_the_first_layers_have_every_kind_among_them(hf: dict[str, Any], layers: int) -> None:
-    assert layers_to_check(SimpleNamespace(**hf)) == layers
+def test_the_first_layers_have_every_kind_among_them(tmp_path: Path, config: dict[str, Any], layers: int) -> None:
+    args, config_of_all = configured(tmp_path, config)
+    whole = anatomy(config_of_all)
+    fewer, part = model_check._shortened(args, config_of_all, whole)
+    assert model_check._layers(fewer) == layers
+    assert whole.kinds.keys() <= part.kinds.keys()
 
 
-def test_the_table_counts_all_layers_and_pools_kv_in_groups() -> None:
+def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> None:
+    """vLLM refuses steps that are shorter than a prompt may be, if a prompt takes one step."""
+    args, whole = configured(tmp_path, OLMO2, "--no-enable-chunked-prefill")
+    fewer = model_check._with_random_weights(args, whole, 2)
+    assert fewer.scheduler_config.max_num_batched_tokens == whole.scheduler_config.max_num_batched_tokens
+    args, whole = configured(tmp_path, OLMO2)
+    fewer = model_check._with_random_weights(args, whole, 2)
+    assert fewer.scheduler_config.max_num_batched_tokens == model_check.STEP_TOKENS
+
+
+def engines_that_say(monkeypatch: pytest.MonkeyPatch, kv_bytes: int, free_bytes: int = 2**40) -> None:
+    """In place of engines, whose layers are all fine."""
+
+    async def start(config: Any) -> Started:
+        return Started(tuple(config.additional_config["flying_serving"]["group_sizes"]), kv_bytes, free_bytes)
+
+    monkeypatch.setattr(model_check, "_start", start)
+
+
+@pytest.mark.parametrize("config", [LATE_EXPERTS, LATE_EXPERTS_OF_ERNIE], ids=["qwen3", "ernie"])
+def test_group_sizes_are_those_of_all_layers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    engines_that_say(monkeypatch, 2**30)
+    checked = model_check._check(*configured(tmp_path, config, "--data-parallel-size=8"))
+    expert = "model.layers.3.mlp.experts.routed_experts: 132 columns of an expert do not divide by 8"
+    assert (checked.sizes, checked.not_offered) == ((1, 2, 4), {8: expert})
+    assert checked.layers == (4, 6)
+
+
+def test_kv_memory_is_what_all_layers_leave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engines had two of six layers: the weights of four were not there, and neither was their KV."""
+    args, config = configured(tmp_path, SIX_HEADS, "--data-parallel-size=2", "--dtype=float32")
+    missing = anatomy(config).weight_bytes - anatomy(model_check._with_random_weights(args, config, 2)).weight_bytes
+    assert missing > 0
+    engines_that_say(monkeypatch, missing + 10 * BLOCK_BYTES)
+    checked = model_check._check(args, config)
+    assert checked.plan == KVPlan(blocks=10, block_bytes=BLOCK_BYTES, block_tokens=128, max_model_len=2048)
+    engines_that_say(monkeypatch, missing + 8 * BLOCK_BYTES)
+    with pytest.raises(ConfigError, match=r"^To serve at least one request with the model's max seq len"):
+        model_check._check(args, config)
+    engines_that_say(monkeypatch, missing - 1)
+    with pytest.raises(ConfigError, match=r"^No available memory for the cache blocks"):
+        model_check._check(args, config)
+
+
+def test_weights_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Memory for KV was given as a number, so that the engines of fewer layers had all of it."""
+    flags = ("--data-parallel-size=2", "--kv-cache-memory-bytes=67108864")
+    args, config = configured(tmp_path, OLMO2, *flags)
+    engines_that_say(monkeypatch, 2**26, free_bytes=2**30)
+    assert model_check._check(args, config).lacking_bytes < 0
+    engines_that_say(monkeypatch, 2**26, free_bytes=0)
+    lacking = model_check._check(args, config).lacking_bytes
+    assert lacking > 0
+    weights = next(row for row in findings(config, checked_of(lacking_bytes=3 * 2**30), 1.0) if row.what == "weights")
+    says = "1.00 GiB on each device, for 2 of them 3.00 GiB more than this machine has free"
+    assert weights == Finding("bad", "weights", says)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Unsupported("--enable-lora: LoRA cannot be served by Flying Serving yet"), "--enable-lora: LoRA"),
+        (RuntimeError("two\nlines"), "RuntimeError: two lines"),
+        (AttributeError("'X' object has no attribute 'y'"), "AttributeError: 'X' object has no attribute 'y'"),
+    ],
+)
+def test_whatever_goes_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
+    def fail(_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(serve, "restart_with_allocator", lambda _: None)
+    monkeypatch.setattr(serve, "parse", lambda *_: SimpleNamespace(model="m"))
+    monkeypatch.setattr(model_check, "_configuration", fail)
+    (found,) = model_check.run(["m"])
+    assert (found.state, found.what) == ("bad", "m")
+    assert found.reason.startswith(f"refused: {says}")
+
+
+def checked_of(**changes: Any) -> Checked:
+    plan = KVPlan(blocks=21, block_bytes=2**20, block_tokens=32, max_model_len=1000)
+    refused = {4: "6 attention heads do not divide by 4"}
+    checked = Checked((1, 2), refused, layers=(6, 6), weight_bytes=2**30, lacking_bytes=-1, plan=plan)
+    return replace(checked, **changes)
+
+
+def test_the_table_pools_kv_in_groups() -> None:
     """A block of a group holds twice the tokens, and a request no more than the model takes."""
-    model = SimpleNamespace(architecture="X", max_model_len=1000, get_total_num_kv_heads=lambda: 4)
     config = SimpleNamespace(
-        model_config=model,
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
-        cache_config=SimpleNamespace(block_size=32),
+        model_config=SimpleNamespace(architecture="X", get_total_num_kv_heads=lambda: 4),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=2),
     )
-    started = Started((1, 2), {4: "6 attention heads do not divide by 4"}, blocks=21, block_bytes=2**20, layers=(6, 6))
-    rows = [(row.state, row.what, row.reason) for row in findings(config, started, 2**30, took_s=3.0)]
+    rows = [(row.state, row.what, row.reason) for row in findings(config, checked_of(), took_s=3.0)]
     assert rows == [
         ("ok", "X", "checked in 3 s"),
         ("ok", "weights", "1.00 GiB on each device"),

@@ -15,9 +15,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention import Attention
 
 from flying_serving.engine import admission
-from flying_serving.engine.admission import obstacles
-from flying_serving.errors import ConfigError
+from flying_serving.engine.admission import KVPlan, anatomy, kv_plan, obstacles
+from flying_serving.errors import ConfigError, WeightError
 from flying_serving.vllm_hooks.trees import first_of, module_tree, world_of_one
+from flying_serving.weights.share import SharedWeights
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -47,6 +48,24 @@ BLOOM = {
     "vocab_size": 512,
     "seq_length": 512,
 }
+FALCON = COMMON | {
+    "architectures": ["FalconForCausalLM"],
+    "model_type": "falcon",
+    "alibi": True,
+    "bias": True,
+    "multi_query": False,
+    "parallel_attn": False,
+    "new_decoder_architecture": False,
+}
+GPT_OSS = COMMON | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "head_dim": 64,
+    "intermediate_size": 128,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+EXPERTS = "model.layers.0.mlp.experts"
 CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ("all", LLAMA, {}),
     ("all-with-slopes-computed-while-building", BLOOM, {}),
@@ -82,6 +101,21 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
         QWEN2_MOE | {"num_experts": 8, "moe_intermediate_size": 68},
         {8: "model.layers.0.mlp.experts.routed_experts: 68 columns of an expert do not divide by 8"},
     ),
+    ("experts-that-can-be-shared", QWEN2_MOE | {"num_experts": 8}, {}),
+    (
+        "a-bias-that-only-sharing-refuses",
+        FALCON,
+        dict.fromkeys(
+            (2, 4, 8),
+            "transformer.h.0.self_attention.query_key_value.bias: the model adds the bias of a fused layer itself",
+        ),
+    ),
+    (
+        "experts-with-biases",
+        GPT_OSS,
+        dict.fromkeys((2, 4), f"{EXPERTS}.routed_experts: experts with biases cannot be shared between lanes yet")
+        | {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
+    ),
 )
 
 
@@ -99,6 +133,41 @@ def test_sizes_that_do_not_divide_are_named_with_their_layer(
     """Each size by itself: a width that eight do not divide leaves four and two."""
     found = obstacles(configuration(tmp_path, model), (2, 4, 8))
     assert found == expected
+
+
+def test_what_is_found_while_weights_are_shared_refuses_that_size_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever the last step of sharing says: as an engine that binds its lanes would."""
+    refuse = SharedWeights.bind
+
+    def bind(self: SharedWeights, model: torch.nn.Module, rank: int, degree: int) -> None:
+        refuse(self, model, rank, degree)
+        if degree == 4:
+            raise WeightError("model.norm.weight: shape (3,) in a lane is no part of (64,) in lane 1")
+
+    monkeypatch.setattr(SharedWeights, "bind", bind)
+    found = obstacles(configuration(tmp_path, LLAMA), (2, 4, 8))
+    assert found == {4: "model.norm.weight: shape (3,) in a lane is no part of (64,) in lane 1"}
+
+
+def test_anatomy_is_of_one_engine(tmp_path: Path) -> None:
+    """Two layers that are alike; 155,520 numbers, with what pads the vocabulary to 576."""
+    found = anatomy(configuration(tmp_path, LLAMA))
+    layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
+    assert found.weight_bytes == 4 * (2 * layer + 2 * 576 * 64 + 64)
+    assert list(found.kinds.values()) == [0]
+
+
+def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
+    """Three blocks of 128 tokens, one of which vLLM keeps: 256 tokens in an engine, 512 in a group of two."""
+    config = configuration(tmp_path, LLAMA)
+    block_bytes = 2 * 2 * 128 * 64 * 4
+    config.model_config.max_model_len = 512
+    expected = KVPlan(blocks=3, block_bytes=block_bytes, block_tokens=128, max_model_len=512)
+    assert kv_plan(config, 3 * block_bytes, widest=2) == expected
+    with pytest.raises(ConfigError, match=r"^To serve at least one request with the model's max seq len \(512\)"):
+        kv_plan(config, 3 * block_bytes, widest=1)
 
 
 def test_a_model_that_vllm_cannot_build_is_left_to_its_engines(tmp_path: Path) -> None:

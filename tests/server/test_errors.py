@@ -97,7 +97,8 @@ def configuration(**changes: Any) -> Any:
         "max_model_len": 4096,
         "get_sliding_window": lambda: changes.get("sliding_window"),
         "get_total_num_kv_heads": lambda: 4,
-        "hf_text_config": SimpleNamespace(num_attention_heads=8),
+        "model_arch_config": SimpleNamespace(total_num_attention_heads=8),
+        "hf_text_config": SimpleNamespace(),
     }
     features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
     return SimpleNamespace(
