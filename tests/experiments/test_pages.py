@@ -1,0 +1,62 @@
+"""The pages of docs/results that are simulated: made of the numbers that are kept, which the code still finds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import fig10, table2
+from experiments.__main__ import ALL, write_pages
+from experiments.common import FIRST, RESULTS, kept
+from flying_serving.config import PREEMPTS
+
+PAGES = ("against_paper", "break_even", "fig10", "fig8", "fig9", "oracle", "table1", "table2")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Each page's text, of the kept numbers."""
+    folder: Path = tmp_path_factory.mktemp("results")
+    write_pages(folder)
+    return {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+
+
+def test_these_are_all_the_pages(written: dict[str, str]) -> None:
+    assert sorted(written) == sorted(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_that_of_the_kept_numbers(written: dict[str, str], name: str) -> None:
+    assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == written[name]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_its_commit_and_leaves_nothing_unexplained(name: str) -> None:
+    text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    assert re.search(r"^Simulated at commit [0-9a-f]{7}( and [0-9a-f]{7})*:", text, re.M)
+    assert "not explained yet" not in text
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_numbers_are_of_code_that_a_commit_has(name: str) -> None:
+    assert re.fullmatch(r"[0-9a-f]{7}", kept(name).commit)
+
+
+@pytest.mark.parametrize("preempt", PREEMPTS)
+def test_switches_are_simulated_as_they_are_kept(preempt: str) -> None:
+    """Figure 10 at its lowest rate, every way to switch, first seed."""
+    rate = fig10.RATES[0]
+    then = kept("fig10").seeds[0][fig10.run_name(rate, preempt)]
+    found = fig10.measure_one(rate, preempt, FIRST)
+    assert found.keys() == then.keys()
+    for name, value in found.items():
+        assert value == pytest.approx(then[name], rel=1e-6), name
+
+
+def test_capacities_and_a_switch_are_simulated_as_they_are_kept() -> None:
+    """Table 2, first seed."""
+    then = kept("table2").seeds[0]
+    assert table2.capacities(FIRST) == then["capacity"]
+    assert table2.cutover_ms(FIRST) == pytest.approx(then["switch_ms"], rel=1e-6)
