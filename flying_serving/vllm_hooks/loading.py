@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils import swap_tensors
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -44,14 +45,16 @@ def keep_weights() -> Iterator[None]:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """While the body runs, each parameter that a module gets is on the meta device, and everything else is real."""
+    """While the body runs, each parameter that a module gets is on the meta device, and everything else is real.
 
-    def without_data(module: torch.nn.Module, name: str, parameter: Any) -> Any:
-        if parameter is None or parameter.is_meta:
-            return None
-        meta = torch.Tensor._make_subclass(type(parameter), parameter.detach().to("meta"), False)  # type: ignore[attr-defined]
-        meta.__dict__.update(parameter.__dict__)
-        return meta
+    It stays the same object: a router that is no module may hold it as well.
+    """
+
+    def without_data(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None and not parameter.is_meta:
+            meta = torch.Tensor._make_subclass(type(parameter), parameter.detach().to("meta"), False)  # type: ignore[attr-defined]
+            meta.__dict__.update(parameter.__dict__)
+            swap_tensors(parameter, meta)
 
     handle = register_module_parameter_registration_hook(without_data)
     try:
@@ -96,13 +99,25 @@ class RandomWeights(DummyModelLoader):
     """
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        """Matrices whose outputs are about as large as their inputs, and vectors near one."""
-        for name, parameter in model.named_parameters():
-            if parameter.is_floating_point():
-                vector = parameter.dim() < 2
-                limit = 3**0.5 * (_VECTOR_SPREAD if vector else parameter.shape[-1] ** -0.5)
-                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
-                parameter.data.uniform_(-limit, limit, generator=generator).add_(float(vector))
+        """Matrices whose outputs are about as large as their inputs, and vectors near one.
+
+        Buffers too, such as a router's correction bias, if a checkpoint has them: what a module would not save is
+        computed, and single numbers are scales of vLLM's own.
+        """
+        buffers = [pair for name, module in model.named_modules() for pair in saved_buffers(module, name)]
+        for name, tensor in [*model.named_parameters(), *(pair for pair in buffers if pair[1].dim())]:
+            if tensor.is_floating_point():
+                vector = tensor.dim() < 2
+                limit = 3**0.5 * (_VECTOR_SPREAD if vector else tensor.shape[-1] ** -0.5)
+                generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
+                tensor.data.uniform_(-limit, limit, generator=generator).add_(float(vector))
+
+
+def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers of a module itself that a checkpoint has, by name, with the module's own before it if that is given."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if name not in module._non_persistent_buffers_set:
+            yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:

@@ -1,4 +1,4 @@
-"""The parts of a vLLM model whose outputs every rank of a group has whole: embeddings, decoder layers, logits."""
+"""The parts of a vLLM model whose outputs every rank of a group has whole, so that lanes can be compared."""
 
 from __future__ import annotations
 
@@ -6,30 +6,54 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch.nn import Module, ModuleList
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+Kind = Literal["embedding", "layer", "routed", "product", "logits"]
+"""A `routed` layer has experts and a router; a `product` is a row-parallel one that sums over the ranks itself."""
+LAYERS: tuple[Kind, ...] = ("layer", "routed")
 
 
 @dataclass(frozen=True)
 class Stage:
     """One module whose output can be compared between lanes."""
 
-    kind: Literal["embedding", "layer", "logits"]
+    kind: Kind
     module: Module
 
 
 def stages(model: Module) -> dict[str, Stage]:
-    """The stages of a model by their names in it. What lies within a layer is not among them: it may be partial."""
+    """The stages of a model by their names in it: embeddings, logits, layers, and products wherever they are summed.
+
+    Anything else within a layer may be partial. What lies in a list within a layer is left out: experts, whose tokens
+    depend on a router.
+    """
     found: dict[str, Stage] = {}
     lists: list[str] = []
+    nested: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in lists)
-        if isinstance(module, ModuleList) and not inside:
-            lists.append(name)
-        elif inside and name.rpartition(".")[0] in lists:
-            found[name] = Stage("layer", module)
-        elif isinstance(module, LogitsProcessor):
-            found[name] = Stage("logits", module)
-        elif isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
-            found[name] = Stage("embedding", module)
+        inside = name.startswith(tuple(f"{outer}." for outer in lists))
+        if name.startswith(nested):
+            continue
+        if isinstance(module, ModuleList):
+            if inside:
+                nested += (f"{name}.",)
+            else:
+                lists.append(name)
+        elif kind := _kind(module, name.rpartition(".")[0] in lists):
+            found[name] = Stage(kind, module)
     return found
+
+
+def _kind(module: Module, in_list: bool) -> Kind | None:
+    """What stage a module is that is no list, if any, and that is an entry of a list of layers or not."""
+    if in_list:
+        return "routed" if any(isinstance(part, RoutedExperts | ModuleList) for part in module.modules()) else "layer"
+    if isinstance(module, RowParallelLinear):
+        return "product" if module.reduce_results else None
+    if isinstance(module, LogitsProcessor):
+        return "logits"
+    head = isinstance(module, ParallelLMHead)
+    return "embedding" if isinstance(module, VocabParallelEmbedding) and not head else None

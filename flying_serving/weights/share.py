@@ -21,7 +21,7 @@ from flying_serving.layout.shards import Segment
 from flying_serving.vllm_hooks.experts import expert_unit, install_experts
 from flying_serving.weights.cuts import column_segments, row_segment, vocabulary_segment
 from flying_serving.weights.methods import ColumnPart, RowPart, VocabularyPart
-from flying_serving.weights.plain import bind_whole, own_tensors, refuse_foreign
+from flying_serving.weights.plain import bind_whole, own_tensors, reachable, refuse_foreign
 from flying_serving.weights.storage import (
     Pack,
     PackedColumns,
@@ -51,6 +51,7 @@ class SharedWeights:
     def __init__(self, model: Module, widest: int, pack: Pack | None) -> None:
         self._widest = widest
         self._pack = pack
+        self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
         self._vocabulary: dict[str, torch.Tensor] = {}
@@ -59,6 +60,7 @@ class SharedWeights:
         for name, layer in model.named_modules():
             self._take(name, layer, heads)
         self.bind(model, 0, 1)
+        self._storages: set[int] = set()
 
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
         if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
@@ -119,6 +121,8 @@ class SharedWeights:
                 ]
                 for weight in EXPERT_WEIGHTS:
                     self._drop(layer, weight)
+        units = _storages(self._experts) - _storages(skeleton)
+        self._storages = units | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
 
     def bind(self, model: Module, rank: int, degree: int) -> None:
@@ -142,7 +146,7 @@ class SharedWeights:
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
-            refuse_foreign(model, self._storages())
+            refuse_foreign(model, self._model, self._storages, rank, degree)
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
@@ -165,12 +169,6 @@ class SharedWeights:
         size = segments[0].unit_size
         return Parameter(full.bias.data[units.start * size : units.stop * size], requires_grad=False)
 
-    def _storages(self) -> set[int]:
-        """Addresses of all storages that lanes may read: lane 1's, and the units of its experts."""
-        units = [unit for layers in self._experts.values() for _, unit in layers]
-        named = [tensor for module in [*self._full.values(), *units] for tensor in own_tensors(module).values()]
-        return {tensor.untyped_storage().data_ptr() for tensor in [*named, *self._vocabulary.values()]}
-
     def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
         linear = self._linear.get(name)
         layer.quant_method = VocabularyPart(None if linear is None else linear.part(rank, degree))
@@ -188,6 +186,11 @@ class SharedWeights:
             layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
         if degree > 1:  # and what an embedding of a model's own multiplies with
             bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
+
+
+def _storages(root: Any) -> set[int]:
+    """Addresses of the storages of all tensors that can be reached from an object."""
+    return {tensor.untyped_storage().data_ptr() for _, tensor, _ in reachable(root)}
 
 
 def _lm_head_weights(model: Module) -> set[int]:

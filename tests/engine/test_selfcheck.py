@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -38,30 +39,50 @@ class Logits(LogitsProcessor):
         return x @ head.t() if self.gathers else None
 
 
+class Output(RowParallelLinear):
+    """vLLM's class, with the product alone and the bias that it hands out beside it."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.reduce_results = True
+        self.weight = nn.Parameter(0.05 * torch.randn(WIDTH, WIDTH))
+        self.bias = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, nn.Parameter]:  # type: ignore[override]
+        return x @ self.weight.t(), self.bias
+
+
 class Layer(nn.Module):
-    """Returns its own part and the residual apart, as vLLM's decoder layers do, and adds to its input in place."""
+    """Returns its own part and the residual apart, as vLLM's decoder layers do, and adds to its input in place.
+
+    What attention stands for adds little beside what the rest adds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.norm = nn.Parameter(torch.ones(WIDTH))
+        self.attention = Output()
         self.down = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         residual = x.clone() if residual is None else residual.add_(x)
+        residual.add_(self.attention(nn.functional.normalize(residual) * self.norm)[0])
         return torch.tanh(self.down(residual)), residual
 
 
 class Model(nn.Module):
     """A decoder in small; the same seed makes the same weights."""
 
-    def __init__(self, gathers: bool = True) -> None:
+    def __init__(self, gathers: bool = True, scale: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.scale = scale
         self.embed = Embedding()
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.logits = Logits(gathers)
 
     def step(self, tokens: torch.Tensor) -> None:
-        x, residual = self.embed(tokens), None
+        x, residual = self.embed(tokens) * self.scale, None
         for layer in self.layers:
             x, residual = layer(x, residual)
         self.logits(self.embed.weight, x + residual)
@@ -70,9 +91,9 @@ class Model(nn.Module):
 STEPS = [torch.arange(TOKENS), torch.arange(TOKENS) + TOKENS]
 
 
-def differences(change: Callable[[Any], None], gathers: bool = True) -> list[Difference]:
+def differences(change: Callable[[Any], None], gathers: bool = True, scale: float = 1.0) -> list[Difference]:
     """What the check sees of a lane whose model was changed."""
-    lane1, lane = Model(), Model(gathers)
+    lane1, lane = Model(scale=scale), Model(gathers, scale)
     with torch.no_grad():
         change(lane)
         return compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS))
@@ -81,16 +102,16 @@ def differences(change: Callable[[Any], None], gathers: bool = True) -> list[Dif
 def test_stages_are_the_embedding_each_layer_and_the_logits() -> None:
     assert {name: stage.kind for name, stage in stages(Model()).items()} == {
         "embed": "embedding",
-        "layers.0": "layer",
-        "layers.1": "layer",
-        "layers.2": "layer",
+        **{f"layers.{i}": "layer" for i in range(LAYERS)},
+        **{f"layers.{i}.attention": "product" for i in range(LAYERS)},
         "logits": "logits",
     }
 
 
 def test_an_equal_lane_passes() -> None:
     found = differences(lambda lane: None)
-    assert [difference.stage for difference in found] == 2 * ["embed", "layers.0", "layers.1", "layers.2", "logits"]
+    layers = [name for i in range(LAYERS) for name in (f"layers.{i}.attention", f"layers.{i}")]
+    assert [difference.stage for difference in found] == 2 * ["embed", *layers, "logits"]
     assert {difference.share for difference in found} == {0.0}
     assert refusal(2, found, tolerance(torch.float32)) is None
 
@@ -147,12 +168,124 @@ def test_nan_where_lane_1_has_numbers_is_infinitely_far() -> None:
     assert max(difference.share for difference in differences(forget)) == float("inf")
 
 
+def test_what_a_lane_adds_where_lane_1_adds_nothing_is_infinitely_far() -> None:
+    lane1, lane = Model(), Model()
+    with torch.no_grad():
+        lane1.layers[1].attention.weight.zero_()
+        found = compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS))
+    assert {d.stage for d in found if d.share == float("inf")} == {"layers.1.attention"}
+
+
 def test_a_rank_that_gathers_no_logits_compares_the_rest() -> None:
     assert refusal(2, differences(lambda lane: None, gathers=False), tolerance(torch.float32)) is None
 
 
-def test_a_lane_of_which_nothing_was_seen_is_refused() -> None:
-    assert refusal(2, [], 0.01) == "group size 2: nothing of this lane could be compared with lane 1"
+def test_an_error_before_a_product_counts_in_full() -> None:
+    """It is some percent of what the layer adds, and of nothing after it."""
+
+    def forget(lane: Model) -> None:
+        lane.layers[1].norm.mul_(0.5)
+
+    found = differences(forget)
+    assert {d.stage for d in found if d.share > tolerance(torch.bfloat16)} == {"layers.1.attention"}
+    assert max(d.share for d in found) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_products_bias_is_neither_compared_nor_written() -> None:
+    lane1, lane = Model(), Model()
+    with torch.no_grad():
+        lane.layers[1].attention.bias.fill_(7.0)
+        found = compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS))
+    assert {d.share for d in found} == {0.0}
+    assert lane.layers[1].attention.bias[0] == 7.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 12.0, 48.0])
+@pytest.mark.parametrize("layer", range(2))
+def test_a_layer_is_judged_by_what_it_adds_to_its_own_input(scale: float, layer: int) -> None:
+    """Which is not the embedding: models multiply it, by 12 or the root of their width, before the first layer."""
+
+    def skip(lane: Model) -> None:
+        lane.layers[layer].down.weight.zero_()
+        lane.layers[layer].down.bias.zero_()
+
+    found = differences(skip, scale=scale)
+    assert {d.stage for d in found if d.share > tolerance(torch.bfloat16)} == {f"layers.{layer}"}
+    assert max(d.share for d in found) > 0.9
+
+
+def test_a_few_wrong_tokens_of_a_layer_without_a_router_are_found() -> None:
+    """As those of one request would be, of which there are eight."""
+
+    def forget(lane: Model) -> None:
+        down = lane.layers[1].down
+
+        def wrong(x: torch.Tensor) -> torch.Tensor:
+            out = nn.functional.linear(x, down.weight, down.bias)
+            out[:2] = 0.0
+            return out
+
+        down.forward = wrong
+
+    assert "layers.1 is the first" in str(refusal(2, differences(forget), tolerance(torch.bfloat16)))
+
+
+def test_rounding_of_a_large_input_passes() -> None:
+    """In 16 bits the sum of a large input and a little that a layer adds is off by a share of the input."""
+    torch.manual_seed(0)
+    large = 100.0 * torch.randn(TOKENS, WIDTH)
+    added = torch.randn(TOKENS, WIDTH)
+
+    def model(change: float) -> Any:
+        built = nn.Module()
+        built.layers = nn.ModuleList([nn.Identity()])
+        built.layers[0].forward = lambda x: (x.float() + added * change).bfloat16()
+        return built
+
+    lane1, lane, wrong = model(1.0), model(1.02), model(0.0)
+    kept = record(lane1, lane1.layers[0], [large.bfloat16()])
+    assert refusal(2, compare(lane, lane.layers[0], [large.bfloat16()], kept), tolerance(torch.bfloat16)) is None
+    assert refusal(2, compare(wrong, wrong.layers[0], [large.bfloat16()], kept), tolerance(torch.bfloat16))
+
+
+def test_a_lane_must_run_what_lane_1_runs_as_often() -> None:
+    def skip(lane: Model) -> None:
+        lane.layers[2].forward = lambda x, residual: (x, residual)  # seen, and does nothing
+        lane.layers[1] = nn.Identity()
+        lane.step = lambda tokens: lane.layers[2](*lane.layers[0](lane.embed(tokens), None))
+
+    missing = {d.stage for d in differences(skip) if d.share == float("inf")}
+    assert missing == {"layers.1.attention", "layers.1", "layers.2.attention", "logits"}
+
+
+def test_what_lane_1_does_not_run_is_refused() -> None:
+    lane1, lane = Model(), Model()
+    with torch.no_grad():
+        found = compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS[:1]))
+    assert [d.share for d in found[: len(found) // 2]] == [0.0] * (len(found) // 2)
+    assert {d.share for d in found[len(found) // 2 :]} == {float("inf")}
+    assert "embed is the first layer that differs" in str(refusal(2, found, tolerance(torch.bfloat16)))
+
+
+def test_layers_whose_outputs_are_no_tensors_are_refused() -> None:
+    def name_outputs(model: Model) -> None:
+        model.layers[0].forward = lambda *inputs: dict(enumerate(Layer.forward(model.layers[0], *inputs)))
+        model.step = lambda tokens: model.layers[0](model.embed(tokens), None)  # type: ignore[method-assign]
+
+    lane1, lane = Model(), Model()
+    name_outputs(lane1)
+    name_outputs(lane)
+    with torch.no_grad():
+        found = compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS))
+    assert "layers.0 is the first layer that differs" in str(refusal(2, found, tolerance(torch.bfloat16)))
+
+
+def test_a_lane_of_which_no_layer_was_seen_is_refused() -> None:
+    lane = Model()
+    lane.step = lambda tokens: lane.embed(tokens)  # type: ignore[method-assign]
+    with torch.no_grad():
+        found = compare(lane, lane.step, STEPS, record(lane, lane.step, STEPS))
+    assert refusal(2, found, 0.01) == "group size 2: no layer of this lane could be compared with lane 1"
 
 
 def test_all_members_refuse_together() -> None:
@@ -168,4 +301,4 @@ def test_all_members_refuse_together() -> None:
 def test_hooks_are_gone_afterwards() -> None:
     model = Model()
     record(model, model.step, STEPS)
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -5,45 +5,88 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from flying_serving.demo.tiny import make_model
 from tests.live import ENVIRONMENT, FLAGS, ROOT, free_port
+from zoo.architectures import Model
+from zoo.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.server
 
 END_S = 280
-NORM = """
+AFTER_BINDING = """
+import torch
 from torch.nn import Parameter
 from flying_serving.weights import share
 bind = share.SharedWeights.bind
-def forgetful(self, model, rank, degree):
+def wrongly(self, model, rank, degree):
     bind(self, model, rank, degree)
     if degree == 2:
-        norm = model.model.layers[1].input_layernorm
-        norm.weight = Parameter(norm.weight.detach() * 0.5, requires_grad=False)
-share.SharedWeights.bind = forgetful
+        change(model, self._model, rank)
+share.SharedWeights.bind = wrongly
+"""
+NORM = f"""{AFTER_BINDING}
+def change(model, lane1, rank):
+    norm = model.model.layers[1].input_layernorm
+    norm.weight = Parameter(norm.weight.detach() * 0.5, requires_grad=False)
+"""
+QUERY_NORM = f"""{AFTER_BINDING}
+def change(model, lane1, rank):
+    norm = model.model.layers[1].self_attn.q_norm
+    norm.weight = Parameter(torch.zeros_like(norm.weight), requires_grad=False)
+"""
+QUERY_BIAS = f"""{AFTER_BINDING}
+def change(model, lane1, rank):
+    layer = model.model.layers[1].self_attn.qkv_proj
+    width = layer.output_sizes[0] // 2
+    bias = lane1.model.layers[1].self_attn.qkv_proj.bias.detach()[rank * width : (rank + 1) * width]
+    method, product = layer.quant_method, layer.quant_method._part
+    method._part = lambda x: product(x) - torch.nn.functional.pad(bias, (0, product(x).shape[-1] - width))
+"""
+SLOPES = f"""{AFTER_BINDING}
+def change(model, lane1, rank):
+    mine, theirs = (it.transformer.h[1].self_attention.attn.impl for it in (model, lane1))
+    mine.alibi_slopes = theirs.alibi_slopes[: len(mine.alibi_slopes)]  # those of the first rank on both
 """
 COLUMN = """
 from flying_serving.weights import share, storage
-part = storage.PackedColumns.part
-def shifted(self, rank, degree):
-    product = part(self, rank, degree)
-    return product if (rank, degree) != (1, 2) else lambda x: product(x).roll(1, dims=-1)
-storage.PackedColumns.part = shifted
+for columns in (storage.PackedColumns, storage.StridedColumns):
+    def shifted(self, rank, degree, part=columns.part):
+        product = part(self, rank, degree)
+        return product if (rank, degree) != (1, 2) else lambda x: product(x).roll(1, dims=-1)
+    columns.part = shifted
+"""
+FOREIGN = """
+import torch
+from flying_serving.weights import share
+bind_whole = share.bind_whole
+def with_one_more(name, layer, *others, **options):
+    bind_whole(name, layer, *others, **options)
+    if name == "model.layers.1.input_layernorm":
+        layer.held = [torch.zeros(3)]
+share.bind_whole = with_one_more
 """
 
 
-@pytest.mark.parametrize(("planted", "layer"), [(NORM, "model.layers.1"), (COLUMN, "model.layers.0")])
-def test_a_planted_error_ends_the_start_with_the_lanes_name(planted: str, layer: str) -> None:
-    """Engines are forked from the server, so they have what is planted in it."""
-    model = make_model(ROOT / ".models" / "llama", "llama")
+@pytest.fixture(scope="module")
+def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with ALiBi, of eight heads."""
+    path = tmp_path_factory.mktemp("bloom") / "model"
+    write_checkpoint(Model("BloomForCausalLM"), path)
+    return path
+
+
+def end_of(model: Path, planted: str, dtype: str, *more: str) -> str:
+    """What the server says when it ends. Engines are forked from it, so they have what is planted in it."""
     code = f"{planted}\nimport sys\nfrom flying_serving.cli.main import main\nmain()"
     command = [sys.executable, "-c", code, "serve", str(model), "--host=127.0.0.1", f"--port={free_port()}"]
+    flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
     environment = os.environ | ENVIRONMENT | {"FLYING_SERVING_PRELOADED": "[]"}  # else it would start anew, unplanted
     done = subprocess.run(
-        [*command, "--data-parallel-size=2", *FLAGS],
+        [*command, "--data-parallel-size=2", f"--dtype={dtype}", *flags, *more],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -53,5 +96,42 @@ def test_a_planted_error_ends_the_start_with_the_lanes_name(planted: str, layer:
     )
     assert done.returncode == 2, done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("flying-serving: ")]
-    assert said.startswith("flying-serving: group size 2: this lane does not compute what lane 1 does"), said
-    assert f": {layer} is the first layer that differs" in said
+    return said
+
+
+def differs_first(said: str, stage: str) -> bool:
+    """Whether the lane of two engines was refused for this stage."""
+    return (
+        said.startswith("flying-serving: group size 2: this lane does not compute what lane 1 does")
+        and f": {stage} is the first layer that differs" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "planted", "stage"),
+    [
+        ("llama", "float32", NORM, "model.layers.1.self_attn.o_proj"),
+        ("llama", "bfloat16", NORM, "model.layers.1.self_attn.o_proj"),
+        ("llama", "bfloat16", COLUMN, "model.layers.0.self_attn.o_proj"),
+        ("qwen3", "bfloat16", QUERY_NORM, "model.layers.1.self_attn.o_proj"),
+        ("qwen2", "bfloat16", QUERY_BIAS, "model.layers.1.self_attn.o_proj"),
+    ],
+    ids=["norm", "norm-bfloat16", "column", "query-norm", "query-bias"],
+)
+def test_a_planted_error_ends_the_start_with_the_lanes_name(shape: str, dtype: str, planted: str, stage: str) -> None:
+    said = end_of(make_model(ROOT / ".models" / shape, shape), planted, dtype)
+    assert differs_first(said, stage), said
+
+
+def test_slopes_of_another_rank_end_the_start(bloom: Path) -> None:
+    said = end_of(bloom, SLOPES, "bfloat16")
+    assert differs_first(said, "transformer.h.1.self_attention.dense"), said
+
+
+def test_a_tensor_that_nobody_bound_ends_the_start_with_its_name() -> None:
+    """Before engines start, as they build what is examined then; a size that nobody asked for is not offered."""
+    said = end_of(make_model(ROOT / ".models" / "llama", "llama"), FOREIGN, "float32", "--group-sizes=1,2")
+    assert said == (
+        "flying-serving: --group-sizes=2: model.layers.1.input_layernorm.held.0: "
+        "has memory of its own, which nothing was loaded into"
+    )
