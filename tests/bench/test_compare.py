@@ -188,6 +188,7 @@ def test_the_band_lines_up_with_an_order_that_was_given_while_the_replay_ran(tmp
     line += ["--synth", "alternating", "--set", "duration_s=6", "--set", "low_rate_rps=2", "--set", "burst_rate_rps=6"]
     line += ["--set", "low_s=2", "--set", "burst_s=1", "--set", "prompt_tokens=8:64", "--set", "output_tokens=8:32"]
     line += ["--token-ids", "10:200", "--slo", "ttft:60000", "--", str(model), "--data-parallel-size=2"]
+    line += ["--enforce-eager"]  # stock vLLM would compile for a minute
     line += [flag for flag in FLAGS if not flag.startswith(("--policy", "--logits"))]
     with subprocess.Popen(line, cwd=ROOT, env=os.environ | ENVIRONMENT, stderr=subprocess.PIPE, text=True) as run:
         url = None
