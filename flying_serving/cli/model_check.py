@@ -174,7 +174,7 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
 
 
 def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
-    """vLLM's configuration of a model of which there is no more than its own, with so many of its layers."""
+    """vLLM's configuration of the model's first `layers` layers, with random weights: there may be no checkpoint."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from flying_serving.vllm_hooks.loading import RANDOM_WEIGHTS

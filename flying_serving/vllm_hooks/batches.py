@@ -87,7 +87,7 @@ def _step(new: list[NewRequestData], scheduled: dict[str, int]) -> SchedulerOutp
 
 
 def _next_step(scheduled: dict[str, int], *, computed: int, outputs: int) -> SchedulerOutput:
-    """Of requests that go on, each with so many tokens computed and put out before, in the blocks that they have."""
+    """A step of running requests, each with `computed` tokens computed and `outputs` tokens sampled before."""
     plan = _step([], scheduled)
     cached = plan.scheduled_cached_reqs
     cached.req_ids = list(scheduled)

@@ -84,7 +84,7 @@ def give_data(tree: Module) -> None:
 
 
 def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
-    """What an engine would make of so many bytes for KV, whose layers were built for `config`.
+    """The KV cache of an engine with `available` bytes for it, whose layers were built for `config`.
 
     Raises:
         ValueError: vLLM's, if they do not hold one request of the longest length.
