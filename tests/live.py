@@ -16,13 +16,14 @@ from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).parents[1]
+from tests.forked import ENVIRONMENT, ROOT, Forked
+
 READY_S = 240.0
 IDLE_S = 30.0
 """How long a server may take to be idle once it has answered everything."""
 KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
 """An idle connection is not used again after a second: the server closes it after five, and may be about to."""
-PROGRAM = ("flying_serving.cli.main", "serve")
+COMMAND = ("flying_serving.cli.main", "serve")
 STOCK = ("vllm.entrypoints.openai.api_server", "--model")
 FLAGS = (
     "--policy=manual",
@@ -34,14 +35,6 @@ FLAGS = (
     "--kv-cache-memory-bytes=67108864",
     "--logits-processors=tests.stock.force:ForceTokens",
 )
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "PYTHONPATH": str(ROOT),
-}
 
 
 def free_port() -> int:
@@ -52,20 +45,34 @@ def free_port() -> int:
 
 
 class Server:
-    """A server process and an HTTP client for it. Use it as a context manager."""
+    """A server process and an HTTP client for it. Use it as a context manager.
+
+    Args:
+        model: its folder.
+        engines: how many.
+        flags: more of them.
+        base: flags that come first.
+        program: what `python -m` runs; by default `flying-serving serve` is forked.
+    """
 
     def __init__(
-        self, model: Path, engines: int, *flags: str, base: Sequence[str] = FLAGS, program: Sequence[str] = PROGRAM
+        self, model: Path, engines: int, *flags: str, base: Sequence[str] = FLAGS, program: Sequence[str] | None = None
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = str(model)
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed in __exit__
-        command = [sys.executable, "-m", *program, self.model]
-        command += ["--host=127.0.0.1", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=self._log, stderr=self._log, process_group=0
-        )
+        words = [self.model, "--host=127.0.0.1", f"--port={self.port}", f"--data-parallel-size={engines}"]
+        words += [*base, *flags]
+        environment = os.environ | ENVIRONMENT
+        self.process: Forked | subprocess.Popen[bytes]
+        if program is None:
+            self.process = Forked(["serve", *words], environment, *[Path(self._log.name)] * 2)
+        else:
+            command = [sys.executable, "-m", *program, *words]
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, process_group=0
+            )
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
 
     def __enter__(self) -> Server:

@@ -43,6 +43,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="models at a time")
     parser.add_argument("--limit-s", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--rows", type=Path, help="a JSON file to write what became of them to")
+    parser.add_argument("--folder", type=Path, default=cache.FOLDER, help="where checkpoints and answers are kept")
+    parser.add_argument("--stock", type=Path, help="a file of stock vLLM's answers, in place of asking it")
+    parser.add_argument("--record-stock", type=Path, help="a file to write stock vLLM's answers to")
     parser.add_argument("--list", action="store_true", help="print the names of all models")
     options = parser.parse_args()
     _restart_with_allocator()
@@ -51,7 +54,10 @@ def main() -> None:
     models = list({model.name: model for model in found}.values())
     if options.list:
         _end("\n".join(model.name for model in models), 0)
+    cache.FOLDER = options.folder
     cache.make_folders()
+    if options.stock:
+        cache.take_stock(models, options.stock)
     if options.again:
         for model in models:
             cache.forget(model, "lanes", but_current=False)
@@ -64,6 +70,8 @@ def main() -> None:
         PAGE.write_text(page(rows, _commit(), cache.machine(), len(models) - len(rows)), encoding="utf-8")
     if options.rows:
         options.rows.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+    if options.record_stock:
+        cache.record_stock(models, options.record_stock)
     counts = Counter(row.verdict for row in rows)
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     _end(text, int(len(rows) < len(models) or any(counts[verdict] for verdict in BAD)))
@@ -77,15 +85,11 @@ def _end(text: str, status: int) -> None:
 
 def _restart_with_allocator() -> None:
     """Start again with the libraries that the server preloads: it is forked from this process."""
-    from flying_serving.cli import serve
+    from flying_serving.cli.serve import allocator_environment
 
-    if not os.environ.get(serve._FORKED):
-        wanted = serve._cpu_libraries()
-        os.environ |= ENVIRONMENT | {
-            "PYTHONPATH": str(cache.ROOT),
-            serve._FORKED: json.dumps(wanted),
-            "LD_PRELOAD": ":".join(wanted),
-        }
+    wanted = ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)} | allocator_environment()
+    if wanted.items() - os.environ.items():
+        os.environ |= wanted
         os.execv(sys.executable, [sys.executable, "-m", "zoo", *sys.argv[1:]])
 
 

@@ -104,6 +104,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "VaultGemmaForCausalLM": {"query_pre_attn_scalar": 32},
     "InklingForConditionalGeneration": {
+        "vision_config": {"text_hidden_size": 256, "hidden_size": 64, "n_layers": 4},
+        "audio_config": {"text_hidden_size": 256},
         "text_config": {
             "vocab_size": VOCAB,
             "hidden_size": 256,
@@ -216,7 +218,11 @@ class Model:
 
 VARIANTS: tuple[Model, ...] = (
     Model("FalconForCausalLM", "new decoder", {"new_decoder_architecture": True}),
-    Model("FalconForCausalLM", "ALiBi", {"alibi": True, "bias": True, "parallel_attn": False, "multi_query": False}),
+    Model(
+        "FalconForCausalLM",
+        "ALiBi",
+        {"alibi": True, "bias": True, "parallel_attn": False, "multi_query": False, "num_kv_heads": 8},
+    ),
     Model("CohereForCausalLM", "norms of heads", {"use_qk_norm": True}),
     Model("LlamaForCausalLM", "biases", {"attention_bias": True, "mlp_bias": True}),
     Model("LlamaForCausalLM", "tied", {"tie_word_embeddings": True}),

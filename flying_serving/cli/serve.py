@@ -25,7 +25,7 @@ from flying_serving.wording import first_problem
 logger = logging.getLogger("vllm.flying_serving")
 
 _LISTS = ("group_sizes", "emulate_link")
-_FORKED = "FLYING_SERVING_PRELOADED"
+_PRELOADED = "FLYING_SERVING_PRELOADED"
 
 
 def main(argv: list[str]) -> None:
@@ -160,19 +160,24 @@ def restart_with_allocator(command: str) -> None:
 
     Engines are forked from this process, so what is to be preloaded in them has to be preloaded here.
     """
-    if os.environ.get(_FORKED) or importlib.util.find_spec("vllm") is None or not sys.platform.startswith("linux"):
-        return
-    wanted = _cpu_libraries()
-    if wanted:
-        loaded = os.environ.get("LD_PRELOAD", "")
-        os.environ["LD_PRELOAD"] = ":".join([*wanted, loaded] if loaded else wanted)
-        os.environ[_FORKED] = json.dumps(wanted)
+    wanted = allocator_environment()
+    if wanted and not os.environ.get(_PRELOADED):
+        os.environ |= wanted
         os.execv(sys.executable, [sys.executable, "-m", "flying_serving.cli.main", command, *sys.argv[2:]])
+
+
+def allocator_environment() -> dict[str, str]:
+    """Variables for a process that engines are forked from; none where vLLM preloads nothing."""
+    wanted = _cpu_libraries()
+    if not wanted:
+        return {}
+    loaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and path not in wanted]
+    return {"LD_PRELOAD": ":".join([*wanted, *loaded]), _PRELOADED: json.dumps(wanted)}
 
 
 def _cpu_libraries() -> list[str]:
     """tcmalloc from vLLM's CPU wheel and torch's libgomp; none of them with the CUDA wheel."""
-    vllm = importlib.util.find_spec("vllm")
+    vllm = importlib.util.find_spec("vllm") if sys.platform.startswith("linux") else None
     torch = importlib.util.find_spec("torch")
     if vllm is None or vllm.origin is None or torch is None or torch.origin is None:
         return []

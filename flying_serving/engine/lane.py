@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, UniformTypeKVCacheSpecs
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, Unsupported
@@ -80,11 +80,14 @@ class Lane:
             lane1: lane 1's KV configuration.
 
         Raises:
-            ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma 4).
+            ConfigError: if a block would not keep its bytes, layers' KV differs in size (Gemma 4), or attention is not
+                causal (HRM-Text).
         """
         self.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
         with self.pool.activate(self.size), set_current_vllm_config(self.config):
-            kv = get_kv_cache_configs(self.config, [self.runner.get_kv_cache_spec()], [buffer.numel()])[0]
+            specs = self.runner.get_kv_cache_spec()
+            _refuse_not_causal(specs.values(), self.config.model_config.architecture)
+            kv = get_kv_cache_configs(self.config, [specs], [buffer.numel()])[0]
             if any(isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) for group in kv.kv_cache_groups):
                 raise Unsupported("--model: layers whose KV differs in size cannot be served by Flying Serving yet")
             kv.kv_cache_layout = lane1.kv_cache_layout
@@ -114,6 +117,17 @@ class Lane:
         finally:
             self.random_state = torch.random.get_rng_state()
             torch.random.set_rng_state(outside)
+
+
+def _refuse_not_causal(specs: Iterable[KVCacheSpec], architecture: str) -> None:
+    """Raise Unsupported if prompt tokens see later ones: what a moved request has given out is computed as its prompt.
+
+    vLLM serves such models without chunked prefill, and never schedules a prompt that is longer than a step.
+    """
+    if any(getattr(spec, "non_causal", False) for spec in specs):
+        raise Unsupported(
+            f"--model: models with attention that is not causal ({architecture}) cannot be served by Flying Serving yet"
+        )
 
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Module, Parameter
@@ -54,6 +54,7 @@ class SharedWeights:
         self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
+        self._segments: dict[str, tuple[Segment, ...]] = {}
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._experts: dict[str, list[tuple[Any, Module]]] = {}
         heads = _lm_head_weights(model)
@@ -67,7 +68,8 @@ class SharedWeights:
             raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
         if isinstance(layer, ColumnParallelLinear):
             bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
-            self._linear[name] = self._columns(layer.weight.data, bias, column_segments(name, layer, self._widest))
+            self._segments[name] = column_segments(name, layer, self._widest)
+            self._linear[name] = self._columns(layer.weight.data, bias, self._segments[name])
             self._drop(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
             self._linear[name] = self._rows(layer, row_segment(name, layer, self._widest))
@@ -162,12 +164,15 @@ class SharedWeights:
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
         """A column-parallel layer's bias that the model adds itself, so that it is not part of the product."""
-        segments = column_segments(name, full, self._widest)
-        if degree > 1 and len(segments) > 1:
-            raise WeightError(f"{name}.bias: the model adds the bias of a fused layer itself")
-        units = segments[0].units_of(rank, degree)
-        size = segments[0].unit_size
-        return Parameter(full.bias.data[units.start * size : units.stop * size], requires_grad=False)
+        if degree == 1:
+            return cast(Parameter, full.bias)
+        parts, segments = [], self._segments[name]
+        for segment, bias in zip(segments, full.bias.data.split([s.size for s in segments]), strict=True):
+            units = segment.units_of(rank, degree)
+            parts.append(bias[units.start * segment.unit_size : units.stop * segment.unit_size])
+        part = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._storages.add(part.untyped_storage().data_ptr())
+        return Parameter(part, requires_grad=False)
 
     def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
         linear = self._linear.get(name)

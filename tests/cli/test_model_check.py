@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,8 @@ from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, Started, findings
 from flying_serving.engine.admission import KVPlan, anatomy
 from flying_serving.errors import ConfigError, Unsupported
-from tests.live import ENVIRONMENT, ROOT, Server
+from tests.forked import run
+from tests.live import Server
 
 DOCTOR_S = 120
 """Twice what it may take on a machine that has nothing else to do."""
@@ -53,6 +52,18 @@ DEEPSEEK_V3 = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
     "n_routed_experts": 8,
+}
+HRM = {
+    **SMALL,
+    "architectures": ["HrmTextForCausalLM"],
+    "model_type": "hrm_text",
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "num_layers_per_stack": 2,
+    "H_cycles": 2,
+    "L_cycles": 3,
+    "prefix_lm": True,
 }
 LATE_EXPERTS = {
     **SMALL,
@@ -110,15 +121,7 @@ def written(path: Path, config: dict[str, Any]) -> Path:
 
 
 def command(name: str, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flying_serving.cli.main", name, str(model), *flags],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT | {"COLUMNS": "1000"},
-        capture_output=True,
-        text=True,
-        timeout=DOCTOR_S,
-        check=False,
-    )
+    return run([name, str(model), *flags], DOCTOR_S)
 
 
 def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, Any]:
@@ -135,6 +138,7 @@ def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, An
         pytest.param(GEMMA2, 0, ("the first 2 of 6 layers", "group size 2 ok, longest context 2048"), id="gemma2"),
         pytest.param(GPT_OSS, 1, ("refused: --quantization: quantized models cannot be served",), id="gpt-oss"),
         pytest.param(DEEPSEEK_V3, 1, ("refused: --model: models with latent attention, MLA",), id="deepseek-v3"),
+        pytest.param(HRM, 1, ("refused: --model: models with attention that is not causal (HrmText",), id="hrm"),
     ],
 )
 def test_a_configuration_alone_is_enough(

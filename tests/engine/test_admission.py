@@ -102,14 +102,7 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
         {8: "model.layers.0.mlp.experts.routed_experts: 68 columns of an expert do not divide by 8"},
     ),
     ("experts-that-can-be-shared", QWEN2_MOE | {"num_experts": 8}, {}),
-    (
-        "a-bias-that-only-sharing-refuses",
-        FALCON,
-        dict.fromkeys(
-            (2, 4, 8),
-            "transformer.h.0.self_attention.query_key_value.bias: the model adds the bias of a fused layer itself",
-        ),
-    ),
+    ("a-bias-of-a-fused-layer-that-the-model-adds", FALCON, {}),
     (
         "experts-with-biases",
         GPT_OSS,

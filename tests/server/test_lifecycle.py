@@ -22,7 +22,7 @@ import pytest
 
 from flying_serving.demo.tiny import make_model
 from flying_serving.server.rundir import _remove_left
-from tests.live import ENVIRONMENT, ROOT, Server
+from tests.live import COMMAND, ENVIRONMENT, ROOT, Server
 from tests.streams import Stream, stream, streamed_body
 
 pytestmark = pytest.mark.server
@@ -59,7 +59,7 @@ class Parts:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2) as live:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, program=COMMAND) as live:
         yield live
 
 
@@ -154,7 +154,7 @@ async def stream_while_it_ends(server: Server, count: int, tokens: int) -> list[
 def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
     """Those that run and those that wait, though the signal comes to the engines too, as from a terminal or systemd."""
     flags = ("--policy=static-tp", f"--shutdown-timeout={DRAIN_S:g}", "--max-num-seqs=8")
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags) as server:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND) as server:
         parts = Parts.of(server)
         began_s, before = time.monotonic(), len(server.log())
         streams = asyncio.run(stream_while_it_ends(server, 12, 150))
@@ -184,7 +184,7 @@ async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) ->
 def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
     """At once, in order, and not quietly: who waits for the engine that is gone in a step says what it has lost."""
     flags = ("--policy=static-tp", f"--shutdown-timeout={10 * DRAIN_S:g}")
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags) as server:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND) as server:
         parts = Parts.of(server)
         before = len(server.log())
         ends = asyncio.run(stream_until_an_engine_dies(server, parts.engines[1]))
@@ -227,7 +227,8 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
 )
 def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -> None:
     """At once, in whatever phase the engines and their workers are."""
-    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, f"--tensor-parallel-size={devices}")
+    flags = (f"--tensor-parallel-size={devices}",)
+    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND)
     try:
         wait_until_logged(server, phase)
         os.killpg(server.process.pid, signal.SIGSTOP)  # it stays in this phase while it is looked at
@@ -250,7 +251,7 @@ def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -
 def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
     """Whatever time requests would have had: there are none."""
     flags = ("--shutdown-timeout=300", "--middleware=flying_serving.nope")
-    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags)
+    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND)
     try:
         wait_until_logged(server, "warming up the group")
         root = psutil.Process(server.process.pid)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flying_serving.demo.tiny import make_model
-from tests.live import ENVIRONMENT, FLAGS, ROOT, free_port
+from tests.forked import run
+from tests.live import FLAGS, ROOT, free_port
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 
@@ -81,19 +79,9 @@ def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def end_of(model: Path, planted: str, dtype: str, *more: str) -> str:
     """What the server says when it ends. Engines are forked from it, so they have what is planted in it."""
-    code = f"{planted}\nimport sys\nfrom flying_serving.cli.main import main\nmain()"
-    command = [sys.executable, "-c", code, "serve", str(model), "--host=127.0.0.1", f"--port={free_port()}"]
     flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
-    environment = os.environ | ENVIRONMENT | {"FLYING_SERVING_PRELOADED": "[]"}  # else it would start anew, unplanted
-    done = subprocess.run(
-        [*command, "--data-parallel-size=2", f"--dtype={dtype}", *flags, *more],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=END_S,
-        check=False,
-    )
+    words = ["serve", str(model), "--host=127.0.0.1", f"--port={free_port()}", "--data-parallel-size=2", *flags]
+    done = run([*words, f"--dtype={dtype}", *more], END_S, planted)
     assert done.returncode == 2, done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("flying-serving: ")]
     return said

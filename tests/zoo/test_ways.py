@@ -1,4 +1,4 @@
-"""Eight models of the zoo, one for each way of binding weights: lanes 1 and 2 answer what stock vLLM answers."""
+"""Some models of the zoo, one for each way of binding weights: lanes 1 and 2 answer what stock vLLM answers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ WAYS = {
     "BloomForCausalLM": "ALiBi",
     "GPTJForCausalLM": "parallel residual",
     "CohereForCausalLM-norms-of-heads": "norms of heads",
+    "FalconForCausalLM-ALiBi": "a bias of a fused layer that the model adds itself",
 }
 LIMIT_S = 580
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became of each model; lanes are asked again, stock vLLM only if it was not asked on this machine before."""
-    found = tmp_path_factory.mktemp("zoo") / "rows.json"
-    command = [sys.executable, "-m", "zoo", "--again", "--jobs=2", f"--rows={found}", *WAYS]
+    """What became of each model; what stock vLLM answers was recorded by the zoo's --record-stock."""
+    folder = tmp_path_factory.mktemp("zoo")
+    found, stock = folder / "rows.json", ROOT / "tests" / "stock" / "zoo.json"
+    command = [sys.executable, "-m", "zoo", "--jobs=2", f"--folder={folder}", f"--stock={stock}", f"--rows={found}"]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
+        [*command, *WAYS], cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert found.exists(), done.stdout[-4000:] + done.stderr[-4000:]
     rows = json.loads(found.read_text(encoding="utf-8"))

@@ -1,0 +1,126 @@
+"""The `flying-serving` command, forked from a process that has imported vLLM once: starts without its imports.
+
+How processes start and end, by signals and with exit codes, is tested on real commands: tests/server/test_lifecycle.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest.mock import patch
+
+from flying_serving.cli.serve import allocator_environment
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONPATH": str(ROOT),
+}
+IMPORTS = [
+    "transformers",
+    "vllm.entrypoints.openai.api_server",
+    "flying_serving.cli.serve",
+    "flying_serving.engine.core",
+    "flying_serving.engine.worker",
+]
+_context = multiprocessing.get_context("forkserver")
+
+
+class Forked:
+    """A command that runs; what `subprocess.Popen` has of a process that leads a group of its own.
+
+    Args:
+        words: what follows `flying-serving` on the command line.
+        environment: all of its variables.
+        out: a file for its stdout.
+        err: a file for its stderr, which may be the same.
+        planted: Python code that runs before the command.
+    """
+
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], out: Path, err: Path, planted: str = ""
+    ) -> None:
+        preloaded = allocator_environment()
+        with patch.dict(os.environ, environment | preloaded):
+            forkserver.set_forkserver_preload(IMPORTS)
+            forkserver.ensure_running()
+        given = {**environment, **preloaded}
+        self._process = _context.Process(target=_run, args=(list(words), given, (out, err), planted))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Tell it to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+def run(words: Sequence[str], timeout_s: float, planted: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. Raises subprocess.TimeoutExpired."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        environment = os.environ | ENVIRONMENT | {"COLUMNS": "1000"}  # tables are not wrapped
+        process = Forked(words, environment, out, err, planted)
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        said = [path.read_text(encoding="utf-8", errors="replace") for path in (out, err)]
+    return subprocess.CompletedProcess(["flying-serving", *words], status, *said)
+
+
+def _run(words: list[str], environment: dict[str, str], files: Sequence[Path], planted: str) -> None:
+    os.setpgid(0, 0)
+    for number, path in enumerate(files, start=1):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["flying-serving", *words]
+    exec(planted, {})
+    from flying_serving.cli.main import main
+
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # as an interpreter does that ends; a process of multiprocessing does not
