@@ -41,6 +41,12 @@ KNOWN: tuple[Known, ...] = (
         r'500 \{"error":\{"message":"",',
         "parameters of /inference/v1/generate nested too deeply: vLLM's check of them lets RecursionError through",
     ),
+    Known(
+        r"/v1/(chat/)?completions",
+        b'"allowed_token_ids"',
+        r'500 \{"error":\{"message":"Internal server error","type":"InternalServerError","param":null,"code":500\}\}$',
+        "allowed_token_ids has no token that response_format's grammar allows: vLLM ends the request with an error",
+    ),
 )
 
 

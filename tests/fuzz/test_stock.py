@@ -8,6 +8,7 @@ from tests.fuzz.bodies import Sent
 from tests.fuzz.stock import DEEP, fails_in_stock
 
 EMPTY = '{"error":{"message":"","type":"InternalServerError"}}'
+NO_TOKEN = '{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
 NO_FIELDS = '{"error":{"message":"\'list\' object has no attribute \'get\'"}}'
 
 
@@ -19,6 +20,8 @@ NO_FIELDS = '{"error":{"message":"\'list\' object has no attribute \'get\'"}}'
         ("/v1/completions", b'{"a":' + DEEP, 500, EMPTY, False),
         ("/v1/completions", b'{"structured_outputs":[]}', 500, NO_FIELDS, True),
         ("/v1/completions", b"{}", 500, NO_FIELDS, False),
+        ("/v1/completions", b'{"response_format":{},"allowed_token_ids":[1]}', 500, NO_TOKEN, True),
+        ("/v1/completions", b'{"response_format":{}}', 500, NO_TOKEN, False),
         ("/v1/completions", b'{"structured_outputs":[]}', 503, NO_FIELDS, False),
     ],
 )
