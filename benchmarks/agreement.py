@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.systems import ENVIRONMENT, ROOT, System
-from flying_serving.demo.tiny import make_model
+from benchmarks.systems import ROOT, System
+from flying_serving.testing.servers import CPU_ENVIRONMENT
+from flying_serving.testing.tiny import make_model
 from flying_serving.workload.files import save_timed_trace
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Poisson, synthesise
@@ -68,7 +69,7 @@ def theirs(system: System, trace: Path, workload: Workload, out: Path) -> Summar
 
 def summary_of(command: list[str], path: Path) -> Summary:
     """Run a command; the JSON that it has written."""
-    environment = os.environ | ENVIRONMENT | {"VLLM_PLUGINS": ""}
+    environment = os.environ | CPU_ENVIRONMENT | {"VLLM_PLUGINS": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not path.exists():
         sys.exit(

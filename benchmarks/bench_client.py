@@ -3,7 +3,7 @@
 python -m benchmarks.bench_client [--streams 2000] [--tokens-per-s 5000] [--hold-s 30]
 
 The client is kept on one core; a mock server in a process of its own sends the tokens, on the others. Requests come
-evenly until so many streams run at a time, and are then replaced for a while as they end. A second replay is more than
+evenly until that number of streams run at a time, and are then replaced as they end. A second replay is more than
 any client can follow (every answer at once, as fast as they come): there the client has to say that it fell behind.
 """
 
@@ -14,10 +14,10 @@ import time
 import numpy as np
 
 from flying_serving.bench.client import Target
-from flying_serving.bench.metrics import summarise
-from flying_serving.bench.results import Results
-from flying_serving.bench.run import Settings, measure, probe
-from flying_serving.bench.timeline import concurrency, tokens_per_s
+from flying_serving.bench.run import ReplaySettings, measure, probe
+from flying_serving.results.metrics import summarise
+from flying_serving.results.results import Results
+from flying_serving.results.timeline import concurrency, tokens_per_s
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import parse_synthesis, synthesise
 from tests.bench import mock
@@ -40,7 +40,7 @@ def replay(workload: Workload, token_gap_s: float, cores: list[int]) -> tuple[Re
     os.sched_setaffinity(0, cores[1:] or cores)
     with mock.running(token_gap_s) as url:
         os.sched_setaffinity(0, cores[:1])
-        target, settings = Target(url), Settings()
+        target, settings = Target(url), ReplaySettings()
         served = probe(target, settings)
         wall_s, processor_s = time.perf_counter(), time.process_time()
         results = measure(workload, target, served, settings)

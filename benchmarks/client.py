@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from flying_serving.bench.sse import EventStream
+from flying_serving.errors import RequestFailed
+from flying_serving.testing.sse import EventStream, streamed
+
+ANSWER_S = 300.0
 
 
 @dataclass
@@ -40,7 +43,7 @@ async def stream(client: httpx.AsyncClient, model: str, token_ids: list[int], ma
     """Send one request and read it to its end.
 
     Raises:
-        RuntimeError: if it failed or stopped early.
+        RequestFailed: if it failed or stopped early.
     """
     body = {
         "model": model,
@@ -52,15 +55,11 @@ async def stream(client: httpx.AsyncClient, model: str, token_ids: list[int], ma
         "return_token_ids": True,
     }
     result = Stream(time.monotonic())
-    async with client.stream("POST", "/v1/completions", json=body, timeout=300) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError((await answer.aread()).decode())
-        events = EventStream()
-        async for data in answer.aiter_bytes():
-            for event in events.feed(data):
-                result.token_s += [time.monotonic()] * sum(choice.tokens for choice in event.choices)
+    async with streamed(client, body, EventStream()) as events:
+        async for event in events:
+            result.token_s += [time.monotonic()] * sum(choice.tokens for choice in event.choices)
     if len(result.token_s) != max_tokens:
-        raise RuntimeError(f"{len(result.token_s)} of {max_tokens} tokens came")
+        raise RequestFailed(f"{len(result.token_s)} of {max_tokens} tokens came")
     return result
 
 
@@ -69,7 +68,7 @@ def run_streams(url: str, model: str, prompts: list[list[int]], max_tokens: int)
 
     async def together() -> tuple[list[Stream], float]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=ANSWER_S) as client:
             started = time.monotonic()
             streams = await asyncio.gather(*(stream(client, model, p, max_tokens) for p in prompts))
             return list(streams), len(prompts) * max_tokens / (time.monotonic() - started)

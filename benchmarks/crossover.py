@@ -19,15 +19,15 @@ import httpx
 from scipy.optimize import brentq
 
 from benchmarks.client import prompt
-from benchmarks.policies import FLAGS, LENGTHS, OUT, REGIMES, WEIGHTS, flag
+from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, REGIMES, WEIGHTS, flag
 from benchmarks.systems import ROOT, System
 from flying_serving.bench.client import Target
-from flying_serving.bench.run import Settings, measure, probe
-from flying_serving.demo.tiny import make_model
+from flying_serving.bench.run import ReplaySettings, measure, probe
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.forecast import first_per_s, judge, outlook
-from flying_serving.policy.steps import StepCost
-from flying_serving.policy.work import LaneFigures, Work
+from flying_serving.predict.forecast import first_per_s, judge, outlook
+from flying_serving.predict.steps import StepCost
+from flying_serving.predict.work import LaneFigures, Work
+from flying_serving.testing.tiny import make_model
 from flying_serving.workload.files import save
 from flying_serving.workload.synth import Poisson, synthesise
 
@@ -64,7 +64,7 @@ def hold(system: System, rate: float, seconds: float) -> list[dict[str, Any]]:
     """Arrivals at that rate for so long. Returns the switches of that time."""
     workload = synthesise(Poisson(requests=None, duration_s=seconds, rate_rps=rate, **LENGTHS), 1)
     save(workload, OUT / "crossover.jsonl")
-    target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
+    target, settings = Target(system.url), ReplaySettings(vocabulary=range(300, 500))
     before = len(system.ask("switches")["switches"])
     results = measure(workload, target, probe(target, settings), settings)
     failed = int(sum(~results.ok))
@@ -77,7 +77,7 @@ def hold(system: System, rate: float, seconds: float) -> list[dict[str, Any]]:
 
 def described(switch: dict[str, Any]) -> str:
     """One line."""
-    return f"{switch['from']} -> {switch['to']} by {switch['preempt']} ({switch['reason']})"
+    return f"{switch['from']} -> {switch['to']} by {switch['mode']} ({switch['reason']})"
 
 
 async def burst(system: System, number: int) -> None:
@@ -112,7 +112,8 @@ def main() -> None:
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
-    system = System("auto", model, [*FLAGS, *REGIMES[args.regime], "--policy=auto"], ours=True)
+    flags = [*FLAGS, *REGIMES[args.regime], "--policy=auto"]
+    system = System("auto", model, flags, ours=True, link=LINKS.get(args.regime))
     try:
         made = hold(system, crossover(system.ask("status")), args.seconds)
         minutes = [int((switch["time"] - made[0]["time"]) // 60) for switch in made]

@@ -17,15 +17,15 @@ from itertools import chain, count
 
 from benchmarks.policies import WEIGHTS
 from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.commands import Command, Dispatch, Order, Withdraw
+from flying_serving.controller.commands import Command, Dispatch, Order, Recall
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Limits
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.steps import Step
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import Step
 
 ENGINES = 8
 SIZES = (1, 2, 4, 8)
@@ -75,7 +75,7 @@ class Bench:
             match command:
                 case Dispatch(request_id):
                     self.running[request_id] = 0
-                case Withdraw(request_id, _):
+                case Recall(request_id, _):
                     del self.running[request_id]
                 case Order(switch, _):
                     self.ordered = switch
@@ -87,7 +87,7 @@ class Bench:
         prompt = draw.randint(50_000, 60_000) if long else draw.randint(50, 1500)
         outputs = draw.randint(50, 400)
         priority = -1 if draw.random() < 0.002 else draw.choice([0, 0, 0, 1])
-        wanted = Wanted(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
+        wanted = RequestSpec(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
         name = f"r{next(self.numbers)}"
         self.timed("arrived", lambda: self.controller.arrived(name, wanted, self.now_s))
 

@@ -17,7 +17,7 @@ from statistics import median
 from benchmarks.client import prompt, run_streams
 from benchmarks.policies import FLAGS
 from benchmarks.systems import ROOT, System
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 SINGLE, CROWD = 5, 48
@@ -37,7 +37,7 @@ def measure(system: System, prompt_tokens: int, output_tokens: int) -> tuple[flo
 def compare(link: str, rounds: int, prompt_tokens: int, output_tokens: int) -> None:
     """Start a server with this link, measure both layouts in turn, print the ratios of each round."""
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
-    system = System(f"link {link}", model, [*FLAGS, "--policy=manual", f"--emulate-link={link}"], ours=True)
+    system = System(f"link {link}", model, [*FLAGS, "--policy=manual"], ours=True, link=link)
     ratios: dict[str, list[float]] = defaultdict(list)
     try:
         for number in range(rounds + 1):

@@ -26,7 +26,7 @@ import psutil
 from benchmarks.client import prompt, run_streams
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.config import FlyingConfig
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 
 FLAGS = [
     "--data-parallel-size=2",

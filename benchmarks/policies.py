@@ -5,7 +5,7 @@ python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [-
 `load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
 The fixed layouts are our server's with the same flags but the policy, so that collectives and kernels are the same for
-all; the links of regime `link` are emulated (see docs/engine.md). With `--stock` stock vLLM's data and tensor
+all; the links of regime `link` are emulated (`benchmarks.emulated_link`). With `--stock` stock vLLM's data and tensor
 parallelism are measured beside them, with shared memory or gloo as the regime says, but no tensor parallelism of
 stock's over a link: its exchanges cannot be slowed. Each system is stopped while another is measured.
 """
@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.systems import DP, ROOT, TP, System, Systems, commit
 from flying_serving.bench.client import Target
-from flying_serving.bench.metrics import summarise
-from flying_serving.bench.run import Settings, measure, probe
+from flying_serving.bench.run import ReplaySettings, measure, probe
 from flying_serving.config import FlyingConfig
-from flying_serving.demo.tiny import make_model
-from flying_serving.policy.work import Weights
+from flying_serving.predict.work import Weights
+from flying_serving.results.metrics import summarise
+from flying_serving.testing.tiny import make_model
 from flying_serving.workload.files import save
 from flying_serving.workload.mixes import with_priority
 from flying_serving.workload.model import Workload
@@ -49,7 +49,9 @@ SHARED = [
     "--disable-uvicorn-access-log",
 ]
 FLAGS = [DP, *SHARED]
-REGIMES = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": ["--emulate-link=600,10"]}
+REGIMES: dict[str, list[str]] = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": []}
+LINKS = {"link": "600,10"}
+"""Of our servers in a regime: microseconds and GB/s (`benchmarks.emulated_link`)."""
 LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
 """Of requests."""
 PHASES_S = (40.0, 12.0)
@@ -90,7 +92,7 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
 
 def replay(system: System, workload: Workload, raw: Path | None = None) -> dict[str, Any]:
     """Summary of one replay, with the switches that it made; `raw`: where the requests' own times are kept."""
-    target, settings = Target(system.url), Settings(vocabulary=range(300, 500))
+    target, settings = Target(system.url), ReplaySettings(vocabulary=range(300, 500))
     results = measure(workload, target, probe(target, settings), settings)
     if raw is not None:
         results.save(raw)
@@ -128,7 +130,8 @@ def server(name: str, regime: str, model: Path) -> System:
     if name in STOCK:
         gloo = regime == "gloo" and name == "stock-tp"
         return System(f"{name}, {regime}", model, [STOCK[name], *SHARED], ours=False, gloo=gloo)
-    return System(f"{name}, {regime}", model, [*FLAGS, *REGIMES[regime], f"--policy={name}"], ours=True)
+    flags = [*FLAGS, *REGIMES[regime], f"--policy={name}"]
+    return System(f"{name}, {regime}", model, flags, ours=True, link=LINKS.get(regime))
 
 
 def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argparse.Namespace) -> None:
@@ -173,8 +176,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trace", help="a trace in place of the generated one")
     parser.add_argument("--window", type=float, nargs=2, default=(0.0, math.inf), help="of the trace: from, to, in s")
-    parser.add_argument("--time-scale", type=float, default=1.0, help="arrivals so many times as far apart")
-    parser.add_argument("--prompt-scale", type=float, default=1.0, help="prompts so many times as long")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="scale inter-arrival times")
+    parser.add_argument("--prompt-scale", type=float, default=1.0, help="scale prompt lengths")
     args = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     workloads = workloads_of(args)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flying_serving.cli.main import main
+from benchmarks.entry import run
 from flying_serving.engine import core
-from flying_serving.engine.tickets import Channel, StepTicket
+from flying_serving.engine.tickets import Channel, RunStep
 
 RECORD = struct.Struct("<iiiid")
 """What (SENT or BEGUN), number of the step, requests, tokens, CLOCK_MONOTONIC."""
@@ -46,7 +46,7 @@ def install() -> None:
     send, translate = Channel.send, core.in_physical_blocks
 
     def stamped_send(self: Channel, members: Sequence[int], ticket: Any) -> None:
-        if isinstance(ticket, StepTicket):
+        if isinstance(ticket, RunStep):
             stamps.add(SENT, ticket.plan, time.monotonic())
         send(self, members, ticket)
 
@@ -76,5 +76,4 @@ def read(folder: Path) -> dict[int, tuple[int, int, float, list[float]]]:
 
 
 if __name__ == "__main__":
-    install()
-    main()
+    run("benchmarks.stamped", install)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from benchmarks.storm_report import Report
+from flying_serving.errors import RequestFailed
 from tests.live import Server
 from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
 
@@ -78,7 +79,7 @@ class Load:
             answer = await stream(self._http, job.body(self._model, None))
             problem = _incomplete(job, answer)
             if problem:
-                raise RuntimeError(f"{job.name} undisturbed: {problem}")
+                raise RequestFailed(f"{job.name} undisturbed: {problem}")
             self.reference[job.name] = answer
 
     async def warm(self) -> None:
@@ -130,7 +131,7 @@ class Load:
             leave = self._draw.randint(1, job.max_tokens - 1) if self._draw.random() < LEAVE_SHARE else None
             try:
                 answer = await stream(self._http, job.body(self._model, degree), leave_after=leave)
-            except (RuntimeError, httpx.HTTPError) as error:
+            except (RequestFailed, httpx.HTTPError) as error:
                 self._fail(f"{job.name} at degree {degree}: {error!r}")
                 await asyncio.sleep(0.5)
             else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from tests.live import Server
 
 MEMORY_SHARE, MEMORY_BYTES, COUNT_SLACK = 0.03, 8 << 20, 2
@@ -102,7 +102,7 @@ def cutover_beyond_step(switch: dict[str, Any]) -> float:
 def acceptance(switches: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The figures that TARGETS_MS bounds."""
     overheads = [switch["overhead_ms"] for switch in switches]
-    at_once = [cutover_beyond_step(s) for s in switches if s["preempt"] != "sequential"] or [0.0]
+    at_once = [cutover_beyond_step(s) for s in switches if s["mode"] != "sequential"] or [0.0]
     figures = (statistics.median(overheads), percentile(overheads, 0.99), statistics.median(at_once))
     return dict(zip(TARGETS_MS, figures, strict=True))
 
@@ -113,11 +113,11 @@ def print_report(report: Report) -> None:
     print(f"\n{len(report.switches)} switches in {report.seconds:.0f} s; streams: {outcomes}; {report.tokens} tokens")
     print(f"largest difference of a logprob from the reference: {report.worst_logprob:.1e}")
     print(f"\nmilliseconds, median / p99 / max {'':26}{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-    print(f"{'preempt':<11}{'n':>4}" + "".join(f"{c.removesuffix('_ms'):>{w}}" for c, w in COLUMNS.items()))
-    for preempt in (*PREEMPTS, "all"):
-        rows = [s for s in report.switches if preempt in ("all", s["preempt"])]
+    print(f"{'mode':<11}{'n':>4}" + "".join(f"{c.removesuffix('_ms'):>{w}}" for c, w in COLUMNS.items()))
+    for mode in (*MODES, "all"):
+        rows = [s for s in report.switches if mode in ("all", s["mode"])]
         cells = {c: _cell([s[c] for s in rows if s[c] is not None]) for c in COLUMNS}
-        print(f"{preempt:<11}{len(rows):>4}" + "".join(f"{cell:>{COLUMNS[c]}}" for c, cell in cells.items()))
+        print(f"{mode:<11}{len(rows):>4}" + "".join(f"{cell:>{COLUMNS[c]}}" for c, cell in cells.items()))
     print()
     for name, value in acceptance(report.switches).items():
         print(f"{name}: {value:.2f} ms (target < {TARGETS_MS[name]:g} ms: {_verdict(value < TARGETS_MS[name])})")

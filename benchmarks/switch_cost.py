@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.client import prompt, stream
 from benchmarks.systems import ROOT, System
-from flying_serving.config import PREEMPTS
-from flying_serving.demo.tiny import make_model
+from flying_serving.config import MODES
+from flying_serving.testing.tiny import make_model
 
 FLAGS = [
     "--policy=manual",
@@ -34,7 +34,7 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
-WAYS = [(preempt, wide) for preempt in PREEMPTS for wide in (True, False)]
+WAYS = [(mode, wide) for mode in MODES for wide in (True, False)]
 _seeds = itertools.count(1)
 
 
@@ -58,10 +58,10 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-async def order(http: httpx.AsyncClient, engines: int, preempt: str, wide: bool) -> dict[str, Any]:
+async def order(http: httpx.AsyncClient, engines: int, mode: str, wide: bool) -> dict[str, Any]:
     """Switch, wait until the old layout has drained, and return the record."""
     groups = [list(range(engines))] if wide else [[engine] for engine in range(engines)]
-    answer = await http.post("/flying/layout", json={"groups": groups, "preempt": preempt}, timeout=120)
+    answer = await http.post("/flying/layout", json={"groups": groups, "mode": mode}, timeout=120)
     number = answer.raise_for_status().json()["number"]
     for _ in range(600):
         records = (await http.get("/flying/switches")).json()["switches"]
@@ -89,16 +89,16 @@ async def measure(system: System, engines: int, rounds: int, streams: int) -> No
         print(f"step: {steps_s[True] * 1e3:.1f} ms together, {steps_s[False] * 1e3:.1f} ms apart; {streams} streams")
         records: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for _ in range(rounds):
-            for preempt, wide in WAYS:
-                records[preempt].append(await order(http, engines, preempt, wide))
+            for mode, wide in WAYS:
+                records[mode].append(await order(http, engines, mode, wide))
                 await asyncio.sleep(0.5)
         await load.stop()
     slower_ms = max(steps_s.values()) * 1e3
-    for preempt, rows in records.items():
-        report(preempt, rows, slower_ms)
+    for mode, rows in records.items():
+        report(mode, rows, slower_ms)
 
 
-def report(preempt: str, rows: list[dict[str, Any]], slower_ms: float) -> None:
+def report(mode: str, rows: list[dict[str, Any]], slower_ms: float) -> None:
     """One line: median and 99th percentile of each figure."""
     cells = []
     for name in ("cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms", "drain_ms"):
@@ -106,7 +106,7 @@ def report(preempt: str, rows: list[dict[str, Any]], slower_ms: float) -> None:
         cells.append(f"{name} {median(values):.2f}/{np.percentile(values, 99):.2f}")
     gaps = [row["worst_token_gap_ms"] / slower_ms for row in rows]
     cells.append(f"worst gap {median(gaps):.2f}/{max(gaps):.2f} steps")
-    print(f"{preempt:11} n={len(rows)}  " + "  ".join(cells), flush=True)
+    print(f"{mode:11} n={len(rows)}  " + "  ".join(cells), flush=True)
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ import httpx
 
 from benchmarks.storm_load import LONGEST_STEP, Load, make_jobs
 from benchmarks.storm_report import Report, growth, print_report, sample_processes
-from flying_serving.config import PREEMPTS
-from flying_serving.demo.tiny import make_model
+from flying_serving.config import MODES
+from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
 
 LAYOUTS: tuple[list[list[int]], ...] = (
@@ -48,7 +48,7 @@ async def storm(
     clients: int = 10,
     jobs: int = 32,
     seed: int = 0,
-    preempts: Sequence[str] = PREEMPTS,
+    modes: Sequence[str] = MODES,
 ) -> Report:
     """Run a storm. Samples processes after WARM_SWITCHES switches (or a third of fewer) and at the end."""
     draw, report = random.Random(seed), Report()
@@ -64,7 +64,7 @@ async def storm(
         for number in range(1, switches + 1):
             if draw.random() >= BACK_TO_BACK_SHARE:
                 await asyncio.sleep(draw.uniform(0, MAX_PAUSE_S))
-            await _switch(admin, draw.choice(LAYOUTS), draw.choice(preempts), report)
+            await _switch(admin, draw.choice(LAYOUTS), draw.choice(modes), report)
             if number in (min(WARM_SWITCHES, switches // 3), switches):
                 await load.quiet()
                 await _check_idle(admin, report)
@@ -78,17 +78,17 @@ async def storm(
     return report
 
 
-async def _layout(admin: httpx.AsyncClient, groups: list[list[int]], preempt: str) -> None:
-    answer = await admin.post("/flying/layout", json={"groups": groups, "preempt": preempt})
+async def _layout(admin: httpx.AsyncClient, groups: list[list[int]], mode: str) -> None:
+    answer = await admin.post("/flying/layout", json={"groups": groups, "mode": mode})
     if answer.status_code != 200 or answer.json()["to"] != groups:
-        raise RuntimeError(f"switch to {groups} by {preempt}: {answer.status_code} {answer.text}")
+        raise RuntimeError(f"switch to {groups} by {mode}: {answer.status_code} {answer.text}")
 
 
-async def _switch(admin: httpx.AsyncClient, groups: list[list[int]], preempt: str, report: Report) -> None:
-    await _layout(admin, groups, preempt)
+async def _switch(admin: httpx.AsyncClient, groups: list[list[int]], mode: str, report: Report) -> None:
+    await _layout(admin, groups, mode)
     answer = await admin.post("/flying/check", json={})
     if answer.status_code != 200:
-        report.failures.append(f"blocks after the switch to {groups} by {preempt}: {answer.text}")
+        report.failures.append(f"blocks after the switch to {groups} by {mode}: {answer.text}")
 
 
 async def _check_idle(admin: httpx.AsyncClient, report: Report) -> None:
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--preempts", nargs="+", choices=PREEMPTS, default=PREEMPTS)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     args = parser.parse_args()
     with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *FLAGS) as server:
         report = asyncio.run(
-            storm(server, args.switches, clients=args.clients, jobs=args.jobs, seed=args.seed, preempts=args.preempts)
+            storm(server, args.switches, clients=args.clients, jobs=args.jobs, seed=args.seed, modes=args.modes)
         )
     print_report(report)
     sys.exit(1 if report.failures else 0)

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from flying_serving.bench.health import Health
+from flying_serving.testing.servers import CPU_ENVIRONMENT, HOST, ServerProcess, command, free_port
 
 ROOT = Path(__file__).parents[1]
 READY_S = 300.0
 DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
 """Two engines apart and, of stock vLLM, together."""
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-}
 
 
 def commit() -> str:
@@ -37,8 +27,8 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-class System:
-    """One server process group, in the session of its client (`flying_serving.bench.servers` says why).
+class System(ServerProcess):
+    """One server, which is ready.
 
     Args:
         name: how the table calls it.
@@ -46,7 +36,10 @@ class System:
         flags: vLLM's flags.
         ours: `flying-serving serve`, else stock vLLM's API server without our plugin.
         gloo: stock vLLM alone: gloo in place of vLLM's own shared-memory collectives.
+        link: ours alone: microseconds and GB/s of an emulated link between engines, like "600,10".
         entry: ours alone: the module to run.
+
+    Raises ServerFailed if it is not ready within READY_S.
     """
 
     def __init__(
@@ -57,36 +50,27 @@ class System:
         *,
         ours: bool,
         gloo: bool = False,
+        link: str | None = None,
         entry: str = "flying_serving.cli.main",
     ) -> None:
         self.name = name
         self.ours = ours
         self.model = str(model)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        self.url = f"http://127.0.0.1:{port}"
-        module = [entry, "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
-        command = [sys.executable, "-m", *module, self.model, "--host=127.0.0.1", f"--port={port}", *flags]
-        environment = os.environ | ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
+        port = free_port()
+        slowed = ["benchmarks.emulated_link", link] if link else [entry]
+        module = [*slowed, "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
+        line = [sys.executable, "-m", *module, self.model, f"--host={HOST}", f"--port={port}", *flags]
+        environment = os.environ | CPU_ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
         if gloo:
             environment |= {"PYTHONPATH": str(Path(__file__).parent / "stock_gloo"), "VLLM_PLUGINS": "stock_gloo"}
-        self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)  # noqa: SIM115
-        started = time.monotonic()
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, process_group=0
-        )
-        self._wait_ready(started)
-
-    def _wait_ready(self, started: float) -> None:
-        with Health(self.url) as health:
-            while time.monotonic() < started + READY_S and self.process.poll() is None:
-                if health.answers():
-                    self.ready_s = time.monotonic() - started
-                    return
-                time.sleep(0.1)
-        self.stop()
-        raise RuntimeError(f"{self.name} did not start; its log: {self._log.name}")
+        number, log = tempfile.mkstemp(prefix=f"{name.replace(' ', '-')}-", suffix=".log")
+        os.close(number)
+        super().__init__(command(line, ROOT), environment, f"http://{HOST}:{port}", Path(log))
+        try:
+            self.ready_s = self.wait_until_ready(READY_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def ask(self, what: str) -> Any:
         """What our server says: its `status` or its `switches`."""
@@ -95,27 +79,6 @@ class System:
     def layout(self, groups: list[list[int]]) -> None:
         """Change our server's layout."""
         httpx.post(f"{self.url}/flying/layout", json={"groups": groups}, timeout=60).raise_for_status()
-
-    def pause(self) -> None:
-        """Stop all of its processes, so that it takes no time from the others."""
-        os.killpg(self.process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let them go on."""
-        os.killpg(self.process.pid, signal.SIGCONT)
-        time.sleep(0.3)
-
-    def stop(self) -> None:
-        """End the server and whatever it has started."""
-        try:
-            os.killpg(self.process.pid, signal.SIGCONT)
-            self.process.terminate()
-            self.process.wait(20)
-        except (subprocess.TimeoutExpired, ProcessLookupError):
-            pass
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 class Systems:

@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.policies import FLAGS, LENGTHS, OUT, PHASES_S, POLICIES, REGIMES, flag, replay, workloads_of
+from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, PHASES_S, POLICIES, REGIMES, flag, replay, workloads_of
 from benchmarks.systems import ROOT, System, Systems
-from flying_serving.demo.tiny import make_model
+from flying_serving.cli.simulation import run
 from flying_serving.sim.baselines import build
-from flying_serving.sim.command import run
 from flying_serving.sim.live import from_status
 from flying_serving.sim.machine import Machine, load_measured
 from flying_serving.sim.system import Options
+from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Paper, synthesise
 
@@ -105,13 +105,13 @@ def main() -> None:
     asked = argparse.Namespace(case="load", trace=None, seed=1, seconds=args.seconds, phases=args.phases)
     predicted = workloads_of(asked)["load"]
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
-    flags = [*FLAGS, *REGIMES[args.regime]]
+    flags, link = [*FLAGS, *REGIMES[args.regime]], LINKS.get(args.regime)
     lived: defaultdict[str, list[Summary]] = defaultdict(list)
     machines: list[Machine] = []
     with Systems() as systems:
-        fitted = systems.start(System("fitted", model, [*flags, "--policy=manual"], ours=True))
+        fitted = systems.start(System("fitted", model, [*flags, "--policy=manual"], ours=True, link=link))
         compared = {
-            policy: systems.start(System(policy, model, [*flags, f"--policy={policy}"], ours=True))
+            policy: systems.start(System(policy, model, [*flags, f"--policy={policy}"], ours=True, link=link))
             for policy in POLICIES
         }
         for number in range(args.rounds):

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from flying_serving.bench.metrics import summarise
+from experiments.fitting import replaced
+from flying_serving.cli.simulation import Simulated
+from flying_serving.results.metrics import summarise
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
-from flying_serving.sim.command import Simulated
-from flying_serving.sim.fitting import replaced
 from flying_serving.sim.machine import Modelled
 from flying_serving.sim.run import results, simulate
 from flying_serving.sim.system import Options, System

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from experiments.common import PAPER, SLOTS, Kept, Numbers, Setting, machine
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, row, spread, table, write
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.cluster import Clock
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.run import Arrivals
+from flying_serving.sim.run import ArrivalStream
 from flying_serving.sim.system import Options, flying
 from flying_serving.workload.synth import Poisson, synthesise
 
@@ -26,46 +26,46 @@ FIRST_S, EVERY_S, SWITCHES = 20.0, 30.0, 6
 RATES = (0.5, 1.0, 1.5, 3.0)
 RELEASED_RPS = 1.5
 """The authors' release was measured up to this rate."""
-COUNTED = "move"
+COUNTED = "migrate"
 """The way that `auto` takes nearly always; the others are shown and not counted."""
 MESSAGE = "such a switch is modelled as the rest of the step under way and a message; the release drains first"
 
 
 def measure(setting: Setting) -> Numbers:
     """By rate and way: switches between two engines of degree 2 and one group of degree 4, as in the release."""
-    return {run_name(rate, preempt): measure_one(rate, preempt, setting) for rate in RATES for preempt in PREEMPTS}
+    return {run_name(rate, mode): measure_one(rate, mode, setting) for rate in RATES for mode in MODES}
 
 
-def run_name(rate: float, preempt: str) -> str:
+def run_name(rate: float, mode: str) -> str:
     """Under which the numbers of one rate and way are kept."""
-    return f"{rate:g} {preempt}"
+    return f"{rate:g} {mode}"
 
 
-def measure_one(rate: float, preempt: str, setting: Setting) -> Numbers:
+def measure_one(rate: float, mode: str, setting: Setting) -> Numbers:
     """The numbers of one rate and way."""
-    return _measured(_run(rate, preempt, setting))
+    return _measured(_run(rate, mode, setting))
 
 
-def _run(rate: float, preempt: str, setting: Setting) -> SimNode:
+def _run(rate: float, mode: str, setting: Setting) -> SimNode:
     clock = Clock()
     server = flying(machine(MODEL, setting, "h200x4"), 2, POLICIES["manual"], Options(slots=SLOTS))
     node = server.node(clock)
     end_s = FIRST_S + SWITCHES * EVERY_S
     shape = Poisson(duration_s=end_s, rate_rps=rate, prompt_tokens=(4096, 4096), output_tokens=(256, 256))
-    Arrivals(synthesise(shape, setting.seed).requests, clock, node.arrive)
+    ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):
-        clock.at(FIRST_S + n * EVERY_S, _order, node, Layout.uniform(2, 1 if n % 2 else 2), preempt)
+        clock.at(FIRST_S + n * EVERY_S, _order, node, Layout.uniform(2, 1 if n % 2 else 2), mode)
     while clock.step():
         pass
     return node
 
 
-def _order(node: SimNode, layout: Layout, preempt: str) -> None:
+def _order(node: SimNode, layout: Layout, mode: str) -> None:
     """As an operator, who tries again while another switch is under way."""
     if node.controller.changing:
-        node.clock.after(0.1, _order, node, layout, preempt)
+        node.clock.after(0.1, _order, node, layout, mode)
     elif layout != node.controller.layout:
-        node.order(layout, preempt)
+        node.order(layout, mode)
 
 
 def _measured(node: SimNode) -> Numbers:
@@ -96,7 +96,7 @@ def _drains_s(switches: list[Switch]) -> float:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page and its figure; what is compared."""
     rows = why("fig10", MODEL, _rows(found))
-    headings = ["requests/s", "preempt", "DP to TP: begins (s)", "drains (s)", "TP to DP: begins (s)", "drains (s)"]
+    headings = ["requests/s", "mode", "DP to TP: begins (s)", "drains (s)", "TP to DP: begins (s)", "drains (s)"]
     headings += ["token gap (s)", "TTFT (s)", "mean E2E (s)"]
     lines = [
         "Llama-3-70B on 4 H200s, 4,096 prompt and 256 output tokens, Poisson, as in the authors' release: an operator",
@@ -107,7 +107,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "ends with its first step in the new layout: it is compared with *begins*.",
         "",
         *table(rows),
-        *markdown(headings, [_shown(rate, preempt, found) for rate in RATES for preempt in PREEMPTS]),
+        *markdown(headings, [_shown(rate, mode, found) for rate in RATES for mode in MODES]),
         "![worst gap between two tokens, mean of the seeds](fig10.png)",
     ]
     _figure(found, folder / "fig10.png")
@@ -115,16 +115,16 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     return [one.of(MODEL) for one in rows]
 
 
-def _shown(rate: float, preempt: str, found: Kept) -> list[str]:
-    runs = [one[run_name(rate, preempt)] for one in found.seeds]
+def _shown(rate: float, mode: str, found: Kept) -> list[str]:
+    runs = [one[run_name(rate, mode)] for one in found.seeds]
     both = [spread([run[key][n] for run in runs]) for n in (0, 1) for key in ("begins", "drains")]
-    return [f"{rate:g}", preempt, *both, *(spread([run[key] for run in runs]) for key in ("gap", "ttft", "mean_e2e"))]
+    return [f"{rate:g}", mode, *both, *(spread([run[key] for run in runs]) for key in ("gap", "ttft", "mean_e2e"))]
 
 
 def _rows(found: Kept) -> list[Row]:
     release, rows = PAPER["release"], []
-    for preempt in ("move", "weave"):
-        keys = [run_name(rate, preempt) for rate in RATES if rate <= RELEASED_RPS]
+    for mode in ("migrate", "weave"):
+        keys = [run_name(rate, mode) for rate in RATES if rate <= RELEASED_RPS]
 
         def begins(one: Numbers, n: int, keys: list[str] = keys) -> float:
             return float(max(one[key]["begins"][n] for key in keys))
@@ -132,13 +132,13 @@ def _rows(found: Kept) -> list[Row]:
         def gap(one: Numbers, keys: list[str] = keys) -> float:
             return float(max(one[key]["gap"] for key in keys))
 
-        counts = preempt == COUNTED
+        counts = mode == COUNTED
         rows += [
-            row(f"{preempt}: {direction}, new layout begins after (s)", release[key], found,
+            row(f"{mode}: {direction}, new layout begins after (s)", release[key], found,
                 lambda one, n=n, begins=begins: begins(one, n), False, MESSAGE, counts=counts)  # type: ignore[misc]
             for n, (direction, key) in enumerate((("DP to TP", "drain_to_tp_s"), ("TP to DP", "drain_to_dp_s")))
         ]  # fmt: skip
-        name = f"{preempt}: longest gap between two tokens (s)"
+        name = f"{mode}: longest gap between two tokens (s)"
         rows.append(row(name, release["gap_s"], found, gap, False, counts=counts))
     return rows
 
@@ -146,9 +146,9 @@ def _rows(found: Kept) -> list[Row]:
 def _figure(found: Kept, path: Path) -> None:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axis = figure.subplots()
-    for preempt in PREEMPTS:
-        gaps = [mean(one[run_name(rate, preempt)]["gap"] for one in found.seeds) for rate in RATES]
-        axis.plot(RATES, gaps, marker="o", label=preempt)
+    for mode in MODES:
+        gaps = [mean(one[run_name(rate, mode)]["gap"] for one in found.seeds) for rate in RATES]
+        axis.plot(RATES, gaps, marker="o", label=mode)
     axis.set(xlabel="requests/s", ylabel="longest gap between two tokens (s)", yscale="log")
     axis.legend(fontsize="small")
     figure.savefig(path, dpi=110)

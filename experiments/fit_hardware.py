@@ -19,10 +19,10 @@ import numpy as np
 
 from experiments import points, report
 from experiments.common import commit
+from experiments.fitting import Fit, fit, fit_line, replaced
 from experiments.points import Point
 from flying_serving.sim import models
 from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.fitting import Fit, fit, fit_line, replaced
 from flying_serving.sim.hardware import RANKS, Hardware, load, parse_hardware
 
 ROOT = Path(__file__).parent.parent

@@ -28,7 +28,7 @@ from flying_serving.workload.model import Request
 MODEL = "llama-3-70b"
 PLANS = ((2.5, 10.0), (5.0, 20.0))
 """(seconds between decisions, seconds ahead). 60 s ahead was the best of three nowhere (one seed), and slowest."""
-WAYS = ("weave", "move")
+WAYS = ("weave", "migrate")
 NAMES = ("alternating", "azure code")
 AUTO = {"auto": Options().ttft_weight, "auto --ttft-weight 1": 1.0}
 """As it is, and asked for what the oracle is asked for: a second before the first token counts as one after it."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.steady import Load, full, prefill_s, tpot_s, ttft_s
 from flying_serving.sim import models
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.hardware import Hardware
 from flying_serving.sim.memory import MAX_BATCHED_TOKENS, kv_capacity_tokens
-from flying_serving.sim.steady import Load, full, prefill_s, tpot_s, ttft_s
 
 PATH = Path(__file__).parent / "data" / "published.json"
 MAX_SEQUENCES = 1024

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from scipy.optimize import brentq
 
+from experiments.fitting import replaced
 from experiments.points import MAX_SEQUENCES, Point, predict
 from experiments.rows import paragraph
-from flying_serving.sim.fitting import replaced
 from flying_serving.sim.hardware import RANKS, Coefficient, Hardware
 
 TOLERANCE = 0.15

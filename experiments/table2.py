@@ -14,7 +14,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock
-from flying_serving.sim.run import Arrivals
+from flying_serving.sim.run import ArrivalStream
 from flying_serving.sim.system import Options, flying
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Poisson, synthesise
@@ -54,7 +54,7 @@ def cutover_ms(setting: Setting) -> float:
     server = flying(machine(LLAMA, setting), 2, POLICIES["manual"], Options(slots=SLOTS, keep_times=False))
     node = server.node(clock := Clock())
     shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
-    Arrivals(synthesise(shape, setting.seed).requests, clock, node.arrive)
+    ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):
         clock.at(10.0 + 2 * n, node.order, Layout.uniform(4, 1 if n % 2 else 4), "weave")
     while clock.step():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
@@ -12,11 +12,9 @@ from flying_serving.wording import first_problem
 
 KEY = "flying_serving"
 MAX_ENGINES = 8
-MAX_LINK_US = 1_000_000
-MAX_LINK_GB_PER_S = 1_000_000
 
-PREEMPTS: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "move")
-MOVING = ("soft", "move")
+MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
+MOVING = ("soft", "migrate")
 """With these some requests move when all engines have answered."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
 
@@ -29,29 +27,27 @@ class FlyingConfig(BaseModel):
     group_sizes: tuple[int, ...] | None = None
     """Engines per group that may be bound, like 1,2,4, 1 always among them; if not given: all that the model allows."""
     policy: PolicyName = "auto"
-    """Who decides the layout: `auto` composes `load`, `priority` and `context`; with `manual` an operator does."""
+    """Decides the layout: `auto` composes `load`, `priority` and `context`; with `manual` an operator does."""
     policy_dry_run: bool = False
     """Log what the policy would do, and do nothing."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
-    """How far ahead layouts are compared."""
+    """Seconds ahead over which layouts are compared."""
     ttft_weight: float = Field(default=15.0, ge=1, le=1000)
-    """Seconds between tokens that one second before the first token counts for."""
+    """Weight of a second of TTFT against a second of decoding."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
     """More requests than this are answered with 429."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
-    """A request that has waited for so long gets every second place, whatever the priorities."""
+    """Seconds after which a waiting request gets every second place, whatever the priorities."""
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
     """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual 0; default: none."""
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
-    emulate_link: tuple[float, float] | None = None
-    """Microseconds and GB/s, like 200,5, by which each exchange between engines is slowed, to measure policies."""
     weave_steps: int = Field(default=1, ge=1, le=1000)
     """Steps of the present layout for each step of an older one that is still draining."""
     max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
-    """A paused lane is due for a step after this long."""
+    """Milliseconds after which a paused lane is due for a step."""
     collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
-    """How long an engine waits for the others of its group."""
+    """Seconds that an engine waits for the others of its group."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
     trace_out: str | None = None
@@ -68,24 +64,6 @@ class FlyingConfig(BaseModel):
         if 1 not in value:
             raise ValueError("1 must be among the group sizes")
         return tuple(sorted(set(value)))
-
-    @field_validator("emulate_link", mode="before")
-    @classmethod
-    def _two(cls, value: object) -> object:
-        if isinstance(value, list | tuple) and len(value) != 2:
-            raise ValueError("must be two numbers, microseconds and GB/s")
-        return value
-
-    @field_validator("emulate_link")
-    @classmethod
-    def _link(cls, value: tuple[float, float] | None, info: ValidationInfo) -> tuple[float, float] | None:
-        if value is None:
-            return None
-        if not (0 <= value[0] <= MAX_LINK_US and 0 < value[1] <= MAX_LINK_GB_PER_S):
-            raise ValueError(f"must be from 0 up to {MAX_LINK_US} us, and above 0 up to {MAX_LINK_GB_PER_S} GB/s")
-        if info.data.get("cpu_collectives") != "shm":
-            raise ValueError("only shared memory can be slowed (cpu_collectives shm)")
-        return value
 
 
 class Deployment(BaseModel):

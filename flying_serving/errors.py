@@ -11,6 +11,8 @@ FlyingError
 ├── PoolFull               more requests wait than may (HTTP 429)
 ├── WorkloadError          a trace, or a parameter of a workload, that cannot be used: file, line, column, value
 ├── BenchError             a server that cannot be measured, or results that cannot be read
+├── RequestFailed          a request that a server answered with an error: its status and text
+├── ServerFailed           a server process that ended or was not ready in time: the end of its log
 ├── IntegrityError         block bookkeeping that does not add up: both sides of the equation
 ├── SharedMemoryFull       no room for what engines share, in bytes
 ├── HookError              a vLLM that does not look like the one the hooks were written for
@@ -88,6 +90,14 @@ class PoolFull(FlyingError):
 
 class BenchError(FlyingError):
     """A server that cannot be measured, or results that cannot be read or written."""
+
+
+class RequestFailed(FlyingError):
+    """A request that a server answered with an error, or whose answer is not what was asked for."""
+
+
+class ServerFailed(FlyingError):
+    """A server process that did not start; the message has the end of its log."""
 
 
 class IntegrityError(FlyingError):

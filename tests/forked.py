@@ -19,22 +19,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 from flying_serving.cli.serve import allocator_environment
+from flying_serving.testing.servers import CPU_ENVIRONMENT, Start
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "PYTHONPATH": str(ROOT),
-}
+ENVIRONMENT = CPU_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
 IMPORTS = [
     "transformers",
     "vllm.entrypoints.openai.api_server",
     "flying_serving.cli.serve",
     "flying_serving.engine.core",
-    "flying_serving.engine.worker",
+    "flying_serving.worker.worker",
 ]
 _context = multiprocessing.get_context("forkserver")
 
@@ -59,6 +53,7 @@ class Forked:
             forkserver.ensure_running()
         given = {**environment, **preloaded}
         self._process = _context.Process(target=_run, args=(list(words), given, (out, err), planted))
+        err.touch()
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -79,10 +74,10 @@ class Forked:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, sig: int, /) -> None:
         """Send a signal, if it still runs."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            os.kill(self.pid, sig)
 
     def kill(self) -> None:
         """End it at once."""
@@ -91,6 +86,11 @@ class Forked:
     def terminate(self) -> None:
         """Tell it to end."""
         self.send_signal(signal.SIGTERM)
+
+
+def forked(words: Sequence[str], planted: str = "") -> Start:
+    """A start of a command, for a ServerProcess; `planted` is Python code that runs before it."""
+    return lambda environment, log: Forked(words, environment, log, log, planted)
 
 
 def run(words: Sequence[str], timeout_s: float, planted: str = "") -> subprocess.CompletedProcess[str]:

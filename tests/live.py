@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
-from tests.forked import ENVIRONMENT, ROOT, Forked
+from flying_serving.testing.servers import HOST, ServerProcess, command, free_port
+from tests.forked import ENVIRONMENT, ROOT, forked
 
 READY_S = 240.0
 IDLE_S = 30.0
@@ -37,15 +34,8 @@ FLAGS = (
 )
 
 
-def free_port() -> int:
-    """A port that the operating system says is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Server:
-    """A server process and an HTTP client for it. Use it as a context manager.
+class Server(ServerProcess):
+    """A server and an HTTP client for it. Use it as a context manager: it is ready inside.
 
     Args:
         model: its folder.
@@ -53,59 +43,44 @@ class Server:
         flags: more of them.
         base: flags that come first.
         program: what `python -m` runs; by default `flying-serving serve` is forked.
+        planted: Python code that runs before the server, if it is forked.
     """
 
     def __init__(
-        self, model: Path, engines: int, *flags: str, base: Sequence[str] = FLAGS, program: Sequence[str] | None = None
+        self,
+        model: Path,
+        engines: int,
+        *flags: str,
+        base: Sequence[str] = FLAGS,
+        program: Sequence[str] | None = None,
+        planted: str = "",
     ) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self.model = str(model)
-        self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed in __exit__
-        words = [self.model, "--host=127.0.0.1", f"--port={self.port}", f"--data-parallel-size={engines}"]
-        words += [*base, *flags]
-        environment = os.environ | ENVIRONMENT
-        self.process: Forked | subprocess.Popen[bytes]
+        words = [self.model, f"--host={HOST}", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
         if program is None:
-            self.process = Forked(["serve", *words], environment, *[Path(self._log.name)] * 2)
+            start = forked(["serve", *words], planted)
         else:
-            command = [sys.executable, "-m", *program, *words]
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=self._log, stderr=self._log, process_group=0
-            )
+            start = command([sys.executable, "-m", *program, *words], ROOT)
+        self._files = tempfile.TemporaryDirectory()
+        super().__init__(start, os.environ | ENVIRONMENT, f"http://{HOST}:{self.port}", Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
 
-    def __enter__(self) -> Server:
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                log = self.log()[-6000:]
-                self.__exit__()
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{log}")
-            try:
-                if self.http.get("/health", timeout=2).status_code == 200:
-                    return self
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.2)
-        log = self.log()[-6000:]
-        self.__exit__()
-        raise RuntimeError(f"the server was not ready within {READY_S} s:\n{log}")
+    def __enter__(self) -> Self:
+        try:
+            self.wait_until_ready(READY_S)
+        except BaseException:
+            sys.stderr.write(self.log()[-6000:])
+            self.stop()
+            raise
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> bool:
+        """End it; its log is gone then."""
         self.http.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._log.close()
-
-    def log(self) -> str:
-        """What the server has printed."""
-        return Path(self._log.name).read_text(errors="replace")
+        clean = super().stop()
+        self._files.cleanup()
+        return clean
 
     def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
         """One completion over token ids; its first choice, `token_ids` and `logprobs` included."""
@@ -116,9 +91,9 @@ class Server:
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
-    def layout(self, groups: list[list[int]], preempt: str = "weave") -> dict[str, Any]:
+    def layout(self, groups: list[list[int]], mode: str = "weave") -> dict[str, Any]:
         """Change the layout and return the record of the switch."""
-        answer = self.http.post("/flying/layout", json={"groups": groups, "preempt": preempt})
+        answer = self.http.post("/flying/layout", json={"groups": groups, "mode": mode})
         if answer.status_code != 200:
             raise RuntimeError(f"{answer.status_code}: {answer.text}")
         record: dict[str, Any] = answer.json()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from flying_serving.errors import RequestFailed
+from flying_serving.testing.sse import EventStream, streamed
 
 WORST_LOGPROB = 1e-4
 """How far logprobs of one request may differ between degrees and batches: float32, some ten times what is seen."""
@@ -32,18 +35,18 @@ class Stream:
     """The server has closed the stream with [DONE]."""
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note one event; raises RuntimeError for an error or for tokens after the end."""
+        """Note one event; raises RequestFailed for an error or for tokens after the end."""
         if "error" in event:
-            raise RuntimeError(f"error in the stream: {event['error']}")
+            raise RequestFailed(f"error in the stream: {event['error']}")
         if event.get("usage"):
             self.usage = event["usage"]
         for choice in event["choices"]:
             if self.finish_reason is not None:
-                raise RuntimeError(f"an event after finish_reason={self.finish_reason}: {choice}")
+                raise RequestFailed(f"an event after finish_reason={self.finish_reason}: {choice}")
             tokens = choice.get("token_ids") or []
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
             if len(tokens) != len(logprobs):
-                raise RuntimeError(f"{len(tokens)} tokens with {len(logprobs)} logprobs in one event")
+                raise RequestFailed(f"{len(tokens)} tokens with {len(logprobs)} logprobs in one event")
             if tokens:
                 self.chunks.append(len(tokens))
                 self.arrivals_s.append(time.monotonic())
@@ -67,15 +70,6 @@ def streamed_body(model: str, prompt: Sequence[int], **fields: Any) -> dict[str,
     }
 
 
-async def lines(answer: httpx.Response) -> AsyncIterator[str]:
-    """The lines of a streamed answer. `aiter_lines` also ends one at U+0085 and others that a text may have in it."""
-    rest = b""
-    async for data in answer.aiter_bytes():
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            yield line.decode()
-
-
 async def stream(
     http: httpx.AsyncClient, body: dict[str, Any], *, leave_after: int | None = None, into: Stream | None = None
 ) -> Stream:
@@ -86,21 +80,16 @@ async def stream(
         into: where to note what comes, for who wants to look while it streams.
 
     Raises:
-        RuntimeError: if the server refuses it, reports an error or goes on after the end.
+        RequestFailed: if the server refuses it, reports an error or goes on after the end.
     """
     result = Stream() if into is None else into
-    async with http.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()}")
-        async for line in lines(answer):
-            if not line.startswith("data: "):
-                continue
-            if line == "data: [DONE]":
-                result.done = True
-                break
-            result.take(json.loads(line.removeprefix("data: ")))
+    incoming = EventStream(json.loads)
+    async with streamed(http, body, incoming) as events:
+        async for event in events:
+            result.take(event)
             if leave_after is not None and len(result.tokens) >= leave_after:
                 break
+        result.done = incoming.done
     return result
 
 

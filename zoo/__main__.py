@@ -18,11 +18,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
-from benchmarks.systems import ENVIRONMENT
+from flying_serving.testing.servers import CPU_ENVIRONMENT
 from zoo import cache
 from zoo.architectures import Model, zoo
 from zoo.judge import BAD, Row
@@ -30,6 +31,8 @@ from zoo.page import page
 from zoo.processes import Forked, fork
 from zoo.survey import row_of, stock_failed, survey
 
+GRACE_S = 15.0
+"""For a survey to end its processes after SIGTERM, before they are killed."""
 PAGE = cache.ROOT / "docs" / "models.md"
 
 
@@ -87,7 +90,7 @@ def _restart_with_allocator() -> None:
     """Start again with the libraries that the server preloads: it is forked from this process."""
     from flying_serving.cli.serve import allocator_environment
 
-    wanted = ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)} | allocator_environment()
+    wanted = CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)} | allocator_environment()
     if wanted.items() - os.environ.items():
         os.environ |= wanted
         os.execv(sys.executable, [sys.executable, "-m", "zoo", *sys.argv[1:]])
@@ -124,7 +127,7 @@ def _survey_all(models: Sequence[Model], jobs: int, limit_s: float) -> None:
                 model = waiting.pop(0)
                 cache.forget(model, *cache.KINDS)
                 running[model.name] = model, _begin(model, limit_s)
-            for model, process in [one for one in running.values() if one[1].ended()]:
+            for model, process in [one for one in running.values() if one[1].poll() is not None]:
                 del running[model.name]
                 done += 1
                 row = row_of(model)
@@ -133,7 +136,10 @@ def _survey_all(models: Sequence[Model], jobs: int, limit_s: float) -> None:
             time.sleep(0.1)
     finally:
         for _, process in running.values():
-            process.end()
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            process.kill()
 
 
 def _begin(model: Model, limit_s: float) -> Forked:

@@ -18,7 +18,7 @@ FOLDER = ROOT / ".zoo"
 STOCK = ("stock-1", "stock-2")
 KINDS = ("checkpoint", *STOCK, "lanes")
 """The folder of a checkpoint; what stock vLLM answered at TP 1 and 2; what became of the server."""
-_ASIDE = ("bench", "demo", "report", "sim", "view", "workload", "tracing", "metrics", "policy")
+_ASIDE = ("bench", "demo", "sim", "view", "workload", "tracing", "metrics", "policy")
 """Packages that no answer depends on: which layout a server chooses is not asked here."""
 
 
@@ -88,7 +88,7 @@ def _versions() -> str:
 
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
-    made_with = _source("checkpoints.py", "../flying_serving/demo/tiny.py")
+    made_with = _source("checkpoints.py", "../flying_serving/testing/tiny.py")
     checkpoint = _key(made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers"))
     asked = _source("stock.py", "requests.py")
     stock = _key(checkpoint, asked, machine())

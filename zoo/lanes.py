@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
+from flying_serving.errors import ServerFailed
+from flying_serving.testing.servers import HOST, ServerProcess, free_port
 from zoo.architectures import MAX_MODEL_LEN
-from zoo.processes import Forked, fork, free_port
+from zoo.processes import fork
 from zoo.requests import AFTER, BATCH, Request
 
 FLAGS = (
@@ -37,37 +41,34 @@ class Ended(Exception):
         self.late = late
 
 
-class Server:
+class Server(ServerProcess):
     """`flying-serving serve` in a forked process, and an HTTP client for it. Use it as a context manager.
 
     Raises Ended if it is not ready by the deadline (of the monotonic clock).
     """
 
     def __init__(self, model: Path, log: Path, deadline: float) -> None:
-        self._port = free_port()
-        words = [str(model), "--host=127.0.0.1", f"--port={self._port}", *FLAGS]
+        port = free_port()
+        words = [str(model), f"--host={HOST}", f"--port={port}", *FLAGS]
+        start = lambda environment, log: fork(lambda: _serve(words), log, environment)  # noqa: E731
+        super().__init__(start, {}, f"http://{HOST}:{port}", log)
         self._deadline = deadline
-        self._process: Forked = fork(lambda: _serve(words), log, {})
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=60)
+        self._http = httpx.Client(base_url=self.url, timeout=60)
         self._model = str(model)
 
-    def __enter__(self) -> Server:
-        while time.monotonic() < self._deadline:
-            if self._process.ended():
-                self.__exit__()
-                raise Ended(self._process.status, self._process.text())
-            try:
-                if self._http.get("/health", timeout=2).status_code == 200:
-                    return self
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-        self.__exit__()
-        raise Ended(None, self._process.text(), late=True)
+    def __enter__(self) -> Self:
+        try:
+            self.wait_until_ready(self._deadline - time.monotonic())
+        except ServerFailed:
+            status = self.process.poll()
+            self.stop()
+            raise Ended(status, self.log(), late=status is None) from None
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> bool:
+        """End it."""
         self._http.close()
-        self._process.end()
+        return super().stop()
 
     def group_sizes(self) -> tuple[list[int], dict[int, str]]:
         """The sizes of groups that the server has lanes for, and why it has none for others."""
@@ -83,9 +84,10 @@ class Server:
                     asked = {request.name: pool.submit(self._ask, request, degree) for request in requests}
                 found |= {name: answer.result() for name, answer in asked.items()}
         except httpx.HTTPError as error:
-            self._process.wait(1.0)
-            log = f"{self._process.text()}\n{error!r} {_body(error)}"
-            raise Ended(self._process.status, log, late=isinstance(error, httpx.TimeoutException)) from None
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+            log = f"{self.log()}\n{error!r} {_body(error)}"
+            raise Ended(self.process.poll(), log, late=isinstance(error, httpx.TimeoutException)) from None
         return found
 
     def _ask(self, request: Request, degree: int) -> dict[str, Any]:

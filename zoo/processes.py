@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
-import socket
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flying_serving.engine.parent import end_with_parent
+from flying_serving.worker.parent import end_with_parent
 
 POLL_S = 0.05
-GRACE_S = 15.0
-"""For a server to end after SIGTERM, before it is killed."""
 
 
 @dataclass
@@ -28,42 +27,47 @@ class Forked:
 
     pid: int
     log: Path
-    status: int | None = None
+    returncode: int | None = None
+    """The exit code, negative for a signal; None while it is not known."""
 
-    def ended(self) -> bool:
-        """Whether the process has ended; then `status` is its exit code, negative for a signal."""
-        if self.status is None:
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-        return self.status is not None
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end; whether it came in time."""
-        deadline = time.monotonic() + timeout_s
-        while not self.ended():
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises subprocess.TimeoutExpired."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
             if time.monotonic() > deadline:
-                return False
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             time.sleep(POLL_S)
-        return True
+        return status
 
-    def end(self, grace_s: float = GRACE_S) -> None:
-        """Ask the process to end, then kill what is left of its group."""
-        if not self.ended():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
-            self.wait(grace_s)
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        while not self.ended():
-            time.sleep(POLL_S)
+        self.wait()
 
     def text(self) -> str:
         """What the process and its children have printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def fork(work: Callable[[], None], log: Path, environment: dict[str, str]) -> Forked:
+def fork(work: Callable[[], None], log: Path, environment: Mapping[str, str]) -> Forked:
     """Run `work` in a forked process and never come back from it, whatever threads it leaves.
 
     Args:
@@ -105,10 +109,3 @@ def write_json(path: Path, value: Any) -> None:
     scratch = path.with_name(f".{path.name}-{os.getpid()}")
     scratch.write_text(json.dumps(value), encoding="utf-8")
     scratch.rename(path)
-
-
-def free_port() -> int:
-    """A port that the operating system says is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

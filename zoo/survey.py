@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from zoo import cache
@@ -103,10 +105,11 @@ class _Asking:
         """Run `work` in a process; its exit code, None if its time is over, and its log."""
         process = fork(work, cache.log_of(self._model, what), environment)
         try:
-            process.wait(max(0.0, self._deadline - time.monotonic()))
-            status = process.status
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, self._deadline - time.monotonic()))
+            status = process.returncode
         finally:
-            process.end(grace_s=0.0)
+            process.kill()
         return status, process.text()
 
 

@@ -68,7 +68,7 @@ class Bodies:
 
 
 def body_of(request: Request, model: str, token_ids: list[int]) -> dict[str, Any]:
-    """What is sent for a request: so many tokens whatever they are, streamed, with their ids and a count at the end."""
+    """The body of a request: a fixed number of output tokens, streamed, with their ids and a count at the end."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": token_ids,

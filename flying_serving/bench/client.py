@@ -15,9 +15,9 @@ import aiohttp
 import msgspec
 
 from flying_serving.bench import clock
-from flying_serving.bench.lag import LagMeter
-from flying_serving.bench.record import Record
-from flying_serving.bench.sse import Event, EventStream
+from flying_serving.results.lag import LagMeter
+from flying_serving.results.record import Record
+from flying_serving.testing.sse import Event, EventStream
 from flying_serving.workload.model import Workload
 
 CONNECT_S = 30.0

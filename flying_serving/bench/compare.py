@@ -14,10 +14,11 @@ from rich.table import Table
 
 from flying_serving.bench import once, servers, view
 from flying_serving.bench.plan import Plan
-from flying_serving.demo.server import ended_by_signals
-from flying_serving.errors import BenchError
-from flying_serving.report import load, page
-from flying_serving.report.load import COMPARISON
+from flying_serving.bench.report import load, page
+from flying_serving.bench.report.load import COMPARISON
+from flying_serving.errors import BenchError, ServerFailed
+from flying_serving.testing.servers import free_port
+from flying_serving.testing.signals import ended_by_signals
 from flying_serving.workload.model import Workload
 
 ENDED = 130
@@ -33,11 +34,12 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredServer:
     """One system's replay, and how its server was started."""
 
     replayed: once.Replayed
-    command: list[str]
+    line: tuple[str, ...]
+    """Its command line."""
     ready_s: float
 
 
@@ -47,14 +49,14 @@ def run(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
     A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the server is ended, and
     the report has what was measured until then.
     """
-    measured: dict[str, Measured] = {}
+    measured: dict[str, MeasuredServer] = {}
     code = 0
     try:
         with ended_by_signals():
             for name in plan.compare:
                 try:
                     measured[name] = _measure(name, plan, workload, out / name, console)
-                except BenchError as error:
+                except (BenchError, ServerFailed) as error:
                     sys.stderr.write(f"flying-serving: {name}: {error}\n")
                     code = 1
                     continue
@@ -76,23 +78,24 @@ def run(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
     return code or int(not all(summary["completed"] for summary in summaries.values()))
 
 
-def _measure(name: str, plan: Plan, workload: Workload, out: Path, console: Console) -> Measured:
+def _measure(name: str, plan: Plan, workload: Workload, out: Path, console: Console) -> MeasuredServer:
     """Start one server, replay, end it."""
     assert plan.server is not None
     out.mkdir(exist_ok=True)
     log = out / "server.log"
     console.print(f"{name}: starting, its log is {log}", soft_wrap=True)
-    with servers.start(name, plan.server, plan.api_key, log) as server:
-        ready_s = server.wait_until_ready()
+    port = free_port()
+    with servers.start(name, plan.server, port, plan.api_key, log) as server:
+        ready_s = server.wait_until_ready(servers.READY_S)
         console.print(f"{name}: ready after {ready_s:.1f} s", soft_wrap=True)
         replayed = once.replay(plan, workload, server.url, out, console)
     console.print(f"{name}: replayed in {replayed.results.run.duration_s:.1f} s", soft_wrap=True)
-    return Measured(replayed, server.line, ready_s)
+    return MeasuredServer(replayed, tuple(servers.line_of(name, plan.server, port)), ready_s)
 
 
-def _note(out: Path, measured: dict[str, Measured]) -> None:
+def _note(out: Path, measured: dict[str, MeasuredServer]) -> None:
     """What there is so far, for a report to read: the order of the systems, and how each was started."""
-    systems = {name: {"command": one.command, "ready_s": one.ready_s} for name, one in measured.items()}
+    systems = {name: {"command": one.line, "ready_s": one.ready_s} for name, one in measured.items()}
     (out / COMPARISON).write_text(json.dumps({"systems": systems}, indent=1) + "\n", encoding="utf-8")
 
 

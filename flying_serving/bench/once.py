@@ -12,10 +12,10 @@ from rich.console import Console
 from flying_serving.bench import switchlog, view
 from flying_serving.bench.client import INTERRUPTED, Target
 from flying_serving.bench.plan import Plan
-from flying_serving.bench.record import NOT_SENT
-from flying_serving.bench.results import Results
-from flying_serving.bench.run import Settings, measure, probe, save, too_long
+from flying_serving.bench.run import ReplaySettings, measure, probe, save, too_long
 from flying_serving.errors import BenchError
+from flying_serving.results.record import NOT_SENT
+from flying_serving.results.results import Results
 from flying_serving.workload.model import Workload
 
 RESULTS = "results.parquet"
@@ -44,7 +44,7 @@ def replay(plan: Plan, workload: Workload, url: str, out: Path, console: Console
     """
     target = Target(url, plan.api_key)
     first, last = plan.token_ids
-    settings = Settings(range(first, last + 1), plan.prompt_seed, plan.timeout_s, plan.extra_body)
+    settings = ReplaySettings(range(first, last + 1), plan.prompt_seed, plan.timeout_s, plan.extra_body)
     served = probe(target, settings, plan.model)
     if longer := too_long(workload, served):
         limit = f"the {served.max_tokens} tokens of {served.model}"

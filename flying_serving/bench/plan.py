@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from flying_serving.bench.metrics import Slo, parse_slo
 from flying_serving.bench.servers import SYSTEMS, Words, parse_words
 from flying_serving.errors import ConfigError
+from flying_serving.results.metrics import Slo, parse_slo
 from flying_serving.workload import mixes, shape
 from flying_serving.workload.model import MAX_TOKENS, Workload
 from flying_serving.workload.read import Format, TraceOptions, read_workload

@@ -17,9 +17,9 @@ import uvloop
 
 from flying_serving.bench.bodies import Bodies
 from flying_serving.bench.client import Replay, Target
-from flying_serving.bench.metrics import Slo, summarise
-from flying_serving.bench.results import Results, Run
 from flying_serving.errors import BenchError
+from flying_serving.results.metrics import Slo, summarise
+from flying_serving.results.results import Results, Run
 from flying_serving.workload.model import Workload
 from flying_serving.workload.prompts import Prompts
 
@@ -28,7 +28,7 @@ WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReplaySettings:
     """How to replay."""
 
     vocabulary: range = range(1000, 30000)
@@ -50,7 +50,7 @@ class Served:
     """Prompt and output of one request together."""
 
 
-def probe(target: Target, settings: Settings, model: str | None = None) -> Served:
+def probe(target: Target, settings: ReplaySettings, model: str | None = None) -> Served:
     """Ask the server for its model, and for one token of the smallest and largest token id.
 
     Raises:
@@ -86,7 +86,7 @@ def measure(
     workload: Workload,
     target: Target,
     served: Served,
-    settings: Settings,
+    settings: ReplaySettings,
     *,
     made: Callable[[int], None] | None = None,
     watch: Callable[[Replay], None] | None = None,

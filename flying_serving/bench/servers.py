@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, get_args
 
-from flying_serving.bench.health import Health
 from flying_serving.config import FlyingConfig, PolicyName
-from flying_serving.errors import BenchError, ConfigError
+from flying_serving.errors import ConfigError
+from flying_serving.testing.servers import HOST, ServerProcess, command
 
-HOST = "127.0.0.1"
 READY_S = 1800.0
-STOP_S = 30.0
-STOP_STARTING_S = 2.0
-"""vLLM does not obey SIGTERM while its engines start, so there is no use in waiting longer then."""
-LOG_LINES = 15
 STOCK = ("stock-dp", "stock-tp")
 SYSTEMS: tuple[str, ...] = (*get_args(PolicyName), *STOCK)
 _PLUGIN = "flying_serving"
@@ -98,7 +86,7 @@ def _dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def command(name: str, words: Words, port: int) -> list[str]:
+def line_of(name: str, words: Words, port: int) -> list[str]:
     """The command line of a server: one of SYSTEMS on a port."""
     sizes = [f"--data-parallel-size={words.engines}", f"--tensor-parallel-size={words.devices}"]
     if name == "stock-tp":
@@ -125,83 +113,8 @@ def environment(name: str, words: Words, api_key: str, base: Mapping[str, str]) 
     return made
 
 
-class ServerProcess:
-    """A server in a process group of its own, so that Ctrl-C does not reach it unasked. Use it as a context manager.
-
-    It is in its client's session all the same: Linux divides the processor between sessions (autogroup), and a client
-    beside servers in another session was seen to wait for seconds.
-
-    Args:
-        line: its command line.
-        environment: its environment.
-        url: where it will listen.
-        log: file for what it prints.
-    """
-
-    def __init__(self, line: Sequence[str], environment: Mapping[str, str], url: str, log: Path) -> None:
-        self.line = list(line)
-        self.url = url
-        self._log = log
-        self._ready = False
-        self.scratch = tempfile.mkdtemp(prefix="flying-bench-")
-        surroundings = {**environment, "TMPDIR": self.scratch}  # vLLM leaves its sockets behind
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                line, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
-            )
-
-    def wait_until_ready(self) -> float:
-        """Wait until the server answers. Returns the seconds since the call.
-
-        Raises:
-            BenchError: if it ends, or takes longer than READY_S; with the end of its log.
-        """
-        started = time.monotonic()
-        with Health(self.url) as health:
-            while not health.answers():
-                if self.process.poll() is not None:
-                    raise BenchError(f"the server ended with code {self.process.returncode}; {self._end_of_log()}")
-                if time.monotonic() - started > READY_S:
-                    raise BenchError(f"the server was not ready within {READY_S:.0f} s; {self._end_of_log()}")
-                time.sleep(0.2)
-        self._ready = True
-        return time.monotonic() - started
-
-    def _end_of_log(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return "\n".join([f"{self._log} ends with:", *lines])
-
-    def stop(self) -> None:
-        """End the server and all that it has started."""
-        try:
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_S if self._ready else STOP_STARTING_S)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            shutil.rmtree(self.scratch, ignore_errors=True)
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-
-def start(name: str, words: Words, api_key: str, log: Path) -> ServerProcess:
-    """Start one of SYSTEMS on a free port."""
-    port = free_port()
+def start(name: str, words: Words, port: int, api_key: str, log: Path) -> ServerProcess:
+    """Start one of SYSTEMS on a port."""
     surroundings = environment(name, words, api_key, os.environ)
-    return ServerProcess(command(name, words, port), surroundings, f"http://{HOST}:{port}", log)
-
-
-def free_port() -> int:
-    """A port that the operating system says is free."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    scratch = Path(tempfile.mkdtemp(prefix="flying-bench-"))
+    return ServerProcess(command(line_of(name, words, port)), surroundings, f"http://{HOST}:{port}", log, scratch)

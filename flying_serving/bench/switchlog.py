@@ -11,14 +11,14 @@ import httpx
 import msgspec
 
 from flying_serving.bench.client import Target
-from flying_serving.bench.results import Run
 from flying_serving.errors import BenchError
+from flying_serving.results.results import Run
 
 ANSWER_S = 30.0
 Groups = tuple[tuple[int, ...], ...]
 
 
-class Switch(msgspec.Struct, frozen=True, rename={"time_s": "time", "old": "from", "new": "to"}):
+class LoggedSwitch(msgspec.Struct, frozen=True, rename={"time_s": "time", "old": "from", "new": "to"}):
     """What is used here of one switch; times in ms are those of the server's documentation."""
 
     number: int
@@ -27,7 +27,7 @@ class Switch(msgspec.Struct, frozen=True, rename={"time_s": "time", "old": "from
     old: Groups
     new: Groups
     reason: str = ""
-    preempt: str = ""
+    mode: str = ""
     requests_in_flight: int = 0
     cutover_ms: float | None = None
     drain_ms: float | None = None
@@ -41,7 +41,7 @@ class SwitchLog(msgspec.Struct, frozen=True):
     layout: Groups
     """When the log was read."""
     devices_per_engine: int
-    switches: tuple[Switch, ...]
+    switches: tuple[LoggedSwitch, ...]
 
     @property
     def engines(self) -> int:
@@ -95,17 +95,17 @@ def load(path: Path) -> SwitchLog | None:
         raise BenchError(f"{path}: no log of switches ({error})") from None
 
 
-def at_s(switch: Switch, run: Run) -> float:
+def at_s(switch: LoggedSwitch, run: Run) -> float:
     """When a switch was ordered, in seconds since the start of the replay."""
     return switch.time_s - run.started_wall_s
 
 
-def carried_out(log: SwitchLog) -> list[Switch]:
+def carried_out(log: SwitchLog) -> list[LoggedSwitch]:
     """The switches that engines were told of, in the order of time."""
     return sorted((switch for switch in log.switches if switch.time_s > 0), key=lambda switch: switch.time_s)
 
 
-def during(log: SwitchLog, run: Run) -> list[Switch]:
+def during(log: SwitchLog, run: Run) -> list[LoggedSwitch]:
     """The switches that engines were told of while the replay ran."""
     return [switch for switch in carried_out(log) if 0 <= at_s(switch, run) <= run.duration_s]
 

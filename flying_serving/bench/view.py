@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flying_serving.bench.client import Replay
-from flying_serving.bench.lag import MOST_LAG_MS
+from flying_serving.results.lag import MOST_LAG_MS
 
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
 STATISTICS = ("mean", "median", "p90", "p99")
@@ -31,7 +31,7 @@ class Watch:
         self._last = (0.0, 0)
 
     def made(self, bodies: int) -> None:
-        """So many request bodies are made."""
+        """A number of request bodies are made."""
         if bodies % 500 == 0:
             self._draw(f"making prompts {bodies}/{self._requests}")
 

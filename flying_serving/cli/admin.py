@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from flying_serving.cli import render
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -60,7 +60,7 @@ def layout(
         list[str] | None,
         typer.Argument(help="One word for each group, its engines with commas between: 0,1 2,3", metavar="GROUP"),
     ] = None,
-    preempt: Annotated[str, typer.Option(help=f"What happens to running requests: {', '.join(PREEMPTS)}.")] = "weave",
+    mode: Annotated[str, typer.Option(help=f"What happens to running requests: {', '.join(MODES)}.")] = "weave",
     weave_steps: Annotated[
         int | None,
         typer.Option(min=1, max=1000, help="Steps of the new layout for each step of an older one."),
@@ -84,7 +84,7 @@ def layout(
         answer = _ask("DELETE", "/flying/layout", url, api_key)
         _print(answer, as_json, lambda found: f"cancelled: {found['cancelled']}")
         return
-    order: dict[str, Any] = {"groups": [_engines(group) for group in groups], "preempt": preempt}
+    order: dict[str, Any] = {"groups": [_engines(group) for group in groups], "mode": mode}
     if weave_steps is not None:
         order["weave_steps"] = weave_steps
     answer = _ask("POST", "/flying/layout", url, api_key, body=order, answer_s=timeout_s)

@@ -26,16 +26,16 @@ Set = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")]
 Window = Annotated[str | None, typer.Option(help="START:END, seconds of the workload to replay.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many requests.")]
-TimeScale = Annotated[float, typer.Option(help="Arrivals so many times as far apart: 0.5 doubles the rate.")]
-PromptScale = Annotated[float, typer.Option(help="Prompts so many times as long.")]
-OutputScale = Annotated[float, typer.Option(help="Outputs so many times as long.")]
-MaxPrompt = Annotated[int | None, typer.Option(min=1, help="Cut longer prompts to so many tokens.")]
-MaxOutput = Annotated[int | None, typer.Option(min=1, help="Cut longer outputs to so many tokens.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Replay at most N requests.")]
+TimeScale = Annotated[float, typer.Option(help="Scale inter-arrival times: 0.5 doubles the rate.")]
+PromptScale = Annotated[float, typer.Option(help="Scale prompt lengths.")]
+OutputScale = Annotated[float, typer.Option(help="Scale output lengths.")]
+MaxPrompt = Annotated[int | None, typer.Option(min=1, help="Cut longer prompts to N tokens.")]
+MaxOutput = Annotated[int | None, typer.Option(min=1, help="Cut longer outputs to N tokens.")]
 PriorityShare = Annotated[float, typer.Option(help="Share of requests that get --priority.")]
 Priority = Annotated[int, typer.Option(help="Their priority; lower is more urgent.")]
 LongPrompts = Annotated[
-    str | None, typer.Option(help="EVERY_S:PROMPT:OUTPUT, add one long request in each so many seconds: 60:50000:100.")
+    str | None, typer.Option(help="EVERY_S:PROMPT:OUTPUT, add one long request every EVERY_S seconds: 60:50000:100.")
 ]
 SaveWorkload = Annotated[
     Path | None, typer.Option(help="Where the workload is saved; default: workload.jsonl in --out.")

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import psutil
 
-from flying_serving.vllm_hooks.table import VLLM_VERSION, installed_vllm
+from flying_serving.vllm_adapter.table import VLLM_VERSION, installed_vllm
 
 PROBE_S = 120.0
 GIB = 2**30
@@ -41,7 +41,7 @@ sys.stdout.write("\\n" + json.dumps(facts))
 VLLM = """
 import json, sys
 from vllm.platforms import current_platform
-from flying_serving.vllm_hooks import table
+from flying_serving.vllm_adapter import table
 table.install()
 sys.stdout.write("\\n" + json.dumps({"device": current_platform.device_type}))
 """

@@ -28,7 +28,7 @@ def fit(
     api_key: Key = "",
 ) -> None:
     """Describe a server to the simulator: its step times by group size, as it has measured them, and its memory."""
-    from flying_serving.policy.steps import FEW, SOME
+    from flying_serving.predict.steps import FEW, SOME
     from flying_serving.sim.live import from_status
 
     if source.startswith(("http://", "https://")):

@@ -29,7 +29,7 @@ STEP_TOKENS, STEP_REQUESTS = 16, 8
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedEngines:
     """What the engines of a checked model said.
 
     Attributes:
@@ -124,8 +124,8 @@ def _configuration(args: Any) -> Any:
 
 def _check(args: Any, config: Any) -> Checked:
     """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would end with."""
-    from flying_serving.engine.admission import anatomy, kv_plan, obstacles
     from flying_serving.server.sizes import choose_group_sizes
+    from flying_serving.worker.admission import anatomy, kv_plan, obstacles
 
     flying = parse_flying(config.additional_config[KEY])
     sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
@@ -157,7 +157,7 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
     As few as have every kind of layer among them. Where these come out otherwise in a shorter model, as layers that
     use the KV of others do, it takes more layers, at most all.
     """
-    from flying_serving.engine.admission import anatomy
+    from flying_serving.worker.admission import anatomy
 
     layers = _layers(config)
     fewer = max(FEWEST_LAYERS, 1 + max(whole.kinds.values(), default=0))
@@ -177,7 +177,7 @@ def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
     """vLLM's configuration of the model's first `layers` layers, with random weights: there may be no checkpoint."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from flying_serving.vllm_hooks.loading import RANDOM_WEIGHTS
+    from flying_serving.vllm_adapter.loading import RANDOM_WEIGHTS
 
     changed = copy.copy(args)
     changed.load_format = RANDOM_WEIGHTS
@@ -199,7 +199,7 @@ def _layers(config: Any) -> int:
     return count
 
 
-async def _start(config: Any) -> Started:
+async def _start(config: Any) -> StartedEngines:
     """Start the engines, which check their lanes, ask nothing of them, and end them."""
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
@@ -211,4 +211,4 @@ async def _start(config: Any) -> Started:
         free_bytes = psutil.virtual_memory().available
     finally:
         client.shutdown()
-    return Started(sizes, kv_bytes, free_bytes)
+    return StartedEngines(sizes, kv_bytes, free_bytes)

@@ -74,7 +74,7 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column("no.", justify="right")
     table.add_column("from", no_wrap=True)
     table.add_column("to", no_wrap=True)
-    table.add_column("preempt")
+    table.add_column("mode")
     for name in ("in flight", "waited", "cutover", "step", "overhead", "work", "drain", "worst gap"):
         table.add_column(name, justify="right")
     for record in records:
@@ -83,7 +83,7 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
             str(record["number"]),
             layout_text(record["from"]),
             layout_text(record["to"]),
-            str(record["preempt"]),
+            str(record["mode"]),
             str(record["requests_in_flight"]),
             *(milliseconds(record[name]) for name in (*times, "worst_token_gap_ms")),
         )

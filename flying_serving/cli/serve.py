@@ -24,7 +24,7 @@ from flying_serving.wording import first_problem
 
 logger = logging.getLogger("vllm.flying_serving")
 
-_LISTS = ("group_sizes", "emulate_link")
+_LISTS = ("group_sizes",)
 _PRELOADED = "FLYING_SERVING_PRELOADED"
 
 
@@ -51,10 +51,11 @@ def parse(argv: list[str], prog: str) -> Any:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from flying_serving.server.patches import HOOKS
     from flying_serving.server.support import refuse_missing_model
-    from flying_serving.vllm_hooks import table
+    from flying_serving.vllm_adapter import table
 
-    table.install(table.ENTRY_PATCHES)
+    table.install(table.ENTRY_PATCHES, HOOKS)
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
     _add_flags(parser)

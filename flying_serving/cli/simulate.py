@@ -61,7 +61,7 @@ def simulate(
     slo: bench.SloText = None,
 ) -> None:
     """Simulate servers with a model and devices that you do not have: the same controller, on a modelled cluster."""
-    from flying_serving.sim import command
+    from flying_serving.cli import simulation as command
 
     given = context.params
     own = {name: given[name] for name in SIMULATOR}

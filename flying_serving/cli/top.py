@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from flying_serving.cli.admin import DEFAULT_URL, AsJson, Key, Url, _ask, _console, _print, app
-from flying_serving.view import terminal
+from flying_serving.observe.view import terminal
 
 Interval = Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")]
 Once = Annotated[

@@ -1,7 +1,7 @@
 """One total order for everything that engines do together (design section 4).
 
 A leader that wants its group to act takes one number per member, all at once, under a lock of the node. A member acts
-in the order of its own numbers, whoever sent them and in whatever order messages came. Two groups that share two
+in the order of its own numbers, in whatever order messages came, and from any sender. Two groups that share two
 members therefore meet in the same order at both, so engines never wait for each other in a cycle.
 """
 

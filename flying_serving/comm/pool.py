@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from flying_serving.comm.link import Collectives, EmulatedLink
 from flying_serving.comm.shm import ShmGroup
 from flying_serving.layout.groups import Layout, aligned_group, group_world_ranks
 
@@ -52,15 +51,12 @@ class CommunicatorPool:
         """The coordinator of this worker's group of `size` engines."""
         return self._coordinators[size]
 
-    def use_shared_memory(
-        self, directory: str, deadline_s: float, emulate_link: tuple[float, float] | None = None
-    ) -> None:
+    def use_shared_memory(self, directory: str, deadline_s: float) -> None:
         """Let every group of more than one rank exchange through shared memory instead of sockets (CPU only).
 
         Args:
             directory: where the groups' files go; on a memory file system.
             deadline_s: how long a rank waits for the others before it raises CollectiveTimeout.
-            emulate_link: microseconds and GB/s by which exchanges between engines are slowed; None: not at all.
         """
         for size, coordinator in self._coordinators.items():
             if coordinator.world_size == 1:
@@ -75,12 +71,11 @@ class CommunicatorPool:
                 names=names,
             )
             self._shm.append(shm)
-            used: Collectives = shm if emulate_link is None or size == 1 else EmulatedLink(shm, *emulate_link)
             communicator = coordinator.device_communicator
-            communicator.all_reduce = used.all_reduce
-            communicator.all_gather = used.all_gather
-            communicator.gather = used.gather
-            communicator.broadcast = used.broadcast
+            communicator.all_reduce = shm.all_reduce
+            communicator.all_gather = shm.all_gather
+            communicator.gather = shm.gather
+            communicator.broadcast = shm.broadcast
 
     def warm(self) -> None:
         """One collective in each group, all workers together."""

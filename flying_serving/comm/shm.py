@@ -62,7 +62,7 @@ class ShmGroup:
         deadline_s: float = 60.0,
         names: Sequence[str] | None = None,
     ) -> None:
-        """Attach as `rank` of `world` ranks to the file at `path` (under /dev/shm), which whoever comes first creates.
+        """Attach as `rank` of `world` ranks to the file at `path` (under /dev/shm), which the first rank creates.
 
         Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the start.
         `names` are for errors. Raises ValueError if the file is not for such a group or the rank was taken before, and
@@ -234,7 +234,7 @@ class ShmGroup:
         )
 
     def abort(self, reason_rank: int | None = None) -> None:
-        """End the group for all its ranks, because of a rank (None: this one): whoever waits raises within some ms.
+        """End the group for all its ranks, because of a rank (None: this one): ranks that wait raise within some ms.
 
         From any thread, at any time; the first reason stays.
         """

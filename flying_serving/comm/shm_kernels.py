@@ -6,7 +6,7 @@ buffer s % 2, then stores s in its flag (release). Who needs the data waits for 
 Why two buffers are enough:
 1. A rank publishes s only once every rank has published s - 1: `_publish` waits for that.
 2. A rank publishes s - 1 only when its operation s - 2 is over, reads included: its calls come one after the other.
-So whoever writes to buffer s % 2 for s does it after every rank's last read of what s - 2 left there. A rank may be one
+So a rank writes to buffer s % 2 for s after every rank's last read of what s - 2 left there. A rank may be one
 operation ahead of another, never two. (The split sum is two operations here, s and s + 1, and needs no other argument.)
 
 A kernel waits a little and returns whether it is done. If not it is called again with the same arguments: what was done

@@ -28,7 +28,7 @@ class Capacity:
         return cls(tokens, devices)
 
     def fitting_sizes(self, needed_tokens: int) -> list[int]:
-        """Group sizes that hold so many tokens, narrow first."""
+        """Group sizes that hold a number of tokens, narrow first."""
         return [size for size in sorted(self.tokens) if self.tokens[size] >= needed_tokens]
 
     def degree(self, size: int) -> int:

@@ -14,7 +14,7 @@ class Dispatch:
 
     Args:
         output_tokens: how many it has got already, in another group.
-        limit_tokens: it may have at most so many output tokens here (what the group holds); it then comes back by
+        limit_tokens: output tokens that it may have here at most (what the group holds); it then comes back by
             `Controller.outgrew`.
         moved_from: the group that has its KV, which comes along, so that only what was not computed there is prefilled;
             if None, its prompt and the tokens that it has are.
@@ -28,7 +28,7 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
-class Withdraw:
+class Recall:
     """Take a request from the leader of a group; a Dispatch of it follows."""
 
     request_id: str
@@ -36,7 +36,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class Reject:
     """End a request that has waited for too long."""
 
     request_id: str
@@ -51,4 +51,4 @@ class Order:
     weave_steps: int
 
 
-Command = Dispatch | Withdraw | Refuse | Order
+Command = Dispatch | Recall | Reject | Order

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
 from flying_serving.controller.moving import to_move
 from flying_serving.controller.outlook import Outlook
 from flying_serving.controller.placing import Placing, Round
-from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Changeover, Switch
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import Decision
-from flying_serving.policy.steps import Step
 from flying_serving.policy.switching import at_once
-from flying_serving.policy.work import LaneFigures
+from flying_serving.predict.steps import Step
+from flying_serving.predict.work import LaneFigures
 
 
 class Controller(Outlook):
@@ -35,7 +35,7 @@ class Controller(Outlook):
 
     # ---- requests
 
-    def check(self, wanted: Wanted) -> tuple[int, ...]:
+    def check(self, wanted: RequestSpec) -> tuple[int, ...]:
         """Group sizes that can run a request.
 
         Raises:
@@ -46,11 +46,11 @@ class Controller(Outlook):
         self.pool.check()
         return sizes
 
-    def arrived(self, request_id: str, wanted: Wanted, now_s: float) -> list[Command]:
+    def arrived(self, request_id: str, wanted: RequestSpec, now_s: float) -> list[Command]:
         """A request has come. Raises as `check`."""
         sizes = self.check(wanted)
         self._arrivals += 1
-        self.pool.add(Tracked(request_id, wanted, sizes, self._arrivals, now_s))
+        self.pool.add(RequestState(request_id, wanted, sizes, self._arrivals, now_s))
         self.demand.arrived(wanted.prompt_tokens, wanted.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
         # the next tick is soon enough where one more says little, or while only these groups hold one that runs: then
@@ -111,18 +111,18 @@ class Controller(Outlook):
     def tick(self, now_s: float) -> list[Command]:
         """Some time has passed."""
         expired = [self.pool.remove(request_id) for request_id in self.pool.expired(now_s)]
-        late: list[Command] = [Refuse(one.request_id, now_s - one.arrived_s) for one in expired if one is not None]
+        late: list[Command] = [Reject(one.request_id, now_s - one.arrived_s) for one in expired if one is not None]
         return late + self._go_on(now_s) + self._decide(now_s)
 
     # ---- switches
 
     def order(
-        self, layout: Layout, preempt: str, weave_steps: int | None, now_s: float, decision: Decision | None = None
+        self, layout: Layout, mode: str, weave_steps: int | None, now_s: float, decision: Decision | None = None
     ) -> tuple[Switch, list[Command]]:
         """Begin to change the layout; only one change may be under way (`changing`)."""
         assert self._changeover is None
         old = self._outside(layout)
-        switch = self.switches.begin(self.layout, layout, preempt, len(self._running), old, now_s, decision)
+        switch = self.switches.begin(self.layout, layout, mode, len(self._running), old, now_s, decision)
         steps = self.settings.weave_steps if weave_steps is None else weave_steps
         self._changeover = Changeover(switch, steps)
         return switch, self._go_on(now_s)
@@ -173,7 +173,7 @@ class Controller(Outlook):
         """What may happen now that something has ended: a switch that waited for it, then requests that waited."""
         change = self._changeover
         if change is not None and change.late(now_s):
-            change.switch.preempt = self._at_once(change.switch, now_s)
+            change.switch.mode = self._at_once(change.switch, now_s)
         if change is not None and change.ready:
             change.ordered(now_s)
             self.layout = change.switch.new
@@ -191,7 +191,7 @@ class Controller(Outlook):
         running = [tracked for tracked in self._running.values() if tracked.request_id in old]
         for tracked, kept_in in to_move(running, self.layout, self.settings, streams=streams):
             assert tracked.group is not None
-            commands.append(Withdraw(tracked.request_id, tracked.group))
+            commands.append(Recall(tracked.request_id, tracked.group))
             self._suspend(tracked, now_s, kept_in)
             self.pool.add(tracked)
         return commands
@@ -207,7 +207,7 @@ class Controller(Outlook):
         lanes = self.lanes()
         places = Round(self.placing, self.layout, self.loads, lanes, now_s)
 
-        def place(tracked: Tracked) -> bool:
+        def place(tracked: RequestState) -> bool:
             expected = self._expected(tracked)
             group = places.place(tracked, expected)
             if group is None:
@@ -219,10 +219,10 @@ class Controller(Outlook):
         return commands
 
     def _start(
-        self, tracked: Tracked, group: Group, expected_tokens: float, lanes: Mapping[int, LaneFigures]
+        self, tracked: RequestState, group: Group, expected_tokens: float, lanes: Mapping[int, LaneFigures]
     ) -> Dispatch:
         change = self._changeover
-        soft = change is not None and change.switch.preempt == "soft" and len(group) == 1
+        soft = change is not None and change.switch.mode == "soft" and len(group) == 1
         tracked.soft = soft and tracked.wanted.movable
         moved_from = tracked.kept_in if self.placing.move(tracked, group, lanes) is not None else None
         tracked.kept_in = group if moved_from is not None else None
@@ -231,7 +231,7 @@ class Controller(Outlook):
         limit = self.settings.capacity.tokens[len(group)] - tracked.wanted.prompt_tokens
         return Dispatch(tracked.request_id, group, tracked.output_tokens, limit, moved_from)
 
-    def _suspend(self, tracked: Tracked, now_s: float, kept_in: Group | None) -> None:
+    def _suspend(self, tracked: RequestState, now_s: float, kept_in: Group | None) -> None:
         del self._running[tracked.request_id]
         tracked.kept_in = kept_in
         tracked.sizes = tracked.fitting(self.settings.capacity.tokens)
@@ -248,12 +248,12 @@ class Controller(Outlook):
             target = self.layout.group_of(tracked.group[0])
             if target == tracked.group or len(target) not in tracked.sizes:
                 continue
-            commands.append(Withdraw(tracked.request_id, tracked.group))
+            commands.append(Recall(tracked.request_id, tracked.group))
             self._suspend(tracked, now_s, tracked.group)
             commands.append(self._start(tracked, target, self._expected(tracked), lanes))
         return commands
 
-    def _expected(self, tracked: Tracked) -> float:
+    def _expected(self, tracked: RequestState) -> float:
         outputs = min(max(self.demand.output_tokens, tracked.output_tokens + 1.0), tracked.wanted.max_output_tokens)
         return tracked.wanted.prompt_tokens + outputs
 
@@ -270,7 +270,7 @@ class Controller(Outlook):
                 self.would_do.append(decision)
             return []
         if decision is not None:
-            return self.order(decision.layout, decision.preempt, None, now_s, decision)[1]
+            return self.order(decision.layout, decision.mode, None, now_s, decision)[1]
         if policy.catches_up(shot, self.settings.weights):
             return self._take_back(self._outside(self.layout), now_s, streams=True) + self._dispatch(now_s)
         return []

@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.layout.groups import Group
-from flying_serving.policy.demand import Outputs
 from flying_serving.policy.snapshot import GroupLoad
+from flying_serving.predict.demand import Outputs
 
 
 @dataclass
 class GroupWork:
     """The requests of one group, those of them that one engine cannot hold, and sums over them."""
 
-    requests: dict[str, Tracked] = field(default_factory=dict)
-    wide: dict[str, Tracked] = field(default_factory=dict)
+    requests: dict[str, RequestState] = field(default_factory=dict)
+    wide: dict[str, RequestState] = field(default_factory=dict)
     prefill_tokens: int = 0
     prompts: int = 0
     prompt_tokens: int = 0
@@ -33,7 +33,7 @@ class Loads:
         self._groups: defaultdict[Group, GroupWork] = defaultdict(GroupWork)
         self._of_engine: defaultdict[int, dict[Group, GroupWork]] = defaultdict(dict)
         self._idle = GroupWork()
-        self._unfinished: dict[str, Tracked] = {}
+        self._unfinished: dict[str, RequestState] = {}
 
     def __getitem__(self, group: Group) -> GroupWork:
         return self._groups.get(group, self._idle)
@@ -43,7 +43,7 @@ class Loads:
         """Those with requests."""
         return list(self._groups)
 
-    def add(self, tracked: Tracked, group: Group, expected_tokens: float, *, kept: bool = False) -> None:
+    def add(self, tracked: RequestState, group: Group, expected_tokens: float, *, kept: bool = False) -> None:
         """`tracked` runs in `group` from now on, with its KV if `kept`, and will have `expected_tokens` at its end."""
         tracked.prefill_tokens = tracked.to_prefill(kept=kept)
         tracked.group, tracked.admitted = group, True
@@ -63,7 +63,7 @@ class Loads:
         work.urgent += tracked.wanted.urgent
         self._unfinished[tracked.request_id] = tracked
 
-    def token(self, tracked: Tracked, count: int) -> None:
+    def token(self, tracked: RequestState, count: int) -> None:
         """It got tokens, so its prompt is done."""
         assert tracked.group is not None
         work = self._groups[tracked.group]
@@ -75,7 +75,7 @@ class Loads:
             tracked.prefill_tokens = 0
             del self._unfinished[tracked.request_id]
 
-    def remove(self, tracked: Tracked) -> None:
+    def remove(self, tracked: RequestState) -> None:
         """It does not run any more."""
         if tracked.group is None:
             return
@@ -95,7 +95,7 @@ class Loads:
                 del self._of_engine[engine][tracked.group]
         tracked.group = None
 
-    def unfinished(self) -> list[Tracked]:
+    def unfinished(self) -> list[RequestState]:
         """Requests that run and have no token of their group yet."""
         return list(self._unfinished.values())
 
@@ -120,14 +120,14 @@ class Loads:
         return seen
 
 
-def _bound(wide: Collection[Tracked], outputs: Outputs) -> dict[int, GroupLoad]:
+def _bound(wide: Collection[RequestState], outputs: Outputs) -> dict[int, GroupLoad]:
     """`GroupLoad.bound` of those that one engine cannot hold."""
     widest = max(tracked.sizes[0] for tracked in wide)
     engines = [2**power for power in range(1, widest.bit_length())]
     return {least: _load([one for one in wide if one.sizes[0] >= least], outputs) for least in engines}
 
 
-def _load(requests: Collection[Tracked], outputs: Outputs) -> GroupLoad:
+def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:
     """These requests, each looked at."""
     count = len(requests)
     left = [

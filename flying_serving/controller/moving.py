@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, Dispatch
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.layout.groups import Group, Layout, cover
 
 
 def to_move(
-    old: Iterable[Tracked], layout: Layout, settings: Settings, *, streams: bool
-) -> list[tuple[Tracked, Group | None]]:
+    old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool
+) -> list[tuple[RequestState, Group | None]]:
     """Of requests in groups that `layout` lacks: prompts that their group has not come to; or with `streams` all.
 
     Beside each the group that has its KV: one that was not begun has some only if that came with it. Those that ask for

@@ -5,15 +5,15 @@ from __future__ import annotations
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.needs import needs_of
 from flying_serving.controller.pool import TaskPool
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switches
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.demand import Demand
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import Snapshot
-from flying_serving.policy.steps import StepModel
-from flying_serving.policy.work import LaneFigures
+from flying_serving.predict.demand import Demand
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import StepModel
+from flying_serving.predict.work import LaneFigures
 
 
 class Outlook:
@@ -34,7 +34,7 @@ class Outlook:
         self.moves: dict[int, MoveCost] = {}
         self.demand = Demand()
         self.switches = Switches()
-        self._running: dict[str, Tracked] = {}
+        self._running: dict[str, RequestState] = {}
         self._layouts = Layout.all(settings.engines, sizes)
 
     @property

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout, cover
-from flying_serving.policy.moves import MoveCost
-from flying_serving.policy.work import LaneFigures
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.work import LaneFigures
 
 STEPS_AHEAD = 3
 """Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
@@ -83,7 +83,12 @@ class Placing:
         return tuple(sizes)
 
     def place(
-        self, tracked: Tracked, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], expected_tokens: float
+        self,
+        tracked: RequestState,
+        layout: Layout,
+        loads: Loads,
+        lanes: Mapping[int, LaneFigures],
+        expected_tokens: float,
     ) -> Group | None:
         """The group for it now, or None if none of those that suit has room.
 
@@ -101,7 +106,7 @@ class Placing:
         ]
         return min(free, key=lambda group: self._score(tracked, group, loads, lanes, moves[group]), default=None)
 
-    def move(self, tracked: Tracked, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
+    def move(self, tracked: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
         if tracked.kept_in is None:
             return None
@@ -109,7 +114,9 @@ class Placing:
         lane = lanes.get(len(both)) if both is not None else None
         return lane.move if lane is not None else None
 
-    def _has_room(self, tracked: Tracked, group: Group, loads: Loads, expected_tokens: float, *, kept: bool) -> bool:
+    def _has_room(
+        self, tracked: RequestState, group: Group, loads: Loads, expected_tokens: float, *, kept: bool
+    ) -> bool:
         work = loads[group]
         if not self.limits.capped or not work.requests:
             return True
@@ -131,7 +138,7 @@ class Placing:
 
     def _score(
         self,
-        tracked: Tracked,
+        tracked: RequestState,
         group: Group,
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
@@ -169,7 +176,7 @@ class Round:
         self._now_s = now_s
         self._kept: set[Group] = set()
 
-    def place(self, tracked: Tracked, expected_tokens: float) -> Group | None:
+    def place(self, tracked: RequestState, expected_tokens: float) -> Group | None:
         """As `Placing.place`, but for groups that are kept for somebody else."""
         groups = self._layout.groups
         layout = Layout(tuple(group for group in groups if group not in self._kept)) if self._kept else self._layout

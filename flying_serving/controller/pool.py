@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.errors import PoolFull
 
 Kind = tuple[int | None, tuple[int, ...]]
@@ -29,7 +29,7 @@ class TaskPool:
         self.limit = limit
         self.aging_s = aging_s
         self.prompt_tokens = 0
-        self._waiting: dict[str, Tracked] = {}
+        self._waiting: dict[str, RequestState] = {}
         self._queues: dict[Kind, list[tuple[int, int, str]]] = {}
         self._ages: dict[Kind, list[tuple[int, str]]] = {}
         self._turn_of_age = False
@@ -40,7 +40,7 @@ class TaskPool:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Tracked]:
+    def __iter__(self) -> Iterator[RequestState]:
         return iter(self._waiting.values())
 
     def __contains__(self, request_id: str) -> bool:
@@ -56,7 +56,7 @@ class TaskPool:
         """How many urgent requests wait."""
         return self._urgent
 
-    def first(self, now_s: float) -> Tracked | None:
+    def first(self, now_s: float) -> RequestState | None:
         """Whose turn it is."""
         return self._next(now_s, frozenset())[0]
 
@@ -74,7 +74,7 @@ class TaskPool:
         if len(self._waiting) >= self.limit:
             raise PoolFull(f"{self.limit} requests wait already (--max-waiting-requests)")
 
-    def add(self, tracked: Tracked) -> None:
+    def add(self, tracked: RequestState) -> None:
         """Let a request wait."""
         wanted = tracked.wanted
         self._waiting[tracked.request_id] = tracked
@@ -86,13 +86,13 @@ class TaskPool:
         if wanted.deadline_s is not None and not tracked.admitted:
             heapq.heappush(self._deadlines, (tracked.arrived_s + wanted.deadline_s, tracked.request_id))
 
-    def remove(self, request_id: str) -> Tracked | None:
+    def remove(self, request_id: str) -> RequestState | None:
         """Take a request out; None if it does not wait."""
         tracked = self._out(request_id)
         self._forget_gone()
         return tracked
 
-    def _out(self, request_id: str) -> Tracked | None:
+    def _out(self, request_id: str) -> RequestState | None:
         tracked = self._waiting.pop(request_id, None)
         if tracked is not None:
             self.prompt_tokens -= tracked.wanted.prompt_tokens
@@ -116,7 +116,7 @@ class TaskPool:
             heapq.heapify(queue)
         return {kind: queue for kind, queue in left.items() if queue}
 
-    def take(self, place: Callable[[Tracked], bool], now_s: float) -> None:
+    def take(self, place: Callable[[RequestState], bool], now_s: float) -> None:
         """Offer the first of every kind to `place` until it refuses one of that kind; those that it takes leave."""
         refused: set[Kind] = set()
         while True:
@@ -130,7 +130,7 @@ class TaskPool:
                 refused.add(_kind(tracked))
         self._forget_gone()
 
-    def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[Tracked | None, bool]:
+    def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[RequestState | None, bool]:
         """Who is offered a place next, and whether for its age."""
         if self._turn_of_age:
             oldest = self._first_of(self._ages, refused)
@@ -138,7 +138,7 @@ class TaskPool:
                 return oldest, True
         return self._first_of(self._queues, refused), False
 
-    def _first_of(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> Tracked | None:
+    def _first_of(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> RequestState | None:
         heads = []
         for kind, queue in queues.items():
             while queue and not self._waits(queue[0], kind):
@@ -163,5 +163,5 @@ class TaskPool:
         return late
 
 
-def _kind(tracked: Tracked) -> Kind:
+def _kind(tracked: RequestState) -> Kind:
     return (tracked.wanted.degree, tracked.sizes)

@@ -9,13 +9,13 @@ from flying_serving.layout.groups import Group
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestSpec:
     """What a client asks for.
 
     Args:
         prompt_tokens: length of the prompt.
         tokens: prompt and max_tokens together, at most the model's length; prompt and one token if it is open-ended.
-        max_output_tokens: at most so many will come.
+        max_output_tokens: upper bound of its output.
         degree: the TP degree that it asks for (`tp_degree`), or None.
         priority: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
         deadline_s: refused when it still waits so long after its arrival; None for no limit.
@@ -37,7 +37,7 @@ class Wanted:
 
 
 @dataclass
-class Tracked:
+class RequestState:
     """A request from its arrival to its end.
 
     `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
@@ -47,7 +47,7 @@ class Tracked:
     """
 
     request_id: str
-    wanted: Wanted
+    wanted: RequestSpec
     sizes: tuple[int, ...]
     order: int
     arrived_s: float

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.policy.policies import Policy
-from flying_serving.policy.work import Weights
+from flying_serving.predict.work import Weights
 
 
 @dataclass(frozen=True)

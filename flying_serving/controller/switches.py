@@ -36,7 +36,7 @@ class Switch:
     number: int
     old: Layout
     new: Layout
-    preempt: str
+    mode: str
     decided_s: float
     requests_in_flight: int
     decision: Decision | None = None
@@ -60,7 +60,7 @@ class Switch:
     def awaiting(self) -> list[int]:
         """Engines that, once they have answered, begin no step before they hear what moves."""
         changed = [group for group in self.new.groups if group not in self.old.groups]
-        return [engine for group in changed for engine in group] if self.preempt in MOVING else []
+        return [engine for group in changed for engine in group] if self.mode in MOVING else []
 
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
         """All engines have answered."""
@@ -131,7 +131,7 @@ class Switch:
             "time": self.wall_time_s,
             "from": self.old.to_lists(),
             "to": self.new.to_lists(),
-            "preempt": self.preempt,
+            "mode": self.mode,
             "reason": decision.reason if decision else "ordered by an operator",
             "predicted_gain_request_s": _finite(decision.gain) if decision else None,
             "predicted_cost_request_s": decision.cost if decision else None,
@@ -170,7 +170,7 @@ class Changeover:
     @property
     def ready(self) -> bool:
         """Whether the engines may be told now."""
-        waits = self.switch.preempt in ("sequential", "soft")
+        waits = self.switch.mode in ("sequential", "soft")
         return not self.is_ordered and not (waits and self.switch.draining)
 
     @property
@@ -179,7 +179,7 @@ class Changeover:
 
         They answer after the step under way; what it makes moves along.
         """
-        return self.switch.preempt == ("move" if self.is_ordered else "sequential")
+        return self.switch.mode == ("migrate" if self.is_ordered else "sequential")
 
     def ordered(self, now_s: float) -> None:
         """The engines are told at `now_s`."""
@@ -202,7 +202,7 @@ class Switches:
         self,
         old: Layout,
         new: Layout,
-        preempt: str,
+        mode: str,
         in_flight: int,
         draining: set[str],
         now_s: float,
@@ -210,7 +210,7 @@ class Switches:
     ) -> Switch:
         """A new switch, decided now."""
         self.count += 1
-        switch = Switch(self.count, old, new, preempt, now_s, in_flight, decision, now_s, draining=draining)
+        switch = Switch(self.count, old, new, mode, now_s, in_flight, decision, now_s, draining=draining)
         switch.gaps = self._gaps
         self._open.append(switch)
         if len(self._open) > MOST_OPEN:

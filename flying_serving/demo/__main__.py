@@ -19,8 +19,8 @@ from rich.console import Console
 import flying_serving
 from flying_serving.cli.admin import NARROWEST_PIPE
 from flying_serving.demo import layouts, traffic
-from flying_serving.demo.server import ServerFailed, ended_by_signals
-from flying_serving.errors import BenchError
+from flying_serving.errors import BenchError, ServerFailed
+from flying_serving.testing.signals import ended_by_signals
 
 CHECKOUT = Path(flying_serving.__file__).resolve().parents[1]
 INTERRUPTED = 130

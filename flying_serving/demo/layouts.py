@@ -15,7 +15,7 @@ from flying_serving.cli.render import degrees_text
 from flying_serving.demo.load import Load
 from flying_serving.demo.report import Groups, Window, layouts_table, problems, switches_table
 from flying_serving.demo.server import DemoServer
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 
 ENGINES = 4
 STREAMS = 8
@@ -39,7 +39,7 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
     """Start a server, go through PLAN with `seconds` in each layout, stop. Returns what was wrong."""
     server = DemoServer(make_model(models / "llama", "llama"), ENGINES, "manual", KV_BYTES)
     try:
-        ready_s = server.wait_until_ready(console)
+        ready_s = server.show_start(console)
         console.print(f"{ENGINES} engines ready in {ready_s:.1f} s; {STREAMS} streams in each layout from here on")
         wrong = asyncio.run(_stream(console, server, seconds))
     finally:
@@ -81,10 +81,10 @@ async def _switch_and_watch(console: Console, http: httpx.AsyncClient, load: Loa
             await asyncio.sleep(seconds)
         windows.append(Window(groups, begin, time.monotonic()))
         if step is not None:
-            before, (groups, preempt) = groups, step
-            answer = await http.post("/flying/layout", json={"groups": groups, "preempt": preempt})
+            before, (groups, mode) = groups, step
+            answer = await http.post("/flying/layout", json={"groups": groups, "mode": mode})
             answer.raise_for_status()
             load.next_phase()
             took = answer.json()["cutover_ms"]
-            console.print(f"{degrees_text(before)} → {degrees_text(groups)} by {preempt}: cutover {took:.1f} ms")
+            console.print(f"{degrees_text(before)} → {degrees_text(groups)} by {mode}: cutover {took:.1f} ms")
     return windows

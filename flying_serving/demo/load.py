@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from flying_serving.bench.sse import Event, EventStream
+from flying_serving.errors import RequestFailed
+from flying_serving.testing.sse import Event, EventStream, streamed
 
 PROMPT_TOKENS = (32, 160)
 MAX_TOKENS = (48, 144)
@@ -22,7 +23,7 @@ REQUEST_S = 120.0
 
 
 @dataclass
-class Stream:
+class TimedStream:
     """One request: how many tokens were asked for, when it was sent, and when how many came."""
 
     max_tokens: int
@@ -54,7 +55,7 @@ class Load:
     """
 
     def __init__(self, url: str, model: str, width: int, seed: int = 0) -> None:
-        self.streams: list[Stream] = []
+        self.streams: list[TimedStream] = []
         self._model = model
         self._width = width
         self._random = random.Random(seed)
@@ -90,15 +91,15 @@ class Load:
     async def _keep_going(self, phase: int) -> None:
         while phase == self._phase:
             prompt = [self._random.randrange(VOCABULARY) for _ in range(self._random.randint(*PROMPT_TOKENS))]
-            stream = Stream(self._random.randint(*MAX_TOKENS), time.monotonic())
+            stream = TimedStream(self._random.randint(*MAX_TOKENS), time.monotonic())
             self.streams.append(stream)
             try:
                 await self._run(stream, prompt)
-            except (httpx.HTTPError, msgspec.DecodeError, IndexError) as error:
+            except (RequestFailed, httpx.HTTPError, msgspec.DecodeError, IndexError) as error:
                 stream.error = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(0.2)  # a server that is gone is not asked thousands of times
 
-    async def _run(self, stream: Stream, prompt: Sequence[int]) -> None:
+    async def _run(self, stream: TimedStream, prompt: Sequence[int]) -> None:
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -107,17 +108,12 @@ class Load:
             "stream": True,
             "return_token_ids": True,
         }
-        async with self._http.stream("POST", "/v1/completions", json=body) as answer:
-            if answer.status_code != 200:
-                stream.error = f"{answer.status_code}: {(await answer.aread()).decode(errors='replace')[:200]}"
-                return
-            events = EventStream()
-            async for data in answer.aiter_bytes():
-                for event in events.feed(data):
-                    _note(stream, event, time.monotonic())
+        async with streamed(self._http, body, EventStream()) as events:
+            async for event in events:
+                _note(stream, event, time.monotonic())
 
 
-def _note(stream: Stream, event: Event, now: float) -> None:
+def _note(stream: TimedStream, event: Event, now: float) -> None:
     """Note one server-sent event."""
     if event.error is not None:
         stream.error = str(event.error)

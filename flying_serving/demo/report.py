@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from flying_serving.cli.render import degrees_text, milliseconds
-from flying_serving.demo.load import Stream
+from flying_serving.demo.load import TimedStream
 
 Groups = list[list[int]]
 
@@ -39,7 +39,7 @@ class Figures:
     tokens_per_s: float
 
 
-def measure(windows: Sequence[Window], streams: Iterable[Stream]) -> Figures:
+def measure(windows: Sequence[Window], streams: Iterable[TimedStream]) -> Figures:
     """Figures over all windows of one layout.
 
     Medians are over the requests that were sent in a window. Time per output token: the time between a stream's first
@@ -68,7 +68,7 @@ def measure(windows: Sequence[Window], streams: Iterable[Stream]) -> Figures:
     )
 
 
-def layouts_table(windows: Sequence[Window], streams: Sequence[Stream]) -> Table:
+def layouts_table(windows: Sequence[Window], streams: Sequence[TimedStream]) -> Table:
     """One row for each layout."""
     table = Table(title="streams (TTFT, TPOT: medians in ms)", title_justify="left")
     table.add_column("degrees", no_wrap=True)
@@ -95,13 +95,13 @@ def switches_table(records: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="switches in ms (step: of cutover, the rest of a step under way)")
     table.title_justify = "left"
     table.add_column("degrees", no_wrap=True)
-    table.add_column("preempt")
+    table.add_column("mode")
     for name in ("in flight", "cutover", "step", "drain", "worst gap"):
         table.add_column(name, justify="right")
     for record in records:
         table.add_row(
             f"{degrees_text(record['from'])} → {degrees_text(record['to'])}",
-            record["preempt"],
+            record["mode"],
             str(record["requests_in_flight"]),
             milliseconds(record["cutover_ms"]),
             milliseconds(record["in_flight_step_ms"]),
@@ -111,7 +111,7 @@ def switches_table(records: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def problems(streams: Sequence[Stream], records: Sequence[Mapping[str, Any]], expected_switches: int) -> list[str]:
+def problems(streams: Sequence[TimedStream], records: Sequence[Mapping[str, Any]], expected_switches: int) -> list[str]:
     """Everything that was not right, in words; nothing if all was."""
     found = [stream.problem for stream in streams if stream.problem is not None]
     if not streams:

@@ -1,1 +1,1 @@
-"""The engine process: lanes, group stepping, inbox, turns."""
+"""The engine process: its loop, groups, tickets, turns."""

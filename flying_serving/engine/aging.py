@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any
 
-from flying_serving.vllm_hooks.priorities import by_priority, promote
+from flying_serving.vllm_adapter.priorities import by_priority, promote
 
 
 class Aging:

@@ -17,35 +17,26 @@ from vllm.v1.engine.core import EngineCoreProc
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
+from flying_serving.engine import tickets
 from flying_serving.engine.aging import Aging
+from flying_serving.engine.arbiter import LaneArbiter, Serve, Turn, Wait
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
 from flying_serving.engine.leaving import Leaving
 from flying_serving.engine.moves import Led, Moves
 from flying_serving.engine.orders import Orders
-from flying_serving.engine.parent import end_with_parent, forget_port, forget_signals
 from flying_serving.engine.pausing import Pausing
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests
 from flying_serving.engine.steps import StepLog
-from flying_serving.engine.tickets import (
-    AskTicket,
-    Channel,
-    CommitTicket,
-    Grant,
-    MoveTicket,
-    Need,
-    ReturnTicket,
-    StepTicket,
-)
-from flying_serving.engine.turns import Serve, Turn, Turns, Wait
+from flying_serving.engine.tracing import EngineTrace
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.start_error import told_to_server
-from flying_serving.tracing.engine import EngineTrace
-from flying_serving.vllm_hooks import table
-from flying_serving.vllm_hooks.blocks import SchedulerPool
-from flying_serving.vllm_hooks.engines import engine_classes
-from flying_serving.vllm_hooks.kv import pooled_capacity
+from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.engines import engine_classes
+from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
 RETRY_S = 0.005
 """How long lane 1 leaves the engine to other lanes when nothing of it could run."""
@@ -70,7 +61,7 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
         self.deployment = deployment_of(vllm_config.additional_config)
         self.engine = engine_index
         flying = self.deployment.flying
-        self.turns = Turns(flying.weave_steps, flying.max_pause_ms / 1000)
+        self.arbiter = LaneArbiter(flying.weave_steps, flying.max_pause_ms / 1000)
         self.aging = Aging(flying.priority_aging_s)
         self.members: dict[int, Member] = {}
         self.leaders: dict[int, Leader] = {}
@@ -101,7 +92,9 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
     def _build_groups(self) -> None:
         self.own = SchedulerPool(self.scheduler)
         deadline_s = self.deployment.flying.collective_timeout_s
-        self.channel = Channel(self.deployment.run_dir, self.engine, self.deployment.engines, self._wake, deadline_s)
+        self.channel = tickets.Channel(
+            self.deployment.run_dir, self.engine, self.deployment.engines, self._wake, deadline_s
+        )
         self._hashers: dict[int, Any] = dict.fromkeys(self.deployment.group_sizes, self.request_block_hasher)
         for size, (config, kv_config) in self._lane_configs.items():
             group = aligned_group(self.engine, size)
@@ -158,7 +151,9 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
                 elif turn.size == 1:
                     self._step_alone()
                 else:
-                    self._emit(self.leaders[turn.size].order(time.monotonic(), goes_on=self.turns.announce(turn.size)))
+                    self._emit(
+                        self.leaders[turn.size].order(time.monotonic(), goes_on=self.arbiter.announce(turn.size))
+                    )
         raise SystemExit
 
     def _choose(self) -> Turn:
@@ -168,7 +163,7 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
         ready = {size: leader.ready(now) for size, leader in self.leaders.items()}
         alone = self.scheduler.has_requests() or bool(self.batch_queue)
         ready[1] = alone and now >= self._alone_at
-        turn = self.turns.choose(now, ready, ticket=self.channel.pending())
+        turn = self.arbiter.choose(now, ready, ticket=self.channel.pending())
         if isinstance(turn, Wait):
             retries = [r for r in (leader.retry_in_s(now) for leader in self.leaders.values()) if r is not None]
             if alone and not ready[1]:
@@ -207,30 +202,30 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
         self.board.ended(self.engine, size, ended)
         began = self.board.together_since(aligned_group(self.engine, size), size, started)
         took_s, waited_s = max(0.0, ended - began), max(0.0, began - started)
-        self.turns.ran(size, ended, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
+        self.arbiter.ran(size, ended, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
         if self.trace is not None:
             self.trace.stepped(size, plan, started, ended, waited_s)
 
     def _serve(self, ticket: Any) -> None:
         size = len(ticket.group)
-        if isinstance(ticket, StepTicket):
+        if isinstance(ticket, tickets.RunStep):
             self._step_together(size, ticket)
-        elif isinstance(ticket, MoveTicket):
+        elif isinstance(ticket, tickets.MigrateKV):
             self.moves.serve(ticket, time.monotonic())
             self._alone_at = 0.0
-        elif isinstance(ticket, AskTicket):
+        elif isinstance(ticket, tickets.ReserveBlocks):
             self._want_back(self.members[size].offer(ticket), but=size)
-        elif isinstance(ticket, CommitTicket):
+        elif isinstance(ticket, tickets.LendBlocks):
             self.members[size].lent.commit(ticket.blocks)
-        elif isinstance(ticket, ReturnTicket):
+        elif isinstance(ticket, tickets.ReturnBlocks):
             self.members[size].lent.take_back(ticket.blocks)
             self._alone_at = 0.0
-        elif isinstance(ticket, Grant):
+        elif isinstance(ticket, tickets.BlocksReserved):
             self.leaders[size].granted(ticket, time.monotonic())
-        elif isinstance(ticket, Need):
+        elif isinstance(ticket, tickets.RecallBlocks):
             self.leaders[size].give_back(ticket.count)
 
-    def _step_together(self, size: int, ticket: StepTicket) -> None:
+    def _step_together(self, size: int, ticket: tickets.RunStep) -> None:
         started = time.monotonic()
         member = self.members[size]
         member.in_use = ticket.in_use

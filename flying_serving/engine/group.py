@@ -7,10 +7,18 @@ from typing import Any
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from flying_serving.engine.tickets import AskTicket, Channel, CommitTicket, Grant, Need, ReturnTicket, StepTicket
-from flying_serving.kv.lending import BorrowedBlocks, LentBlocks
+from flying_serving.engine.tickets import (
+    BlocksReserved,
+    Channel,
+    LendBlocks,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+    RunStep,
+)
 from flying_serving.layout.groups import Group
-from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
+from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 ASK_AGAIN_S = 0.02
 """How long a leader of two waits before it asks members again that had nothing to lend. One of more waits longer: two
@@ -60,7 +68,7 @@ class Member:
         """Lent blocks that requests of the group hold, as its last step said."""
         self._needed_at = 0.0
 
-    def offer(self, ask: AskTicket) -> int:
+    def offer(self, ask: ReserveBlocks) -> int:
         """Set blocks aside for the group and tell the leader how many. Returns how many are missing.
 
         What runs here keeps what it needs for the tokens it has; from what the group asks for ahead, all that runs and
@@ -68,14 +76,16 @@ class Member:
         """
         keep = max(self._own.needed_by_running(), self._own.free_count() - ask.needed)
         count = self.lent.offer(ask.count, min(self._own.reserved(), keep))
-        self._channel.send([self.group[0]], Grant(self.group, self._engine, count))
+        self._channel.send([self.group[0]], BlocksReserved(self.group, self._engine, count))
         return ask.count - count
 
     def want_back(self, count: int, now: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
         if self.lent.lent_count and now - self._needed_at > ASK_AGAIN_S:
             self._needed_at = now
-            self._channel.send([self.group[0]], Need(self.group, self._engine, min(count, self.lent.lent_count)))
+            self._channel.send(
+                [self.group[0]], RecallBlocks(self.group, self._engine, min(count, self.lent.lent_count))
+            )
 
 
 class Leader:
@@ -126,7 +136,7 @@ class Leader:
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self.outstanding = True
-        self._channel.send(self.group, StepTicket(self.group, plan, grammar, more, self.borrowed.in_use))
+        self._channel.send(self.group, RunStep(self.group, plan, grammar, more, self.borrowed.in_use))
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:
@@ -146,7 +156,7 @@ class Leader:
         self._grants = {}
         needed = self.pool.missing_for_running(1) if self.scheduler.running else missing
         count = min(max(missing, self._lend_blocks), self.borrowed.room())
-        self._channel.send(self.group, AskTicket(self.group, count, min(needed, count)))
+        self._channel.send(self.group, ReserveBlocks(self.group, count, min(needed, count)))
         return True
 
     def _must_wait(self) -> bool:
@@ -155,7 +165,7 @@ class Leader:
             return self.pool.missing_for_running() > 0
         return self.borrowed.free_count() == 0
 
-    def granted(self, grant: Grant, now: float) -> None:
+    def granted(self, grant: BlocksReserved, now: float) -> None:
         """A member's answer; the last one closes the round with what all of them offer."""
         assert self._grants is not None
         self._grants[grant.engine] = grant.count
@@ -163,7 +173,7 @@ class Leader:
             return
         blocks = self.borrowed.choose(min(self._grants.values()))
         self._grants = None
-        self._channel.send(self.group, CommitTicket(self.group, blocks))
+        self._channel.send(self.group, LendBlocks(self.group, blocks))
         self.borrowed.add(blocks)
         self._retry_at = 0.0
         if not blocks:
@@ -176,7 +186,7 @@ class Leader:
         """
         blocks = self.borrowed.give_up(min(count, self.pool.free_count() - self.pool.needed_by_running()))
         if blocks:
-            self._channel.send(self.group, ReturnTicket(self.group, blocks))
+            self._channel.send(self.group, ReturnBlocks(self.group, blocks))
 
     def forget(self, **options: Any) -> bool:
         """Reset the group's prefix cache; False while requests hold blocks."""

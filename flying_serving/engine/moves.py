@@ -1,6 +1,6 @@
 """Requests that go on in another group with their KV, between engines (design section 5; docs/protocol.md).
 
-The old group's leader *parks* a request: it no longer runs, and its blocks stay. The new group's leader, when the
+The old group's leader *retains* a request: it no longer runs, and its blocks stay. The new group's leader, when the
 client has sent it there, sets blocks aside for it and sends a ticket to all engines of both groups; in its turn they
 exchange the KV, the old leader lets the blocks go and the new one gives the request to its scheduler. What is not there
 to be fetched, or finds no room, is prefilled again.
@@ -15,12 +15,12 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.group import Member
-from flying_serving.engine.tickets import Channel, Move, MoveTicket
+from flying_serving.engine.tickets import Channel, MigrateKV, Move
 from flying_serving.layout.groups import Group, aligned_group, cover
-from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.vllm_adapter.blocks import SchedulerPool
 
-PARKED_S = 5.0
-"""How long a parked request's blocks are kept for whom the client sends it to."""
+RETAINED_S = 5.0
+"""How long retained KV is held for the destination engine."""
 PATIENCE_S = 1.0
 """How long a request waits for blocks to put its KV into, before it is prefilled again."""
 HOLD_S = 0.5
@@ -40,8 +40,8 @@ class Led:
 
 
 @dataclass
-class Parked:
-    """A request that has left its lane: KV of so many tokens, in these blocks of the lane."""
+class Retained:
+    """A request that has left its lane: its tokens with KV, and the blocks of the lane that hold it."""
 
     size: int
     tokens: int
@@ -96,7 +96,7 @@ class Moves:
         self._rpc = rpc
         self._admit = admit
         self._lacks = lacks
-        self._parked: dict[str, Parked] = {}
+        self._retained: dict[str, Retained] = {}
         self._waiting: list[Arrival] = []
         self._coming: dict[str, Arrival] = {}
         self._due_arrivals = 0
@@ -123,7 +123,7 @@ class Moves:
         self._word_until_s = now_s + HOLD_S
 
     def announce(self, arrivals: int, tickets: int, now_s: float) -> None:
-        """So many requests whose KV is elsewhere are about to come here; so many tickets with this engine bring KV.
+        """How many requests whose KV is elsewhere are about to come here, and how many tickets bring KV.
 
         They are best served together: an engine that begins a step in between keeps all others waiting.
         """
@@ -145,8 +145,8 @@ class Moves:
 
     # ---- the old group's leader
 
-    def park(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Requests leave their lanes, as soon as they are here; their KV stays until fetched, or PARKED_S are over."""
+    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
+        """Requests leave their lanes once they are here; their KV stays until fetched, or RETAINED_S are over."""
         ids = list(request_ids)
         self._waiting = [arrival for arrival in self._waiting if arrival.request.request_id not in ids]
         for arrival in self._coming.values():
@@ -159,31 +159,31 @@ class Moves:
                 # what a step under way computes may not be there yet
                 tokens = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
                 if tokens:
-                    self._parked[request_id] = Parked(size, tokens, lane.pool.pin(request_id), now_s)
+                    self._retained[request_id] = Retained(size, tokens, lane.pool.pin(request_id), now_s)
                 lane.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
 
     def _let_go(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            parked = self._parked.pop(request_id, None)
-            if parked is not None:
-                self._led[parked.size].pool.unpin(parked.blocks)
+            retained = self._retained.pop(request_id, None)
+            if retained is not None:
+                self._led[retained.size].pool.unpin(retained.blocks)
 
     def _let_go_what_is_late(self, now_s: float) -> None:
         """Nobody fetches it, or requests of its lane would be preempted for want of blocks."""
-        short = {p.size for p in self._parked.values() if self._led[p.size].pool.missing_for_running()}
-        self._let_go([i for i, p in self._parked.items() if now_s - p.since_s > PARKED_S or p.size in short])
+        short = {p.size for p in self._retained.values() if self._led[p.size].pool.missing_for_running()}
+        self._let_go([i for i, p in self._retained.items() if now_s - p.since_s > RETAINED_S or p.size in short])
 
-    def _offer(self, ticket: MoveTicket, now_s: float) -> list[int]:
+    def _offer(self, ticket: MigrateKV, now_s: float) -> list[int]:
         """For each request of the ticket: how many tokens' KV is here, and its blocks, as many as `_most` says."""
-        self.park([move.request_id for move in ticket.moves], now_s)  # if the client's word is still on its way
+        self.retain([move.request_id for move in ticket.moves], now_s)  # if the client's word is still on its way
         numbers = []
         for move in ticket.moves:
-            parked, most = self._parked.get(move.request_id), self._most(ticket, move)
-            blocks = parked.blocks[:most] if parked is not None else []
-            numbers += [parked.tokens if parked is not None else 0, *blocks, *[0] * (most - len(blocks))]
+            retained, most = self._retained.get(move.request_id), self._most(ticket, move)
+            blocks = retained.blocks[:most] if retained is not None else []
+            numbers += [retained.tokens if retained is not None else 0, *blocks, *[0] * (most - len(blocks))]
         return numbers
 
-    def _most(self, ticket: MoveTicket, move: Move) -> int:
+    def _most(self, ticket: MigrateKV, move: Move) -> int:
         """How many blocks the old group has for the request, at most."""
         return -(-move.tokens // self._block_tokens[len(ticket.source)])
 
@@ -203,7 +203,7 @@ class Moves:
 
     def begin(self, now_s: float) -> None:
         """Order to bring the KV of those that have come, as far as there is room for it."""
-        if self._parked:
+        if self._retained:
             self._let_go_what_is_late(now_s)
         if not self._waiting or (self.holds(now_s) and self._due_arrivals):
             return
@@ -221,15 +221,15 @@ class Moves:
             target = aligned_group(self._engine, size)
             engines = cover(source, target, self._members)
             assert engines is not None  # the client sends nobody else
-            self._channel.send(engines, MoveTicket(engines, source, target, moves))
+            self._channel.send(engines, MigrateKV(engines, source, target, moves))
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Seconds until `begin` has something to do by itself; None if it has not."""
         if self._waiting:
             return RETRY_S
         return (
-            max(0.0, min((p.since_s for p in self._parked.values()), default=0.0) + PARKED_S - now_s)
-            if self._parked
+            max(0.0, min((p.since_s for p in self._retained.values()), default=0.0) + RETAINED_S - now_s)
+            if self._retained
             else None
         )
 
@@ -261,7 +261,7 @@ class Moves:
 
     # ---- every engine of the cover
 
-    def serve(self, ticket: MoveTicket, now_s: float) -> None:
+    def serve(self, ticket: MigrateKV, now_s: float) -> None:
         """The ticket's turn has come: exchange the KV."""
         self._due_tickets = max(0, self._due_tickets - 1)
         engines, source, target, moves = ticket.group, ticket.source, ticket.target, ticket.moves
@@ -283,7 +283,7 @@ class Moves:
             come = [self._coming[move.request_id] for move in moves]
             for move, tokens in zip(moves, there, strict=True):
                 self._arrived(move, tokens)
-            self.park([arrival.request.request_id for arrival in come if arrival.left], now_s)
+            self.retain([arrival.request.request_id for arrival in come if arrival.left], now_s)
 
     def _physical(self, group: Group, runs: list[tuple[list[int], range]]) -> list[tuple[list[int], range]] | None:
         """A group's blocks as this engine's own; None if it is no member."""

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from flying_serving.config import MOVING
+from flying_serving.engine.arbiter import LaneArbiter
 from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.moves import Moves
 from flying_serving.engine.report import Report
 from flying_serving.engine.steps import StepLog
-from flying_serving.engine.turns import Turns
-from flying_serving.metrics.engine import EngineFigures
-from flying_serving.tracing.engine import EngineTrace
-from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.engine.tracing import EngineTrace
+from flying_serving.observe.metrics.engine import EngineFigures
+from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 
 class Orders:
     """The part of an engine that answers orders. They are handled between two steps."""
 
     engine: int
-    turns: Turns
+    arbiter: LaneArbiter
     own: SchedulerPool
     members: Mapping[int, Member]
     leaders: Mapping[int, Leader]
@@ -33,12 +33,12 @@ class Orders:
     _block_bytes: int
     _last_step_s: tuple[float, float]
 
-    def flying_switch(self, group: list[int], preempt: str, weave_steps: int, sent_s: float) -> dict[str, float]:
+    def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> dict[str, float]:
         """From now on this engine's present group is `group`.
 
         Args:
             group: engines, this one among them.
-            preempt: one of PREEMPTS (a sequential or soft switch is ordered when nothing is left to preempt).
+            mode: one of MODES (a sequential or soft switch is ordered when nothing is left to mode).
             weave_steps: steps of the new layout for each step of an older one.
             sent_s: when the client ordered it (CLOCK_MONOTONIC).
 
@@ -49,11 +49,11 @@ class Orders:
         """
         worked_s = time.thread_time()
         now = time.monotonic()
-        if preempt in MOVING and len(group) != self.turns.present:
+        if mode in MOVING and len(group) != self.arbiter.present:
             self.moves.await_word(now)
-        self.turns.switch(len(group), hard=preempt == "hard", weave_steps=weave_steps, now=now)
+        self.arbiter.switch(len(group), hard=mode == "hard", weave_steps=weave_steps, now=now)
         if self.trace is not None:
-            self.trace.ordered(group, preempt, now)
+            self.trace.ordered(group, mode, now)
         started, ended = self._last_step_s
         in_flight_s = max(0.0, ended - max(started, sent_s))
         return {
@@ -71,7 +71,7 @@ class Orders:
         """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
         steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
         report = self.report
-        figures = EngineFigures(self.turns.hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache)
+        figures = EngineFigures(self.arbiter.hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache)
         return figures.to_plain()
 
     def flying_check(self) -> bool:
@@ -92,9 +92,9 @@ class Orders:
         """Bytes of one KV block, all layers, on one device."""
         return self._block_bytes
 
-    def flying_park(self, request_ids: list[str]) -> None:
+    def flying_retain(self, request_ids: list[str]) -> None:
         """Requests leave this engine for another group, which may fetch their KV: see `engine/moves.py`."""
-        self.moves.park(request_ids, time.monotonic())
+        self.moves.retain(request_ids, time.monotonic())
 
     def flying_moving(self, arrivals: int, tickets: int) -> None:
         """Requests are about to move: see `Moves.announce`."""
@@ -110,6 +110,6 @@ class Orders:
         return self.steps.take()
 
     def flying_calibration(self) -> list[list[float]]:
-        """The steps that were measured at start, in all lanes of this engine: see `engine/calibration.py`."""
+        """The steps that were measured at start, in all lanes of this engine: see `worker/calibration.py`."""
         measured: list[list[float]] = self.model_executor.collective_rpc("calibration")[0]
         return measured

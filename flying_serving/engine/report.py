@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from flying_serving.engine.group import Leader, Member
-from flying_serving.vllm_hooks.blocks import SchedulerPool, report_through
+from flying_serving.vllm_adapter.blocks import SchedulerPool, report_through
 
 REPORT_S = 1.0
 """How often a member reports, which has no outputs of the group's steps that could carry it."""

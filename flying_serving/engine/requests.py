@@ -11,10 +11,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.aging import Aging
 from flying_serving.engine.group import Leader
-from flying_serving.engine.keys import LANE_KEY, MOVED_FROM_KEY
 from flying_serving.engine.moves import Moves
 from flying_serving.layout.groups import aligned_group
-from flying_serving.vllm_hooks.history import resume
+from flying_serving.vllm_adapter.history import resume
+from flying_serving.vllm_adapter.keys import LANE_KEY, MOVED_FROM_KEY
 
 
 class LaneRequests:

@@ -10,9 +10,9 @@ from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.layout.groups import Group
-from flying_serving.metrics.histogram import Histogram
-from flying_serving.metrics.table import STEP_BOUNDS_S
-from flying_serving.vllm_hooks.watch import contents, watch_steps
+from flying_serving.observe.metrics.histogram import Histogram
+from flying_serving.observe.metrics.table import STEP_BOUNDS_S
+from flying_serving.vllm_adapter.watch import contents, watch_steps
 
 KEPT_STEPS = 4096
 """Steps that are kept until somebody takes them; the oldest go first."""

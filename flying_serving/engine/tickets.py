@@ -18,7 +18,7 @@ from flying_serving.layout.groups import Group
 
 
 @dataclass(frozen=True)
-class StepTicket:
+class RunStep:
     """Step the lane of `group` together: `plan` is a vLLM SchedulerOutput in group blocks."""
 
     group: Group
@@ -31,8 +31,8 @@ class StepTicket:
 
 
 @dataclass(frozen=True)
-class AskTicket:
-    """Offer up to `count` blocks to `group`; answer its leader with a Grant."""
+class ReserveBlocks:
+    """Offer up to `count` blocks to `group`; answer its leader with a BlocksReserved."""
 
     group: Group
     count: int
@@ -41,7 +41,7 @@ class AskTicket:
 
 
 @dataclass(frozen=True)
-class CommitTicket:
+class LendBlocks:
     """Lend offered blocks to `group` as `blocks`; what was offered beyond goes back."""
 
     group: Group
@@ -49,7 +49,7 @@ class CommitTicket:
 
 
 @dataclass(frozen=True)
-class ReturnTicket:
+class ReturnBlocks:
     """`group` no longer uses `blocks`: they are their owners' again."""
 
     group: Group
@@ -57,7 +57,7 @@ class ReturnTicket:
 
 
 @dataclass(frozen=True)
-class Grant:
+class BlocksReserved:
     """To a leader: `engine` offers `count` blocks to `group`."""
 
     group: Group
@@ -66,7 +66,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Need:
+class RecallBlocks:
     """To a leader: `engine` needs `count` of the blocks it lent to `group`."""
 
     group: Group
@@ -92,7 +92,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class MoveTicket:
+class MigrateKV:
     """Bring the KV of requests from `source` to `target`; `group` are the engines that do it, all of both."""
 
     group: Group
@@ -101,7 +101,7 @@ class MoveTicket:
     moves: list[Move]
 
 
-Ticket = StepTicket | MoveTicket | AskTicket | CommitTicket | ReturnTicket | Grant | Need
+Ticket = RunStep | MigrateKV | ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
 
 
 class Channel:

@@ -1,1 +1,1 @@
-"""Which layout to be in, pure: predictions from measured steps, and policies over a snapshot."""
+"""Which layout to be in: policies over a snapshot. Pure."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy import switching
-from flying_serving.policy.forecast import capacity, judge
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
-from flying_serving.policy.work import Weights
+from flying_serving.predict.forecast import capacity, judge
+from flying_serving.predict.work import Weights
 
 MARGIN = 0.05
 """A switch for load has to gain this share of what staying would cost, beside its cost."""
 ABOUT = 1.25
 """Layouts whose predicted costs differ by less than this factor are about as good."""
 HARDER = 3.0
-"""For each switch for load lately that margin grows so many times, less the longer ago that was, unless the new layout
+"""Factor of that margin for each recent switch for load, less the longer ago that was, unless the new layout
 gets prompts done faster: at the crossover the server comes to rest where it has the most capacity; no burst waits."""
 
 
@@ -57,7 +57,7 @@ class Policy:
         decides = self.by_load or self.by_priority or self.by_context
         if not decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
             return False
-        return switching.at_once(snapshot, snapshot.layout, weights) == "move"
+        return switching.at_once(snapshot, snapshot.layout, weights) == "migrate"
 
 
 POLICIES = {
@@ -121,9 +121,9 @@ def _decision(
     stay: float | None = None,
 ) -> Decision:
     """Go there in the cheapest way."""
-    preempt = min(considered, key=considered.__getitem__)
+    mode = min(considered, key=considered.__getitem__)
     drain_s = switching.drain_s(snapshot, layout)
-    return Decision(layout, preempt, reason, gain, considered[preempt], considered, stay, drain_s)
+    return Decision(layout, mode, reason, gain, considered[mode], considered, stay, drain_s)
 
 
 def _improve(snapshot: Snapshot, needs: Sequence[Need], weights: Weights) -> Decision | None:

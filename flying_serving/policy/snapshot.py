@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.work import LaneFigures, Work
+from flying_serving.predict.work import LaneFigures, Work
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Decision:
 
     Args:
         layout: to this one.
-        preempt: in this way.
+        mode: in this way.
         reason: for the log, with the use case first.
         gain: request-seconds saved over the horizon, as predicted; infinite if a request cannot run otherwise.
         cost: request-seconds that the switch costs, as predicted.
@@ -95,7 +95,7 @@ class Decision:
     """
 
     layout: Layout
-    preempt: str
+    mode: str
     reason: str
     gain: float
     cost: float

@@ -1,6 +1,6 @@
 """What a switch costs in each way to make it, in request-seconds (design section 5; paper section 5.2.2).
 
-Whoever runs in a group that the new layout lacks is *old*, whoever waits or comes is *new*.
+Requests that run in a group that the new layout lacks are *old*; requests that wait or arrive are *new*.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group, Layout, aligned_group
-from flying_serving.policy.forecast import Outlook, capacity, first_per_s, judge, outlook
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.work import FREE, Hindrance, Weights, Work
+from flying_serving.predict.forecast import Forecast, capacity, first_per_s, judge, outlook
+from flying_serving.predict.work import FREE, Interference, Weights, Work
 
 PAUSE_WEIGHT = 3.0
 """A stream that stands still is worse than one that is slow."""
 LONG_HORIZONS = 10.0
-"""So many horizons is the longest that load is expected to last."""
+"""Horizons that load is expected to last at most."""
 MOVE_S = 0.005
 """Orders and answers."""
 LATER = "later"
@@ -71,7 +71,7 @@ class _Case:
     size: int
     weights: Weights
     aside: Work
-    ahead: Outlook
+    ahead: Forecast
     used: float
 
     @classmethod
@@ -107,9 +107,9 @@ class _Case:
             used=min(1.0, busy),
         )
 
-    def with_old(self, hindrance: Hindrance) -> float:
+    def with_old(self, interference: Interference) -> float:
         """Request-seconds if requests of the old layout are not in the new one, but in its way."""
-        return judge(self.layout, self.snapshot.lanes, self.aside, self.weights, hindrance)
+        return judge(self.layout, self.snapshot.lanes, self.aside, self.weights, interference)
 
     def weave(self, blocked_s: float = 0.0) -> float:
         """Both sides get half of the time while both have work, until the last old request has ended.
@@ -123,8 +123,8 @@ class _Case:
         step_s = self.ahead.tpot_s
         stretch = 1 + self.used * step_s / max(step_s, turn_s)
         woven_s = blocked_s + stretch * self.last_s
-        hindrance = Hindrance(blocked_s, woven_s, turn_s, overlap, synced, held_tokens=self.tokens)
-        return stretch * self.streaming_s + self.with_old(hindrance)
+        interference = Interference(blocked_s, woven_s, turn_s, overlap, synced, held_tokens=self.tokens)
+        return stretch * self.streaming_s + self.with_old(interference)
 
     def hard(self) -> float:
         """Old requests stand still as long as there is new work: for long if it comes nearly as fast as it can go."""
@@ -149,12 +149,12 @@ class _Case:
             for group, load in self.staying.items()
         )
         held_tokens = sum(load.requests * load.context_tokens for load in self.staying.values())
-        held = Hindrance(woven_s=until_s, overlap=slower, held_tokens=held_tokens)
+        held = Interference(woven_s=until_s, overlap=slower, held_tokens=held_tokens)
         return judge(self.layout, lanes, work, self.weights, held)
 
     def sequential(self) -> float:
         """New requests wait until the last old one has ended."""
-        return self.streaming_s + self.with_old(Hindrance(blocked_s=self.last_s))
+        return self.streaming_s + self.with_old(Interference(blocked_s=self.last_s))
 
     def move(self) -> float:
         """Old requests go on in the new groups once their KV is there; new ones wait behind.
@@ -166,7 +166,7 @@ class _Case:
         if self.staying:
             there = _Case.of(self.snapshot, self.layout, self.staying, self.weights).weave(still_s)
         else:
-            work, blocked = self.snapshot.work, Hindrance(blocked_s=still_s)
+            work, blocked = self.snapshot.work, Interference(blocked_s=still_s)
             there = judge(self.layout, self.snapshot.lanes, work, self.weights, blocked)
         return PAUSE_WEIGHT * moving * still_s / 2 + there
 
@@ -242,7 +242,7 @@ def costs(
     case = _Case.of(snapshot, layout, leave, weights)
     if there is None or urgent:
         there = judge(layout, snapshot.lanes, snapshot.work, weights)
-    ways = {"weave": case.weave(), "move": case.move()}
+    ways = {"weave": case.weave(), "migrate": case.move()}
     if urgent or not case.staying:  # until those have ended it is better to stay than to do nothing
         ways["sequential"] = case.sequential()
     elif case.staying.keys() & set(snapshot.layout.groups):
@@ -259,7 +259,7 @@ def at_once(snapshot: Snapshot, layout: Layout, weights: Weights) -> str:
     """The cheapest way to switch of those that do not wait for old requests to end."""
     considered = costs(snapshot, layout, weights, urgent=False)
     # not a set: of ways that cost the same it has to be the same one in every run
-    return min((way for way in ("weave", "move") if way in considered), key=considered.__getitem__)
+    return min((way for way in ("weave", "migrate") if way in considered), key=considered.__getitem__)
 
 
 def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:

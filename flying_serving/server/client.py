@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
-from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.moving import exchanges
 from flying_serving.errors import FlyingError
@@ -98,12 +98,12 @@ class FlyingClient(EngineRequests, PausingClient):
                 request = self.streams.to_engine(command)
                 self._admit(request_id)
                 return None if request is None else self._to_leader(EngineCoreRequestType.ADD, request, group)
-            case Withdraw(request_id, group):
+            case Recall(request_id, group):
                 engine_id = self.streams.withdraw(request_id)
                 if not self.controller.moves:
                     return self._to_leader(EngineCoreRequestType.ABORT, [engine_id], group)
-                self.tell(group[0], "flying_park", [engine_id])  # its KV is kept for a while
-            case Refuse(request_id, waited_s):
+                self.tell(group[0], "flying_retain", [engine_id])  # its KV is kept for a while
+            case Reject(request_id, waited_s):
                 self._refuse(request_id, waited_s)
             case Order(switch, weave_steps):
                 self.order_engines(switch, weave_steps)
@@ -114,7 +114,7 @@ class FlyingClient(EngineRequests, PausingClient):
             with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts it
                 asyncio.get_running_loop()
                 self._clock_runs = True
-                self.background(keep_time(self))
+                self.background(keep_time(self, self.metrics))
 
     # ---- what operators see
 

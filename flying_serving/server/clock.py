@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.moves import fit_moves
-from flying_serving.policy.probes import Probe
-from flying_serving.policy.steps import Step
-from flying_serving.tracing.switches import trace_switches
-
-if TYPE_CHECKING:
-    from flying_serving.server.client import FlyingClient
+from flying_serving.predict.moves import fit_moves
+from flying_serving.predict.steps import Step
+from flying_serving.server.calls import EngineCalls
+from flying_serving.server.figures.spans import trace_switches
+from flying_serving.server.metrics import ServerMetrics
 
 TICK_S = 0.1
 MEASURE_TICKS = 3
-"""Measured steps are fetched every so many ticks."""
+"""Ticks between two fetches of measured steps."""
 
 
-async def keep_time(client: FlyingClient) -> None:
+async def keep_time(client: EngineCalls, metrics: ServerMetrics | None) -> None:
     """Run until the client is shut down. An engine that does not answer is vLLM's to notice, and to report.
+
+    Args:
+        client: whose controller is told the time.
+        metrics: follow its switches; None if nothing is counted.
 
     Nothing here waits for an engine: deadlines and decisions do not stop because one of them is slow.
     """
@@ -34,8 +35,8 @@ async def keep_time(client: FlyingClient) -> None:
     with trace_switches(client.deployment.flying.trace_out, client.controller.switches) as trace:
         while not client.resources.engine_dead:
             await client.carry_out(client.controller.tick(time.monotonic()))
-            if client.metrics is not None:
-                client.metrics.tick(time.monotonic())
+            if metrics is not None:
+                metrics.tick(time.monotonic())
             await asyncio.sleep(TICK_S)
             trace()
             ticks += 1
@@ -45,17 +46,17 @@ async def keep_time(client: FlyingClient) -> None:
                     client.background(_measure(client, engine, asked))
 
 
-async def _start(client: FlyingClient, started: asyncio.Event) -> None:
+async def _start(client: EngineCalls, started: asyncio.Event) -> None:
     """Take what the engines measured when they started, and put them into the layout that a fixed policy wants."""
     with contextlib.suppress(EngineLost):
         await _calibrate(client)
     started.set()
 
 
-async def _calibrate(client: FlyingClient) -> None:
+async def _calibrate(client: EngineCalls) -> None:
     for rows in await asyncio.gather(*client.of_engines("flying_calibration")):
         client.controller.steps.calibrate(
-            Probe(int(tokens), bool(is_prefill), int(context)).step(int(size), seconds)
+            Step.of_probe(int(size), seconds, int(tokens), bool(is_prefill), int(context))
             for size, seconds, tokens, is_prefill, context in rows
         )
     rows = [row for each in await asyncio.gather(*client.of_engines("flying_move_costs")) for row in each]
@@ -70,7 +71,7 @@ async def _calibrate(client: FlyingClient) -> None:
         await asyncio.gather(*orders)
 
 
-async def _measure(client: FlyingClient, engine: int, asked: set[int]) -> None:
+async def _measure(client: EngineCalls, engine: int, asked: set[int]) -> None:
     try:
         rows = await client.utility(engine, "flying_steps")
     except EngineLost:

@@ -19,8 +19,8 @@ from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.errors import ServerEnds
+from flying_serving.observe.tracing.writer import CLOSE_S
 from flying_serving.server.orders import EngineOrders
-from flying_serving.tracing.writer import CLOSE_S
 
 logger = logging.getLogger("vllm.flying_serving")
 

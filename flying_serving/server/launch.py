@@ -12,19 +12,19 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import KEY, Deployment, parse_flying
-from flying_serving.engine.admission import obstacles
 from flying_serving.errors import Unsupported
+from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import keep_all_kv, refuse_unsupported
-from flying_serving.tracing.file import begin_trace
+from flying_serving.worker.admission import obstacles
 
 logger = logging.getLogger("vllm.flying_serving")
 
 _WORKERS = {
-    "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.engine.worker.FlyingCPUWorker",
-    "vllm.v1.worker.gpu_worker.Worker": "flying_serving.engine.worker.FlyingGPUWorker",
+    "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.worker.worker.FlyingCPUWorker",
+    "vllm.v1.worker.gpu_worker.Worker": "flying_serving.worker.worker.FlyingGPUWorker",
 }
 
 
@@ -37,8 +37,6 @@ def prepare(config: Any, client_count: int) -> Any:
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, client_count)
     keep_all_kv(config)
-    if flying.emulate_link is not None and not current_platform.is_cpu():
-        raise Unsupported(f"--emulate-link={flying.emulate_link}: only exchanges between CPUs can be slowed")
     parallel = config.parallel_config
     if parallel.worker_cls not in _WORKERS:
         raise Unsupported(f"--worker-cls={parallel.worker_cls}: one of {sorted(_WORKERS)} is needed")
@@ -80,6 +78,6 @@ def _lanes_for(policy: Policy, sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _preload() -> None:
     """Import what engines need before they are forked, so that it is done once and its pages are shared."""
     import flying_serving.engine.core
-    import flying_serving.engine.worker  # noqa: F401
+    import flying_serving.worker.worker  # noqa: F401
 
     current_platform.import_kernels()

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.errors import EngineLost
-from flying_serving.metrics.engine import EngineFigures
-from flying_serving.metrics.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
-from flying_serving.metrics.predictions import Predictions
-from flying_serving.metrics.switches import SwitchTally
+from flying_serving.observe.metrics.engine import EngineFigures
+from flying_serving.server.calls import EngineCalls
+from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.server.figures.predictions import Predictions
+from flying_serving.server.figures.switches import SwitchTally
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    from flying_serving.server.client import FlyingClient
 
 PATIENCE_S = 0.5
 """An engine answers between two steps. Who scrapes is not kept waiting longer than this and gets its last figures."""
@@ -29,7 +28,7 @@ PATIENCE_S = 0.5
 class ServerMetrics:
     """What `/metrics` shows of one server."""
 
-    def __init__(self, client: FlyingClient) -> None:
+    def __init__(self, client: EngineCalls) -> None:
         self._client = client
         self._controller = client.controller
         self._tally = SwitchTally()
@@ -62,7 +61,7 @@ class ServerMetrics:
         put_switches(page, self._tally, self._predictions)
         return page
 
-    def _requests(self) -> list[Tracked]:
+    def _requests(self) -> list[RequestState]:
         loads = self._controller.loads
         running = chain.from_iterable(loads[group].requests.values() for group in loads.groups)
         return [*self._controller.pool, *running]

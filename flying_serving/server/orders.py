@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import FlyingError, LayoutError, OrderDropped
 from flying_serving.layout.groups import Layout
@@ -29,7 +29,7 @@ class EngineOrders(EngineCalls):
         self._switched: dict[int, asyncio.Future[None]] = {}
         self._last_order = 0
 
-    async def switch(self, groups: object, preempt: object = "weave", weave_steps: int | None = None) -> Switch:
+    async def switch(self, groups: object, mode: object = "weave", weave_steps: int | None = None) -> Switch:
         """Change the layout and return when every engine works in the new one.
 
         As long as it waits for requests to end, a later order replaces it. If who waits for this is cancelled then,
@@ -37,7 +37,7 @@ class EngineOrders(EngineCalls):
 
         Args:
             groups: list of lists of engine numbers, a partition into aligned groups.
-            preempt: one of PREEMPTS (see docs/engine.md).
+            mode: one of MODES (see docs/engine.md).
             weave_steps: with "weave": steps of the new layout for each step of an older one.
 
         Raises:
@@ -49,8 +49,8 @@ class EngineOrders(EngineCalls):
         if policy != "manual":
             raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
         layout = Layout.parse(groups, self.deployment.engines, self.deployment.group_sizes)
-        if preempt not in PREEMPTS:
-            raise LayoutError("preempt", preempt, f"must be one of {list(PREEMPTS)}")
+        if mode not in MODES:
+            raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
         order = self._last_order
         self._replace_waiting()
@@ -58,7 +58,7 @@ class EngineOrders(EngineCalls):
             for before in list(self._switched.values()):  # who ordered it may have left
                 await self._until(before)
             self.check_serving()
-            switch, commands = self.controller.order(layout, str(preempt), weave_steps, time.monotonic())
+            switch, commands = self.controller.order(layout, str(mode), weave_steps, time.monotonic())
             done = self._switched[switch.number] = heard(asyncio.get_running_loop().create_future())
             sent = self.carry_out(commands)
             if order != self._last_order:  # later ones have come while it waited for its turn
@@ -110,7 +110,7 @@ class EngineOrders(EngineCalls):
         """Tell every engine its group; what they answer goes to the controller."""
         worked_s, switch.wall_time_s = time.thread_time(), time.time()
         answers = [
-            self.utility(e, "flying_switch", list(switch.new.group_of(e)), switch.preempt, steps, switch.ordered_s)
+            self.utility(e, "flying_switch", list(switch.new.group_of(e)), switch.mode, steps, switch.ordered_s)
             for e in range(self.deployment.engines)
         ]
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
@@ -138,4 +138,4 @@ class EngineOrders(EngineCalls):
 def _log(switch: Switch) -> None:
     decision = switch.decision
     why = "ordered" if decision is None else f"{decision.reason}; gain {decision.gain:.2f}, cost {decision.cost:.2f}"
-    logger.info("layout %s -> %s by %s in %.1f ms (%s)", switch.old, switch.new, switch.preempt, switch.cutover_ms, why)
+    logger.info("layout %s -> %s by %s in %.1f ms (%s)", switch.old, switch.new, switch.mode, switch.cutover_ms, why)

@@ -15,14 +15,14 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 
 from flying_serving.controller.commands import Command
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
 from flying_serving.server.calls import EngineCalls, heard
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.ending import refusal
 from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
-from flying_serving.vllm_hooks.history import why_it_stays
+from flying_serving.vllm_adapter.history import why_it_stays
 
 logger = logging.getLogger("vllm.flying_serving")
 
@@ -58,7 +58,7 @@ class EngineRequests(EngineCalls):
         if expires is not None:
             await expires
 
-    def check(self, fields: Mapping[str, Any]) -> Wanted:
+    def check(self, fields: Mapping[str, Any]) -> RequestSpec:
         """What a request wants, if it can be taken. Raises as `add_request_async`, which a stream calls too late.
 
         Args:

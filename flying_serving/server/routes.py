@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, FlyingError, LayoutError, OrderDropped
-from flying_serving.metrics.page import Published
 from flying_serving.server.bodies import read_json
 from flying_serving.server.client import FlyingClient
+from flying_serving.server.figures.page import Published
 from flying_serving.server.metrics import FreshMetrics
 from flying_serving.wording import first_problem
 
@@ -32,12 +32,12 @@ MAX_SHOWN = 400
 
 
 class LayoutOrder(BaseModel):
-    """Body of `POST /flying/layout`; the client checks `groups` and `preempt`."""
+    """Body of `POST /flying/layout`; the client checks `groups` and `mode`."""
 
     model_config = ConfigDict(extra="forbid")
 
     groups: Any = Field(default=None, examples=[[[0, 1], [2], [3]]])
-    preempt: Any = Field(default="weave", examples=list(PREEMPTS))
+    mode: Any = Field(default="weave", examples=list(MODES))
     weave_steps: int | None = Field(default=None, ge=1, le=1000)
 
     @classmethod

@@ -11,11 +11,11 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.work import Weights
+from flying_serving.predict.work import Weights
 
 
 def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settings:
-    """The settings of a server whose smallest engine has so many KV blocks."""
+    """The settings of a server, from the number of KV blocks of its smallest engine."""
     flying = deployment.flying
     policy = POLICIES[flying.policy]
     sizes = deployment.group_sizes
@@ -59,7 +59,5 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "requests": {"running": controller.running, "held": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
         "move_cost": {str(size): asdict(cost) for size, cost in controller.moves.items()},
-        "would_do": [
-            {"to": d.layout.to_lists(), "preempt": d.preempt, "reason": d.reason} for d in controller.would_do
-        ],
+        "would_do": [{"to": d.layout.to_lists(), "mode": d.mode, "reason": d.reason} for d in controller.would_do],
     }

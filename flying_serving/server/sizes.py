@@ -11,7 +11,7 @@ from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
-"""Why a model does not admit some group sizes, each above 1: see `flying_serving.engine.admission.obstacles`."""
+"""Why a model does not admit some group sizes, each above 1: see `flying_serving.worker.admission.obstacles`."""
 
 
 def choose_group_sizes(

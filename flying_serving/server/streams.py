@@ -12,9 +12,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Dispatch
-from flying_serving.controller.requests import Wanted
-from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.server.encoding import shown
+from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
 
 DEGREE_KEY = "tp_degree"
 DEADLINE_KEY = "queue_deadline_s"
@@ -44,14 +44,14 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
 
-    def wanted(self, prompt: int, params: SamplingParams | None, priority: int) -> Wanted:
+    def wanted(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
         """What the controller has to know of a request with a prompt of that many tokens.
 
         Raises:
             VLLMValidationError: naming the field, its value and what is allowed.
         """
         if params is None:
-            return Wanted(prompt, prompt, priority=priority)
+            return RequestSpec(prompt, prompt, priority=priority)
         extra = params.extra_args or {}
         for key in (LANE_KEY, HISTORY_KEY, MOVED_FROM_KEY):
             if key in extra:
@@ -60,7 +60,7 @@ class Streams:
         left = self._left(prompt)
         most = _least(params.max_tokens, left)
         tokens = prompt + 1 if most == left else prompt + most
-        return Wanted(prompt, tokens, most, self._degree(extra), priority, _deadline(extra))
+        return RequestSpec(prompt, tokens, most, self._degree(extra), priority, _deadline(extra))
 
     def _left(self, prompt: int) -> int:
         """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a request."""

@@ -8,11 +8,11 @@ import time
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import HTMLResponse, JSONResponse
 
+from flying_serving.observe.view import page
+from flying_serving.observe.view.rolling import Rolling
+from flying_serving.server.figures.state import state
 from flying_serving.server.routes import _authorise, _client
-from flying_serving.view import page
-from flying_serving.view.rolling import Rolling
-from flying_serving.view.state import state
-from flying_serving.vllm_hooks.stats import roll
+from flying_serving.vllm_adapter.stats import roll
 
 router = APIRouter(prefix="/flying", tags=["flying"])
 

@@ -6,7 +6,7 @@
 - `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel for small batches
   and sequence parallel for large ones, chosen by each step's tokens; both have the same KV layout.
 - `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before it switches for load,
-  cannot switch while idle, and computes requests again that a hard preempt has paused. When to switch, which they leave
+  cannot switch while idle, and computes requests again that a hard switch has paused. When to switch, which they leave
   to an operator, is decided by `auto`'s predictions, with the cost of waiting.
 """
 
@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.placing import Placing
-from flying_serving.controller.requests import Tracked
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES, Policy, margin
 from flying_serving.policy.snapshot import Decision, Snapshot
-from flying_serving.policy.work import LaneFigures, Weights
+from flying_serving.predict.work import LaneFigures, Weights
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.machine import Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES
-from flying_serving.sim.requests import Plan
+from flying_serving.sim.requests import SimStep
 from flying_serving.sim.system import Options, System, flying, static
 
 FLYING = ("auto", "load", "priority", "context")
@@ -86,7 +86,7 @@ def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
     parts = degree // base
     row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)  # an all-to-all of a part moves so much less
 
-    def seconds(plan: Plan) -> float:
+    def seconds(plan: SimStep) -> float:
         whole_s = tensor.step_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
         tokens = plan.sequences + plan.prefill_tokens
         if parts == 1 or tokens < parts:
@@ -105,22 +105,22 @@ class Draining(Policy):
     """Decides when to switch by `auto`'s predictions, but can neither weave nor keep KV, and weighs what that costs."""
 
     def decide(self, snapshot: Snapshot, weights: Weights) -> Decision | None:
-        """As its base; for urgent requests by a hard preempt, else by waiting for the old ones, however long.
+        """As its base; for urgent requests by a hard switch, else by waiting for the old ones, however long.
 
         A switch that nobody needs has to gain more than waiting costs, and `auto`'s margin.
         """
         decision = super().decide(snapshot, weights)
         if decision is None:
             return None
-        preempt = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
+        mode = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
         if decision.stay is not None:
             # Waiting is not among the ways if nobody runs there: the release cannot switch while idle. Nor is it if a
             # request fits no new group.
-            cost = decision.considered.get(preempt, math.inf)
+            cost = decision.considered.get(mode, math.inf)
             if decision.gain <= cost + margin(decision.stay, snapshot, slower=decision.slower):
                 return None
-        cost = decision.considered.get(preempt, decision.cost)
-        return replace(decision, preempt=preempt, cost=cost, drain_s=math.inf)
+        cost = decision.considered.get(mode, decision.cost)
+        return replace(decision, mode=mode, cost=cost, drain_s=math.inf)
 
 
 class RoundRobin(Placing):
@@ -129,7 +129,12 @@ class RoundRobin(Placing):
     _next = 0
 
     def place(
-        self, tracked: Tracked, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], expected_tokens: float
+        self,
+        tracked: RequestState,
+        layout: Layout,
+        loads: Loads,
+        lanes: Mapping[int, LaneFigures],
+        expected_tokens: float,
     ) -> Group | None:
         """The next one."""
         self._next += 1
@@ -140,7 +145,12 @@ class LeastLoad(Placing):
     """The group with the fewest requests."""
 
     def place(
-        self, tracked: Tracked, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], expected_tokens: float
+        self,
+        tracked: RequestState,
+        layout: Layout,
+        loads: Loads,
+        lanes: Mapping[int, LaneFigures],
+        expected_tokens: float,
     ) -> Group | None:
         """The first of those with the fewest."""
         return min(layout.groups, key=lambda group: len(loads[group].requests))

@@ -1,4 +1,4 @@
-"""Engines in the simulator: production `Turns` decide whose step is next, tickets put group steps into one order."""
+"""Engines in the simulator: production `LaneArbiter`s choose the next step, tickets put group steps into one order."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from functools import partial
 from typing import Any
 
 from flying_serving.config import MOVING
-from flying_serving.engine.turns import Serve, Turns, Wait
-from flying_serving.engine.turns import Step as StepTurn
+from flying_serving.engine.arbiter import LaneArbiter, Serve, StepTurn, Wait
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.moves import MoveCost
-from flying_serving.sim.engines import Order, SimEngine, Ticket
+from flying_serving.predict.moves import MoveCost
+from flying_serving.sim.engines import SimEngine, SimOrder, Ticket
 from flying_serving.sim.lanes import SimLane
-from flying_serving.sim.requests import BlockPool, Plan, SimRequest
+from flying_serving.sim.requests import BlockPool, SimRequest, SimStep
 
 SHORTEST_S = 1e-6
 """Shortest wait: a shorter one may be lost in rounding, and time would stand still."""
 
-StepTime = Callable[[int, Plan], float]
+StepTime = Callable[[int, SimStep], float]
 """(group size, what is in the step) -> seconds."""
 
 
@@ -40,7 +39,7 @@ class ClusterShape:
         frontend_s: what a server adds to a request's first token outside of steps, messages included.
         max_pause_s, weave_steps: as in the server's settings.
         keep_times: whether the time of each token is kept.
-        recomputes: a hard preempt throws KV away, so that paused requests are computed again.
+        recomputes: a hard switch throws KV away, so that paused requests are computed again.
         switch_s: an engine that changes its group does nothing else for so long.
         moves: what it takes to move KV between groups, by the engines that have to meet; without, it stays.
     """
@@ -111,14 +110,14 @@ class Cluster:
         step_time: StepTime,
         clock: Clock,
         on_tokens: Callable[[list[SimRequest], list[SimRequest]], None],
-        on_step: Callable[[SimLane, float, Plan], None],
+        on_step: Callable[[SimLane, float, SimStep], None],
     ) -> None:
         self.shape = shape
         self.clock = clock
         self._step_time = step_time
         self._on_tokens = on_tokens
         self._on_step = on_step
-        self.engines = [SimEngine(e, Turns(shape.weave_steps, shape.max_pause_s)) for e in range(shape.engines)]
+        self.engines = [SimEngine(e, LaneArbiter(shape.weave_steps, shape.max_pause_s)) for e in range(shape.engines)]
         self.pools = [BlockPool(shape.blocks - 1) for _ in range(shape.engines)]
         self.lanes: dict[Group, SimLane] = {}
         for size in shape.sizes:
@@ -154,7 +153,7 @@ class Cluster:
         for engine in engines:
             self._kick(engine)
 
-    def order(self, engine: int, order: Order) -> None:
+    def order(self, engine: int, order: SimOrder) -> None:
         """An order reaches an engine; it takes effect at its next step boundary."""
         self.engines[engine].orders.append(order)
         self._kick(self.engines[engine])
@@ -163,16 +162,16 @@ class Cluster:
         engine.busy = False
         self._kick(engine)
 
-    def _take(self, engine: SimEngine, order: Order) -> bool:
+    def _take(self, engine: SimEngine, order: SimOrder) -> bool:
         """Carry out an order; whether this engine's group changes."""
-        now, before = self.clock.now_s, engine.turns.present
-        hard = order.preempt == "hard"
+        now, before = self.clock.now_s, engine.arbiter.present
+        hard = order.mode == "hard"
         if hard and self.shape.recomputes:
             for size, lane in engine.led.items():
                 if size != order.size:
                     lane.preempt_all()
-        engine.turns.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
-        engine.held = order.preempt in MOVING and order.size != before
+        engine.arbiter.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
+        engine.held = order.mode in MOVING and order.size != before
         order.done(now)
         return order.size != before
 
@@ -206,7 +205,7 @@ class Cluster:
         now = self.clock.now_s
         ready = {size: size not in engine.outstanding and lane.requests > 0 for size, lane in engine.led.items()}
         while True:
-            turn = engine.turns.choose(now, ready, ticket=bool(engine.inbox))
+            turn = engine.arbiter.choose(now, ready, ticket=bool(engine.inbox))
             if isinstance(turn, Serve):
                 self._join(engine, engine.inbox.popleft())
                 return
@@ -220,10 +219,10 @@ class Cluster:
             ready[turn.size] = False
 
     def _obvious(self, engine: SimEngine) -> int | None:
-        """0: the oldest ticket; a size: a step of the present lane; None: `Turns.choose` has to be asked (slow)."""
-        if engine.turns.keeps_still(self.clock.now_s):
+        """0: the oldest ticket; a size: a step of the present lane; None: ask `LaneArbiter.choose` (slow)."""
+        if engine.arbiter.keeps_still(self.clock.now_s):
             return None
-        present, ready = engine.turns.present, 0
+        present, ready = engine.arbiter.present, 0
         for size, lane in engine.led.items():
             if lane.requests and size not in engine.outstanding:
                 if size != present:
@@ -275,7 +274,7 @@ class Cluster:
         assert plan is not None
         duration_s = self._step_time(lane.size, plan)
         self._on_step(lane, duration_s, plan)
-        more = lane.requests > 0 and engines[0].turns.announce(lane.size)
+        more = lane.requests > 0 and engines[0].arbiter.announce(lane.size)
         self.clock.after(duration_s, self._ran, lane, engines, duration_s, more)
 
     def _ran(self, lane: SimLane, engines: Sequence[SimEngine], took_s: float, more: bool) -> None:
@@ -285,7 +284,7 @@ class Cluster:
         for engine in engines:
             engine.busy = False
             waited_s = max(0.0, now - took_s - engine.came_s)
-            engine.turns.ran(lane.size, now, more=more, led_here=engine is leader, took_s=took_s, waited_s=waited_s)
+            engine.arbiter.ran(lane.size, now, more=more, led_here=engine is leader, took_s=took_s, waited_s=waited_s)
         leader.outstanding.discard(lane.size)
         if first or ended:
             self._on_tokens(first, ended)

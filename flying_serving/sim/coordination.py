@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flying_serving.sim.requests import Plan
+from flying_serving.sim.requests import SimStep
 
-DegreeTime = Callable[[Plan], float]
+DegreeTime = Callable[[SimStep], float]
 """What is in a step of one degree -> seconds."""
 
 GROUP_STEP_S = 367e-6
@@ -28,7 +28,7 @@ LANE_STEP_S = 250e-6
 def coordinated(time: DegreeTime, size: int) -> DegreeTime:
     """Steps of a lane for groups of `size`, from those of its degree."""
 
-    def seconds(plan: Plan) -> float:
+    def seconds(plan: SimStep) -> float:
         if size == 1:
             return time(plan) + LANE_STEP_S
         return time(plan) + GROUP_STEP_S + GROUP_REQUEST_S * (plan.sequences + len(plan.chunks))

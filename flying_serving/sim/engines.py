@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flying_serving.engine.turns import Turns
+from flying_serving.engine.arbiter import LaneArbiter
 from flying_serving.sim.lanes import SimLane
 
 
@@ -19,11 +19,11 @@ class Ticket:
 
 
 @dataclass
-class Order:
+class SimOrder:
     """An order to change the layout, on its way to one engine."""
 
     size: int
-    preempt: str
+    mode: str
     weave_steps: int
     done: Callable[[float], None]
 
@@ -36,11 +36,11 @@ class SimEngine:
     """
 
     engine: int
-    turns: Turns
+    arbiter: LaneArbiter
     inbox: deque[Ticket] = field(default_factory=deque)
     led: dict[int, SimLane] = field(default_factory=dict)
     outstanding: set[int] = field(default_factory=set)
-    orders: list[Order] = field(default_factory=list)
+    orders: list[SimOrder] = field(default_factory=list)
     busy: bool = False
     held: bool = False
     came_s: float = 0.0

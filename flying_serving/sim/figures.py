@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from flying_serving.bench.metrics import tpot_s, ttft_s
-from flying_serving.bench.results import Floats
-from flying_serving.bench.timeline import concurrency, tokens_per_s
-
-if TYPE_CHECKING:
-    from flying_serving.sim.command import Simulated
+from flying_serving.results.metrics import tpot_s, ttft_s
+from flying_serving.results.results import Floats
+from flying_serving.results.timeline import concurrency, tokens_per_s
+from flying_serving.sim.run import Simulated
 
 BINS = 60
 SHADES = {1: "#c6dbef", 2: "#9ecae1", 4: "#6baed6", 8: "#3182bd"}

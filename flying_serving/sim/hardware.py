@@ -92,7 +92,7 @@ class Hardware(_Data):
 
 @dataclass(frozen=True)
 class Devices:
-    """So many devices of one kind in one node."""
+    """A node: a number of devices of one kind."""
 
     hardware: Hardware
     count: int

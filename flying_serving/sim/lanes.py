@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from flying_serving.layout.groups import Group
-from flying_serving.sim.requests import BlockPool, Plan, SimRequest
+from flying_serving.sim.requests import BlockPool, SimRequest, SimStep
 
 TIMES_KEPT = 4096
 """Steps after which decoding requests take over the times of their tokens."""
@@ -61,7 +61,7 @@ class SimLane:
         self._context_tokens = 0
         self._times: array[float] | None = array("d") if keep_times else None
         self._times_from = 0
-        self.plan: Plan | None = None
+        self.plan: SimStep | None = None
 
     def add(self, request: SimRequest) -> None:
         """A request comes, perhaps with tokens that it got elsewhere: those that are not computed are prefilled.
@@ -106,7 +106,7 @@ class SimLane:
         """Those that decode."""
         return list(self._decoding.values())
 
-    def begin(self) -> Plan | None:
+    def begin(self) -> SimStep | None:
         """Choose what the next step does and take the blocks for it; None if nothing can run."""
         admits = not self._make_room()
         sequences, context = len(self._decoding), self._context_tokens
@@ -123,7 +123,7 @@ class SimLane:
         if not prefill and not sequences:
             return None
         chunks = [(count, request.computed_tokens) for request, count in prefill]
-        self.plan = Plan(prefill, chunks, sum(count for _, count in prefill), sequences, context)
+        self.plan = SimStep(prefill, chunks, sum(count for _, count in prefill), sequences, context)
         return self.plan
 
     def finish(self, now_s: float) -> tuple[list[SimRequest], list[SimRequest]]:
@@ -258,7 +258,7 @@ class SimLane:
         return preempted
 
     def _blocks(self, tokens: int) -> int:
-        """How many blocks so many tokens fill."""
+        """The number of blocks that hold a number of tokens."""
         return -(-tokens // self._block_tokens)
 
     def _free(self) -> int:

@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
-from flying_serving.policy.moves import MoveCost
-from flying_serving.policy.steps import StepCost
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import StepCost
 from flying_serving.sim.coordination import GROUP_STEP_S, DegreeTime, coordinated
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices
 from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, kv_pool_bytes
 from flying_serving.sim.models import Model
-from flying_serving.sim.requests import Plan
+from flying_serving.sim.requests import SimStep
 
 BLOCK_TOKENS = 16
 """vLLM's default on CUDA."""
@@ -68,7 +68,7 @@ class Machine(Protocol):
         """How long steps of a lane of ours take: those of a degree, and what it costs to coordinate `size` engines."""
 
     def moving(self, degree: int) -> MoveCost | None:
-        """What it takes to move KV between groups among so many devices; None if it cannot move."""
+        """The cost of moving KV between groups of a number of devices; None if KV cannot move."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Modelled:
         """The cost model."""
         cost = LaneCost(self.model, self.kind.hardware, degree, execution)
 
-        def seconds(plan: Plan) -> float:
+        def seconds(plan: SimStep) -> float:
             return cost.step_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
 
         return seconds
@@ -148,11 +148,11 @@ class Modelled:
         return MoveCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
 
-class _Data(BaseModel):
+class _MachineData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class MeasuredCost(_Data):
+class MeasuredCost(_MachineData):
     """A `StepCost` as a server's controller has learned it."""
 
     fixed_s: float = Field(ge=0, allow_inf_nan=False)
@@ -168,19 +168,19 @@ class MeasuredCost(_Data):
         """The same for the policies."""
         return StepCost(**self.model_dump())
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: SimStep) -> float:
         """Of one step."""
         return self.cost.step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens, plan.prefill_pairs)
 
 
-class MeasuredMove(_Data):
+class MeasuredMove(_MachineData):
     """A `MoveCost` as a server's engines have measured it."""
 
     fixed_s: float = Field(ge=0, allow_inf_nan=False)
     token_s: float = Field(ge=0, allow_inf_nan=False)
 
 
-class Measured(_Data):
+class Measured(_MachineData):
     """A live server as `flying-serving fit` found it. Maps are by group size."""
 
     format: Literal["flying-serving-machine"] = "flying-serving-machine"

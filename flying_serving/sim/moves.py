@@ -16,7 +16,7 @@ KEPT_S = 5.0
 """Engines keep the KV of requests that have left for so long; who goes on later is prefilled again."""
 
 
-class Moves:
+class KVTransfers:
     """Carries requests to groups.
 
     Args:

@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.steps import Step
+from flying_serving.predict.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
-from flying_serving.sim.engines import Order as EngineOrder
+from flying_serving.sim.engines import SimOrder
 from flying_serving.sim.lanes import SimLane
-from flying_serving.sim.moves import Moves
-from flying_serving.sim.requests import Plan, SimRequest
+from flying_serving.sim.moves import KVTransfers
+from flying_serving.sim.requests import SimRequest, SimStep
 from flying_serving.workload.model import Request
 
 TICK_S = 0.1
@@ -76,9 +76,9 @@ class SimNode:
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, step_time, clock, self._on_tokens, self._on_step)
-        self._moves = Moves(self.cluster, self._deliver)
+        self._moves = KVTransfers(self.cluster, self._deliver)
         for engine in self.cluster.engines:
-            engine.turns.present = len(self.controller.layout.group_of(engine.engine))
+            engine.arbiter.present = len(self.controller.layout.group_of(engine.engine))
         self.outcome = Outcome(layouts=[(clock.now_s, self.controller.layout)])
         self.open: dict[str, SimRequest] = {}
         self._on_end = on_end
@@ -93,7 +93,7 @@ class SimNode:
         mine = SimRequest(str(request.index), request.prompt_tokens, request.output_tokens, self.clock.now_s)
         if self.shape.keep_times:
             mine.token_s = array("d")
-        wanted = Wanted(
+        wanted = RequestSpec(
             request.prompt_tokens,
             request.prompt_tokens + request.output_tokens,
             request.output_tokens,
@@ -111,11 +111,11 @@ class SimNode:
             self._ticking = True
             self.clock.after(TICK_S, self._tick)
 
-    def order(self, layout: Layout, preempt: str) -> None:
+    def order(self, layout: Layout, mode: str) -> None:
         """An operator orders a switch; only one may be under way."""
-        self._carry_out(self.controller.order(layout, preempt, None, self.clock.now_s)[1])
+        self._carry_out(self.controller.order(layout, mode, None, self.clock.now_s)[1])
 
-    def _admit(self, request: SimRequest, wanted: Wanted) -> None:
+    def _admit(self, request: SimRequest, wanted: RequestSpec) -> None:
         try:
             commands = self.controller.arrived(request.request_id, wanted, self.clock.now_s)
         except (RequestError, PoolFull) as error:
@@ -155,7 +155,7 @@ class SimNode:
             self.controller.tokens(request.request_id, count, self.clock.now_s)
             request.reported_tokens = request.tokens
 
-    def _on_step(self, lane: SimLane, duration_s: float, plan: Plan) -> None:
+    def _on_step(self, lane: SimLane, duration_s: float, plan: SimStep) -> None:
         """Keep as many steps as one engine makes: learning from a step costs more time than simulating it."""
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
@@ -191,9 +191,9 @@ class SimNode:
             match command:
                 case Dispatch(request_id, group, moved_from=source):
                     self._moves.send(self.open[request_id], source, group)
-                case Withdraw(request_id, _):
+                case Recall(request_id, _):
                     self.cluster.remove(self.open[request_id])
-                case Refuse(request_id, waited_s):
+                case Reject(request_id, waited_s):
                     self._refuse(request_id, f"waited {waited_s:.1f} s")
                 case Order(switch, weave_steps):
                     self.outcome.layouts.append((self.clock.now_s, switch.new))
@@ -226,7 +226,7 @@ class _Change:
         node, switch = self._node, self._switch
         for engine in node.cluster.engines:
             size = len(switch.new.group_of(engine.engine))
-            order = EngineOrder(size, switch.preempt, weave_steps, self._taken)
+            order = SimOrder(size, switch.mode, weave_steps, self._taken)
             node.clock.after(node.shape.message_s, node.cluster.order, engine.engine, order)
 
     def _taken(self, now_s: float) -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from flying_serving.sim.lanes import SimLane
+
+class Place(Protocol):
+    """The lane that a request is in, as others than the lane see it."""
+
+    def remove(self, request: SimRequest) -> None:
+        """Take the request out; its blocks are free."""
+
+    def sync(self, request: SimRequest) -> None:
+        """Bring the request's counts up to date."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +40,7 @@ class SimRequest:
     ends_at: int = 0
     joined_at: int = 0
     left_s: float = 0.0
-    lane: SimLane | None = None
+    lane: Place | None = None
     token_s: array[float] | None = None
 
     @property
@@ -51,7 +58,7 @@ class BlockPool:
 
 
 @dataclass(slots=True)
-class Plan:
+class SimStep:
     """What a step does: `prefill` has (request, new tokens), `chunks` (new tokens, tokens before) of the same."""
 
     prefill: list[tuple[SimRequest, int]]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from flying_serving.bench.record import Record
-from flying_serving.bench.results import Results, Run
+from flying_serving.results.record import Record
+from flying_serving.results.results import Results, Run
 from flying_serving.sim.cluster import Clock
 from flying_serving.sim.node import Outcome
 from flying_serving.sim.requests import SimRequest
@@ -18,7 +20,17 @@ LEAD_S = 10.0
 _PROGRESS_EVENTS = 5000
 
 
-class Arrivals:
+@dataclass(frozen=True)
+class Simulated:
+    """One system's run."""
+
+    system: System
+    outcome: Outcome
+    results: Results
+    summary: dict[str, Any]
+
+
+class ArrivalStream:
     """Requests from a stream, one ahead of time, so that a long stream takes no more memory than a short one."""
 
     def __init__(self, requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
@@ -50,7 +62,7 @@ def simulate(system: System, requests: Iterable[Request], progress: Callable[[in
     clock = Clock(-LEAD_S)
     node = system.node(clock)
     node.start()
-    Arrivals(requests, clock, node.arrive)
+    ArrivalStream(requests, clock, node.arrive)
     events = 0
     while clock.step():
         events += 1

@@ -10,15 +10,15 @@ from flying_serving.controller.placing import Limits, Placing
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import Policy
-from flying_serving.policy.probes import ENOUGH_S, probes
-from flying_serving.policy.steps import Step
-from flying_serving.policy.work import Weights
+from flying_serving.predict.steps import Step
+from flying_serving.predict.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape, StepTime
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import Execution
 from flying_serving.sim.machine import Engine, Machine
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.requests import Plan, SimRequest
+from flying_serving.sim.requests import SimRequest, SimStep
+from flying_serving.worker.probes import ENOUGH_S, probes
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class System:
 
 
 def check_engine(machine: Machine, devices: int) -> None:
-    """Refuse an engine that the machine or the model cannot have.
+    """Reject an engine that the machine or the model cannot have.
 
     Raises:
         ConfigError: naming what is allowed.
@@ -146,7 +146,7 @@ def _system(
         keep_times=options.keep_times,
     )
 
-    def step_time(size: int, plan: Plan) -> float:
+    def step_time(size: int, plan: SimStep) -> float:
         return times[size](plan)
 
     degrees = {size: size * devices for size in sizes}
@@ -160,10 +160,10 @@ def _calibration(times: Mapping[int, DegreeTime], shape: ClusterShape) -> tuple[
         room = (shape.blocks - 1) * shape.block_tokens[size]
         ended: set[tuple[bool, int]] = set()
         for probe in probes(shape.slots, shape.budget_tokens, room):
-            step = probe.step(size, 0.0)
+            step = Step.of_probe(size, 0.0, probe.tokens, probe.is_prefill, probe.context_tokens)
             chunks = [(probe.tokens, probe.context_tokens)] if probe.is_prefill else []
             decodes = 0 if probe.is_prefill else step.context_tokens
-            took_s = times[size](Plan([], chunks, step.prefill_tokens, step.sequences, decodes))
+            took_s = times[size](SimStep([], chunks, step.prefill_tokens, step.sequences, decodes))
             if probe.kind not in ended:
                 steps.append(replace(step, duration_s=took_s))
             if took_s > ENOUGH_S:

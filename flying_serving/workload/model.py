@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Reject values out of range."""
         if self.index < 0:
             raise WorkloadError("index", self.index, "at least 0")
         if not 0 <= self.arrival_s < math.inf:
@@ -75,7 +75,7 @@ class Workload(msgspec.Struct, frozen=True):
     origin: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a workload."""
+        """Reject what is not a workload."""
         if self.seed < 0:
             raise WorkloadError("seed", self.seed, "at least 0")
         if not 1 <= self.block_tokens <= MAX_TOKENS:
@@ -115,7 +115,7 @@ def blocks_of(prompt_tokens: int, block_tokens: int) -> int:
 
 
 def check_order(before: Request | None, request: Request) -> None:
-    """Refuse a request that does not come after the one before it.
+    """Reject a request that does not come after the one before it.
 
     Raises:
         WorkloadError: naming `arrival_s` or `index`.
@@ -130,7 +130,7 @@ def check_order(before: Request | None, request: Request) -> None:
 
 
 def check_blocks(request: Request, block_tokens: int) -> None:
-    """Refuse hash ids that are not one for each block of the prompt.
+    """Reject hash ids that are not one for each block of the prompt.
 
     Raises:
         WorkloadError: naming `hash_ids`.

@@ -29,7 +29,7 @@ class TraceOptions(BaseModel):
 
     format: Format | None = None
     limit: int | None = Field(default=None, ge=1)
-    """Read so many requests, and nothing behind them."""
+    """Requests to read; nothing behind them is read."""
     sec_multiplier: float = Field(default=1.0, gt=0)
     """timed_trace: what a timestamp is multiplied by to get seconds."""
     block_tokens: int = Field(default=json_traces.TIMED_BLOCK_TOKENS, ge=1, le=MAX_TOKENS)

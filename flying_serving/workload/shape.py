@@ -29,7 +29,7 @@ def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) ->
 
 
 def first(workload: Workload, requests: int) -> Workload:
-    """The first requests, all if there are not so many."""
+    """The first `count` requests, or all if there are fewer."""
     if requests < 1:
         raise WorkloadError("requests", requests, "at least 1")
     return workload.having(workload.requests[:requests])
@@ -65,7 +65,7 @@ def scale_lengths(workload: Workload, prompt: float = 1.0, output: float = 1.0) 
 
 
 def clip(workload: Workload, prompt_tokens: int = MAX_TOKENS, output_tokens: int = MAX_TOKENS) -> Workload:
-    """Prompts and outputs cut to at most so many tokens."""
+    """Prompts and outputs cut to a maximum number of tokens."""
     if prompt_tokens < 1 or output_tokens < 1:
         raise WorkloadError("clip", (prompt_tokens, output_tokens), "at least 1 token")
     return workload.having(
@@ -79,7 +79,7 @@ def clip(workload: Workload, prompt_tokens: int = MAX_TOKENS, output_tokens: int
 
 
 def _with_prompt(request: Request, tokens: int, block_tokens: int) -> Request:
-    """The request with a prompt of so many tokens, and the hash ids of those."""
+    """The request with a prompt of another length, and the hash ids that it keeps."""
     ids = request.hash_ids[: blocks_of(tokens, block_tokens)]
     return replace(request, prompt_tokens=tokens, hash_ids=ids)
 

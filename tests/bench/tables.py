@@ -4,8 +4,8 @@ from array import array
 
 from hypothesis import strategies as st
 
-from flying_serving.bench.record import STATUSES, Record
-from flying_serving.bench.results import Results, Run
+from flying_serving.results.record import STATUSES, Record
+from flying_serving.results.results import Results, Run
 from flying_serving.workload.model import Request
 
 RUN = Run("w", "drawn", 3, "http://there", "m", 1.7e9, 100.0, 1.0, 2.0, 3.0, 4.0)

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from flying_serving.bench.bodies import Bodies, body_of
 from flying_serving.bench.client import Replay, Target
-from flying_serving.bench.lag import LagMeter
-from flying_serving.bench.results import Results
-from flying_serving.bench.run import Served, Settings, measure, probe, too_long
+from flying_serving.bench.run import ReplaySettings, Served, measure, probe, too_long
 from flying_serving.errors import BenchError
+from flying_serving.results.lag import LagMeter
+from flying_serving.results.results import Results
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.prompts import Prompts
 from tests.bench import mock
@@ -192,10 +192,10 @@ def test_bodies_are_in_the_order_of_the_workload() -> None:
 def test_measure_gives_results(mock_url: str) -> None:
     """From a workload to a table, with the server's model and the client's lag."""
     target = Target(mock_url)
-    served = probe(target, Settings())
+    served = probe(target, ReplaySettings())
     assert served == Served(mock.MODEL, 4096)
     work = workload(0.0, 0.01, 0.02)
-    found = measure(work, target, served, Settings())
+    found = measure(work, target, served, ReplaySettings())
     assert isinstance(found, Results) and found.ok.all()
     assert found.floats("output_tokens").tolist() == [5.0, 5.0, 5.0]
     assert found.floats("prompt_tokens").tolist() == [8.0, 8.0, 8.0]
@@ -206,11 +206,13 @@ def test_measure_gives_results(mock_url: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "model", "message"),
     [
-        (Settings(), "other", "serves mock-model, not other"),
-        (Settings(vocabulary=range(mock.REFUSE, 200)), None, "token ids 100 and 199.*--token-ids"),
+        (ReplaySettings(), "other", "serves mock-model, not other"),
+        (ReplaySettings(vocabulary=range(mock.REFUSE, 200)), None, "token ids 100 and 199.*--token-ids"),
     ],
 )
-def test_a_server_that_cannot_serve_it(mock_url: str, settings: Settings, model: str | None, message: str) -> None:
+def test_a_server_that_cannot_serve_it(
+    mock_url: str, settings: ReplaySettings, model: str | None, message: str
+) -> None:
     """Is found out before anything is replayed."""
     with pytest.raises(BenchError, match=message):
         probe(Target(mock_url), settings, model)
@@ -220,7 +222,7 @@ def test_a_server_that_cannot_serve_it(mock_url: str, settings: Settings, model:
 def test_urls_without_a_server(url: str) -> None:
     """The URL is named."""
     with pytest.raises(BenchError, match=url):
-        probe(Target(url), Settings())
+        probe(Target(url), ReplaySettings())
 
 
 def test_requests_that_are_too_long_are_counted() -> None:

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from flying_serving.bench.plan import parse_plan, workload_of
-from flying_serving.bench.results import Results
 from flying_serving.cli import bench  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
 from flying_serving.errors import BenchError, ConfigError, FlyingError, WorkloadError
+from flying_serving.results.results import Results
 from flying_serving.workload import files
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.read import read_workload
@@ -233,7 +233,7 @@ def test_workloads_that_cannot_be_made(options: dict[str, Any], error: type[Flyi
 
 def test_a_client_that_fell_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, whatever else is printed."""
-    monkeypatch.setattr("flying_serving.bench.metrics.MOST_LAG_MS", -1.0)
+    monkeypatch.setattr("flying_serving.results.metrics.MOST_LAG_MS", -1.0)
     with mock.running() as url:
         run = ["bench", "--url", url, "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
         done = CliRunner().invoke(app, [*run, "--set", "output_tokens=2:2", "--out", str(tmp_path), "--json"])

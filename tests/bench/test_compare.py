@@ -20,17 +20,17 @@ from typer.testing import CliRunner
 
 from flying_serving.bench import compare
 from flying_serving.bench.plan import Plan, parse_plan
-from flying_serving.bench.results import Results
+from flying_serving.bench.report import load
+from flying_serving.bench.report.figures import over_time
 from flying_serving.cli import bench  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
-from flying_serving.demo.tiny import make_model
-from flying_serving.errors import BenchError, ConfigError
-from flying_serving.report import load
-from flying_serving.report.figures import over_time
+from flying_serving.errors import ConfigError, ServerFailed
+from flying_serving.results.results import Results
+from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Request, Workload
 from tests.bench import mock
+from tests.bench.report.systems import band_edges
 from tests.live import ENVIRONMENT, FLAGS, ROOT
-from tests.report.systems import band_edges
 
 THREE = Workload("three", 0, tuple(Request(n, n * 0.01, 8, 2) for n in range(3)))
 ENDLESS = Workload("endless", 0, (Request(0, 0.0, 8, 2), Request(1, 1000.0, 8, 2)))
@@ -40,7 +40,6 @@ class Fake:
     """In place of a server process: a mock server, or one that does not start."""
 
     def __init__(self, broken: bool) -> None:
-        self.line = ["python", "-m", "fake"]
         self.broken = broken
         self.stack = ExitStack()
         self.ended = False
@@ -53,10 +52,10 @@ class Fake:
         self.ended = True
         self.stack.close()
 
-    def wait_until_ready(self) -> float:
+    def wait_until_ready(self, timeout_s: float) -> float:
         """Return a time, or fail."""
         if self.broken:
-            raise BenchError("the server ended with code 3")
+            raise ServerFailed("the server ended with code 3")
         return 1.5
 
 
@@ -100,7 +99,7 @@ def test_each_system_replays_the_same_and_the_report_has_them_in_order(
     assert [one.name for one in systems] == ["stock-tp", "static-dp"]
     assert all(one.started is not None and one.started.ready_s == 1.5 and one.log is None for one in systems)
     page = (tmp_path / "report.html").read_text()
-    assert page.index("stock-tp") < page.index("static-dp") and "-m fake" in page
+    assert page.index("stock-tp") < page.index("static-dp") and "flying_serving.cli.main" in page
     shown = capsys.readouterr().err
     assert "stock-tp: ready after 1.5 s" in shown and "3/3" in shown and "report.html: the report" in shown
 

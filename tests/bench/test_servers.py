@@ -1,33 +1,18 @@
-"""Servers to compare: what each is started with, and that nothing of them is left."""
+"""Servers to compare: what each is started with."""
 
-import os
 import subprocess
 import sys
-import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flying_serving.bench import servers
-from flying_serving.bench.health import Health
-from flying_serving.bench.servers import ServerProcess, Words, command, environment, parse_words
+from flying_serving.bench.servers import Words, environment, line_of, parse_words
 from flying_serving.config import FlyingConfig
-from flying_serving.errors import BenchError, ConfigError
+from flying_serving.errors import ConfigError
 
 SIZES = ["-dp", "4", "--tensor_parallel_size=2"]
-OURS = ["--horizon-s=5", "--emulate_link", "200,5"]
+OURS = ["--horizon-s=5", "--lend_blocks", "8"]
 WORDS = parse_words(["model", "--dtype", "float32", *SIZES, *OURS, "--enforce-eager", "--max-model-len", "2048"])
-SERVER = """
-import http.server, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("child", child.pid, flush=True)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
 
 
 def options(line: list[str]) -> dict[str, str]:
@@ -40,7 +25,7 @@ def test_words_are_taken_apart_however_they_are_written() -> None:
     assert (WORDS.model, WORDS.engines, WORDS.devices) == ("model", 4, 2)
     shared = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-per-request-metrics")
     assert WORDS.shared == shared
-    assert WORDS.ours == ("--horizon-s=5", "--emulate-link=200,5")
+    assert WORDS.ours == ("--horizon-s=5", "--lend-blocks=8")
 
 
 @pytest.mark.parametrize("flag", ["--disable-log-stats", "--no-enable-per-request-metrics"])
@@ -69,7 +54,7 @@ def test_words_that_cannot_be_used(words: list[str], message: str) -> None:
 
 def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
     """Stock TP joins all engines; our flags go to our servers alone."""
-    lines = {name: command(name, WORDS, 5000) for name in servers.SYSTEMS}
+    lines = {name: line_of(name, WORDS, 5000) for name in servers.SYSTEMS}
     for name, line in lines.items():
         found = options(line)
         assert line[:2] == [sys.executable, "-m"] and found["--port"] == "5000"
@@ -98,51 +83,6 @@ def test_stock_vllm_does_not_load_our_plugin() -> None:
     stock, ours = (environment(name, words, key, asked) for name, key in (("stock-dp", "new"), ("auto", "")))
     assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == ("other", "new", "7")
     assert ours["VLLM_PLUGINS"] == asked["VLLM_PLUGINS"] and "VLLM_API_KEY" not in ours
-
-
-def lives(pid: int) -> bool:
-    """Whether a process runs, and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_a_server_and_its_children_end(tmp_path: Path) -> None:
-    """It is waited for; then its whole process group goes, and its directory for temporary files."""
-    log, port = tmp_path / "log", servers.free_port()
-    with ServerProcess([sys.executable, "-c", SERVER, str(port)], os.environ, f"http://127.0.0.1:{port}", log) as one:
-        assert one.wait_until_ready() >= 0
-        child = int(log.read_text().split()[1])
-        assert lives(child) and Path(one.scratch).is_dir()
-    assert one.process.poll() is not None and not Path(one.scratch).exists()
-    while lives(child):  # the kernel's own time, after SIGKILL
-        time.sleep(0.01)
-
-
-def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    """With its exit code."""
-    line = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
-    with (
-        ServerProcess(line, os.environ, "http://127.0.0.1:1", tmp_path / "log") as server,
-        pytest.raises(BenchError, match=r"(?s)ended with code 3; .*log ends with:\nno such model"),
-    ):
-        server.wait_until_ready()
-
-
-def test_an_interrupt_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that never answers is not waited for either."""
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    line = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
-    server = ServerProcess(line, os.environ, "http://127.0.0.1:1", tmp_path / "log")
-    monkeypatch.setattr(servers, "STOP_STARTING_S", 0.1)
-    monkeypatch.setattr(Health, "answers", interrupted)
-    with pytest.raises(KeyboardInterrupt), server:
-        server.wait_until_ready()
-    assert server.process.poll() is not None
 
 
 def test_help_names_the_systems() -> None:

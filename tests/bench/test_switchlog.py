@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from flying_serving.bench import switchlog
 from flying_serving.bench.client import Target
-from flying_serving.bench.results import Run
-from flying_serving.bench.switchlog import Groups, Span, Switch, SwitchLog
+from flying_serving.bench.switchlog import Groups, LoggedSwitch, Span, SwitchLog
 from flying_serving.errors import BenchError
 from flying_serving.layout.groups import Layout
+from flying_serving.results.results import Run
 
 APART: Groups = ((0,), (1,))
 JOINED: Groups = ((0, 1),)
@@ -24,7 +24,7 @@ RUN = Run("w", "drawn", 3, "http://there", "m", START_S, 100.0)
 def log(*times_s: float, first: int = 1, layout: Groups | None = None) -> SwitchLog:
     """Return the log of a server that began apart and switched at these times of the replay."""
     layouts = [APART, JOINED] * len(times_s)
-    switches = [Switch(first + n, START_S + at, layouts[n], layouts[n + 1]) for n, at in enumerate(times_s)]
+    switches = [LoggedSwitch(first + n, START_S + at, layouts[n], layouts[n + 1]) for n, at in enumerate(times_s)]
     end = layout if layout is not None else (switches[-1].new if switches else APART)
     return SwitchLog(end, 1, tuple(switches))
 
@@ -49,7 +49,7 @@ def test_before_a_log_that_was_cut_nothing_is_known() -> None:
 
 def test_a_switch_that_still_waits_is_none_yet() -> None:
     """Its time is 0 until the engines are told."""
-    waiting = Switch(2, 0.0, JOINED, APART)
+    waiting = LoggedSwitch(2, 0.0, JOINED, APART)
     made = SwitchLog(JOINED, 1, (*log(10.0).switches, waiting))
     assert switchlog.spans(made, RUN)[-1] == Span(10.0, 100.0, JOINED)
     assert len(switchlog.during(made, RUN)) == 1
@@ -61,7 +61,7 @@ def test_spans_tile_the_replay_and_lie_at_the_times_of_the_log(times: list[float
     run = Run("w", "drawn", 3, "http://there", "m", wall_s, 100.0)
     layouts = Layout.all(4, (1, 2, 4))
     groups = [layouts[n % len(layouts)].groups for n in range(len(times) + 1)]
-    switches = tuple(Switch(n + 1, wall_s + at, groups[n], groups[n + 1]) for n, at in enumerate(sorted(times)))
+    switches = tuple(LoggedSwitch(n + 1, wall_s + at, groups[n], groups[n + 1]) for n, at in enumerate(sorted(times)))
     found = switchlog.spans(SwitchLog(groups[-1], 1, switches), run)
     assert sum(span.end_s - span.begin_s for span in found) == pytest.approx(100.0 - found[0].begin_s)
     assert all(before.end_s == after.begin_s for before, after in itertools.pairwise(found))
@@ -87,7 +87,7 @@ def test_a_log_is_kept_with_all_its_fields(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["switches"][0]["work_ms"] == 1.5
     kept = switchlog.load(path)
     assert kept is not None and (kept.engines, kept.devices_per_engine) == (2, 2)
-    assert kept.switches == (Switch(1, START_S, APART, JOINED, reason="load"),)
+    assert kept.switches == (LoggedSwitch(1, START_S, APART, JOINED, reason="load"),)
     path.write_text('{"layout": 5}')
     with pytest.raises(BenchError, match="no log of switches"):
         switchlog.load(path)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from flying_serving.cli import fit, simulate  # noqa: F401 - add their commands
 from flying_serving.cli.admin import app
 from flying_serving.errors import FlyingError
-from flying_serving.policy.moves import MoveCost
-from flying_serving.policy.steps import StepCost
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import StepCost
 from flying_serving.sim.live import from_status
 from flying_serving.sim.machine import load_measured
 

@@ -14,9 +14,9 @@ import pytest
 
 from flying_serving.cli import model_check, serve
 from flying_serving.cli.checks import Finding
-from flying_serving.cli.model_check import Checked, Started, findings
-from flying_serving.engine.admission import KVPlan, anatomy
+from flying_serving.cli.model_check import Checked, StartedEngines, findings
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.worker.admission import KVPlan, anatomy
 from tests.forked import run
 from tests.live import Server
 
@@ -211,8 +211,8 @@ def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> No
 def engines_that_say(monkeypatch: pytest.MonkeyPatch, kv_bytes: int, free_bytes: int = 2**40) -> None:
     """In place of engines, whose layers are all fine."""
 
-    async def start(config: Any) -> Started:
-        return Started(tuple(config.additional_config["flying_serving"]["group_sizes"]), kv_bytes, free_bytes)
+    async def start(config: Any) -> StartedEngines:
+        return StartedEngines(tuple(config.additional_config["flying_serving"]["group_sizes"]), kv_bytes, free_bytes)
 
     monkeypatch.setattr(model_check, "_start", start)
 

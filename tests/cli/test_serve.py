@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flying_serving.cli.serve import _add_flags, _enforce_eager, _explain, _flying_settings
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
-from flying_serving.policy.work import Weights
+from flying_serving.predict.work import Weights
 from flying_serving.server.settings import settings_of
 from flying_serving.wording import first_problem
 

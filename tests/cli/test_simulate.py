@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flying_serving.bench.results import Results
 from flying_serving.cli import simulate
 from flying_serving.cli.admin import app
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import FlyingError
+from flying_serving.results.results import Results
 from flying_serving.sim.system import Options
 
 SMALL = ["--model", "llama-3-8b", "--hardware", "h200x2", "--synth", "paper", "--set", "requests=30"]
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
     change: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Naming the value and what exists."""
-    from flying_serving.sim import command
+    from flying_serving.cli import simulation as command
 
     monkeypatch.setattr(command, "simulate", lambda *_: pytest.fail("it ran"))
     with pytest.raises(FlyingError) as error:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from flying_serving.cli import top as command
 from flying_serving.cli.admin import app
-from flying_serving.view.terminal import duration, top
-from tests.view.states import look, switched
+from flying_serving.observe.view.terminal import duration, top
+from tests.server.figures.states import look, switched
 
 
 @pytest.fixture

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.commands import Command, Dispatch, Order, Refuse, Withdraw
+from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Limits
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.work import Weights
+from flying_serving.predict.work import Weights
 from tests.policy.costs import Costs, costs, measured
 
 REPORT = {"in_flight_ms": 1.0, "overhead_ms": 1.0, "work_ms": 0.1}
@@ -52,7 +52,7 @@ class Stream:
     if it got tokens there or `came_with_kv`.
     """
 
-    wanted: Wanted
+    wanted: RequestSpec
     arrived_s: float
     group: Group | None = None
     had_group: bool = False
@@ -85,7 +85,7 @@ class Shell:
 
     # ---- events
 
-    def arrive(self, request_id: str, wanted: Wanted) -> None:
+    def arrive(self, request_id: str, wanted: RequestSpec) -> None:
         """Raises as the controller; nothing has changed then."""
         commands = self.controller.arrived(request_id, wanted, self.now_s)
         self.open[request_id] = Stream(wanted, self.now_s)
@@ -135,9 +135,9 @@ class Shell:
         self.holds = False
         self.carry_out(self.controller.drop("cancelled", self.now_s))
 
-    def order(self, layout: Layout, preempt: str = "weave") -> None:
+    def order(self, layout: Layout, mode: str = "weave") -> None:
         """An operator wants a layout."""
-        _, commands = self.controller.order(layout, preempt, None, self.now_s)
+        _, commands = self.controller.order(layout, mode, None, self.now_s)
         self.carry_out(commands)
 
     def tick(self, passed_s: float = 0.1) -> None:
@@ -183,9 +183,9 @@ class Shell:
             match command:
                 case Dispatch():
                     self._dispatch(command)
-                case Withdraw():
+                case Recall():
                     self._withdraw(command)
-                case Refuse():
+                case Reject():
                     self._refuse(command)
                 case Order(switch, _):
                     self._order(switch)
@@ -219,18 +219,18 @@ class Shell:
         covers = [size for size in sizes if {*old, *new} <= set(aligned_group(old[0], size))]
         return bool(covers) and min(covers) in self.controller.moves
 
-    def _withdraw(self, command: Withdraw) -> None:
+    def _withdraw(self, command: Recall) -> None:
         stream = self.open[command.request_id]
         assert stream.group == command.group
         assert stream.tokens == 0 or stream.wanted.movable
         policy = self.controller.settings.policy
         decides = policy.by_load or policy.by_priority or policy.by_context
         catches_up = decides and self.ordered is None and stream.group not in self.layout.groups
-        assert stream.tokens_here == 0 or catches_up or self.controller.switches.kept[-1].preempt in ("soft", "move")
+        assert stream.tokens_here == 0 or catches_up or self.controller.switches.kept[-1].mode in ("soft", "migrate")
         assert stream.wanted.degree is None
         stream.group, stream.kept_in = None, command.group
 
-    def _refuse(self, command: Refuse) -> None:
+    def _refuse(self, command: Reject) -> None:
         stream = self.open.pop(command.request_id)
         assert not stream.had_group, "its client reads a stream already"
         assert stream.wanted.deadline_s is not None
@@ -240,9 +240,9 @@ class Shell:
     def _order(self, switch: Switch) -> None:
         assert self.ordered is None, "two switches at once"
         assert switch.decision is None or not self.controller.settings.dry_run
-        if switch.preempt == "sequential":
+        if switch.mode == "sequential":
             assert all(stream.group in (None, *switch.new.groups) for stream in self.open.values())
-        if switch.preempt == "soft":
+        if switch.mode == "soft":
             assert not switch.draining
         self.ordered, self.layout, self.holds = switch, switch.new, False
         self.switches.append(switch)
@@ -262,4 +262,4 @@ class Shell:
         assert controller.layout == self.layout
         assert self.streams_of_switches() <= set(self.open)
         waits = controller.changing and self.ordered is None
-        self.holds = waits and controller.switches.kept[-1].preempt == "sequential"
+        self.holds = waits and controller.switches.kept[-1].mode == "sequential"

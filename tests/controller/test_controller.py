@@ -3,18 +3,18 @@
 import pytest
 
 from flying_serving.controller.pool import FEW
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import Decision
-from flying_serving.policy.steps import Step
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import Step
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs, measured
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
-SHORT = Wanted(10, 30, 20)
-OPEN_ENDED = Wanted(40, 41, 400)
+SHORT = RequestSpec(10, 30, 20)
+OPEN_ENDED = RequestSpec(40, 41, 400)
 
 
 def manual(capped: bool = False) -> Shell:
@@ -40,12 +40,12 @@ def test_a_sequential_switch_holds_new_requests_until_the_old_ones_have_ended() 
     assert shell.ordered.waited_for_idle_ms == pytest.approx(2000.0)
 
 
-@pytest.mark.parametrize("preempt", ["sequential", "soft"])
-def test_a_switch_that_waits_can_be_dropped(preempt: str) -> None:
+@pytest.mark.parametrize("mode", ["sequential", "soft"])
+def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
     """Requests that it held back begin in the present layout, at once; another switch may follow, and moves none."""
     shell = manual()
     shell.arrive("a", SHORT)
-    shell.order(WIDE, preempt)
+    shell.order(WIDE, mode)
     shell.arrive("b", SHORT)
     shell.arrive("c", SHORT)
     switch = shell.controller.waits_for_idle
@@ -61,19 +61,19 @@ def test_a_switch_that_waits_can_be_dropped(preempt: str) -> None:
     shell.settle(3)
 
 
-@pytest.mark.parametrize("preempt", ["sequential", "soft"])
-def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(preempt: str) -> None:
+@pytest.mark.parametrize("mode", ["sequential", "soft"])
+def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(mode: str) -> None:
     """In a way for which nobody waits: one long output does not keep the others waiting for its end."""
     shell = manual()
     shell.arrive("long", SHORT)
-    decision = Decision(WIDE, preempt, "load: 1.00 requests/s", 5.0, 1.0, drain_s=0.4)
-    shell.carry_out(shell.controller.order(WIDE, preempt, None, shell.now_s, decision)[1])
+    decision = Decision(WIDE, mode, "load: 1.00 requests/s", 5.0, 1.0, drain_s=0.4)
+    shell.carry_out(shell.controller.order(WIDE, mode, None, shell.now_s, decision)[1])
     shell.arrive("c", SHORT)
     shell.tick(0.5)
     assert shell.ordered is None
     shell.tick(0.5)
     assert shell.ordered is not None
-    assert shell.ordered.preempt in ("weave", "hard", "move")
+    assert shell.ordered.mode in ("weave", "hard", "migrate")
     shell.acknowledge()
     assert shell.waiting() == []
     assert shell.open["c"].group == (0, 1)
@@ -85,7 +85,11 @@ def test_a_soft_switch_lets_an_idle_engine_begin_and_moves_that_to_the_group() -
     shell = manual()
     shell.arrive("old", SHORT)
     shell.order(WIDE, "soft")
-    wishes = {"moves": SHORT, "fixed": Wanted(10, 30, 20, movable=False), "degree": Wanted(10, 30, 20, degree=1)}
+    wishes = {
+        "moves": SHORT,
+        "fixed": RequestSpec(10, 30, 20, movable=False),
+        "degree": RequestSpec(10, 30, 20, degree=1),
+    }
     for name, wanted in wishes.items():
         shell.arrive(name, wanted)
         shell.token(name, 5)
@@ -104,7 +108,7 @@ def test_prompts_that_are_not_begun_go_to_the_new_layout_at_once() -> None:
     """All but those that the step under way may have, and those that asked for a degree."""
     shell = manual()
     for name in ("a", "b", "c", "d", "e", "f"):
-        shell.arrive(name, Wanted(40, 60, 20, degree=1 if name == "f" else None))
+        shell.arrive(name, RequestSpec(40, 60, 20, degree=1 if name == "f" else None))
     assert [shell.open[name].group for name in "abcdef"] == [(0,), (1,)] * 3
     shell.order(WIDE, "weave")
     assert shell.moves == [("e", (0, 1))]
@@ -117,7 +121,7 @@ def test_prompts_that_the_new_layout_does_not_hold_stay() -> None:
     shell.order(WIDE)
     shell.acknowledge()
     for name, tokens in (("a", 150), ("b", 150), ("c", 50)):
-        shell.arrive(name, Wanted(tokens - 10, tokens, 10))
+        shell.arrive(name, RequestSpec(tokens - 10, tokens, 10))
     shell.order(NARROW)
     assert [name for name, _ in shell.moves] == ["c"]
     assert shell.open["b"].group == (0, 1)
@@ -128,12 +132,12 @@ def test_moving_takes_streams_along_that_fit_and_may_move() -> None:
     shell = manual()
     shell.order(WIDE)
     shell.acknowledge()
-    for name, wanted in {"short": SHORT, "grown": OPEN_ENDED, "fixed": Wanted(10, 30, 20, movable=False)}.items():
+    for name, wanted in {"short": SHORT, "grown": OPEN_ENDED, "fixed": RequestSpec(10, 30, 20, movable=False)}.items():
         shell.arrive(name, wanted)
     shell.token("short", 3)
     shell.token("grown", 100)
     shell.token("fixed", 3)
-    shell.order(NARROW, "move")
+    shell.order(NARROW, "migrate")
     shell.acknowledge()
     assert [name for name, _ in shell.moves] == ["short"]
     assert shell.open["grown"].group == shell.open["fixed"].group == (0, 1)
@@ -147,7 +151,7 @@ def test_what_moves_keeps_what_the_step_under_way_makes() -> None:
     for name, wanted in {"streams": SHORT, "ends": SHORT}.items():
         shell.arrive(name, wanted)
         shell.token(name, 3)
-    shell.order(WIDE, "move")
+    shell.order(WIDE, "migrate")
     assert (shell.moves, shell.open["streams"].group) == ([], (0,))
     shell.arrive("new", SHORT)
     shell.token("streams")
@@ -164,7 +168,7 @@ def test_nobody_moves_if_engines_do_not_answer() -> None:
     shell = manual()
     shell.arrive("streams", SHORT)
     shell.token("streams", 3)
-    shell.order(WIDE, "move")
+    shell.order(WIDE, "migrate")
     shell.arrive("new", SHORT)
     shell.fail()
     shell.tick()
@@ -180,14 +184,14 @@ def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
     shell = manual()
     shell.controller.moves = {2: MoveCost(0.002, 1e-5)}
     for name in "abcdef":
-        shell.arrive(name, Wanted(40, 60, 20))
+        shell.arrive(name, RequestSpec(40, 60, 20))
     shell.token("a", 3)
-    shell.order(WIDE, "move")
+    shell.order(WIDE, "migrate")
     shell.acknowledge()
     to_compute = {name: (stream.came_with_kv, stream.ahead) for name, stream in shell.open.items()}
     begun, not_begun = (True, 40), (False, 40)
     assert to_compute == {"a": (True, 1), "b": begun, "c": begun, "d": begun, "e": begun, "f": not_begun}
-    shell.order(NARROW, "move")
+    shell.order(NARROW, "migrate")
     shell.acknowledge()
     assert {name for name, stream in shell.open.items() if stream.came_with_kv} == set("abcde")
     assert shell.open["a"].ahead == 1
@@ -199,9 +203,9 @@ def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
     shell.controller.moves = {2: MoveCost(0.002, 1e-5)}
     shell.order(Layout(((0, 1), (2,), (3,))))
     shell.acknowledge()
-    shell.arrive("a", Wanted(10, 150, 140))
+    shell.arrive("a", RequestSpec(10, 150, 140))
     shell.token("a", 5)
-    shell.order(Layout(((0,), (1,), (2, 3))), "move")
+    shell.order(Layout(((0,), (1,), (2, 3))), "migrate")
     shell.acknowledge()
     assert shell.moves == [("a", (2, 3))]
     assert not shell.open["a"].came_with_kv
@@ -225,10 +229,10 @@ def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: 
     shell = Shell(settings("priority"))
     names = [f"r{number}" for number in range(16)]
     for name in names:
-        shell.arrive(name, Wanted(10, 20, 10))
+        shell.arrive(name, RequestSpec(10, 20, 10))
         shell.token(name)
     assert shell.waiting() == []
-    shell.order(Layout.uniform(4, 2), "move")
+    shell.order(Layout.uniform(4, 2), "migrate")
     shell.acknowledge()
     assert len(shell.waiting()) == 8
     switch = shell.switches[0]
@@ -259,8 +263,8 @@ def test_what_a_switch_has_left_catches_up_when_its_prompt_is_done(policy: str, 
     shell.controller.moves = {2: MoveCost(0.002, 1e-6)}
     shell.order(WIDE)
     shell.acknowledge()
-    fixed, degree = Wanted(10, 60, 50, movable=False), Wanted(10, 60, 50, degree=2)
-    for name, wanted in {"left": Wanted(10, 60, 50), "fixed": fixed, "degree": degree}.items():
+    fixed, degree = RequestSpec(10, 60, 50, movable=False), RequestSpec(10, 60, 50, degree=2)
+    for name, wanted in {"left": RequestSpec(10, 60, 50), "fixed": fixed, "degree": degree}.items():
         shell.arrive(name, wanted)
         shell.token(name, 3)
     if not shell.controller.changing:
@@ -281,7 +285,7 @@ def test_after_a_failed_switch_the_server_goes_on() -> None:
     for name in "ab":
         shell.arrive(name, SHORT)
     shell.order(WIDE)
-    shell.arrive("long", Wanted(100, 150, 50))
+    shell.arrive("long", RequestSpec(100, 150, 50))
     shell.fail()
     assert shell.switches[0].problem == "engine 1 did not answer"
     assert not shell.controller.changing
@@ -297,8 +301,8 @@ def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
     shell.controller.placing.limits = settings(slots=1).limits
     for name in "ab":
         shell.arrive(name, SHORT)
-    shell.arrive("late", Wanted(10, 30, 20, deadline_s=1.0))
-    shell.arrive("lucky", Wanted(10, 30, 20, priority=-1, deadline_s=1.0))
+    shell.arrive("late", RequestSpec(10, 30, 20, deadline_s=1.0))
+    shell.arrive("lucky", RequestSpec(10, 30, 20, priority=-1, deadline_s=1.0))
     shell.tick(0.9)
     assert shell.refused == []
     shell.finish("a")
@@ -331,15 +335,15 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
 def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_is_done() -> None:
     """The next one goes to a group that already is wide."""
     shell = Shell(settings("context", 4))
-    shell.arrive("short", Wanted(5, 10, 5))
-    shell.arrive("long", Wanted(221, 240, 19))
+    shell.arrive("short", RequestSpec(5, 10, 5))
+    shell.arrive("long", RequestSpec(221, 240, 19))
     assert shell.ordered is not None
     assert shell.ordered.decision is not None
     assert shell.ordered.decision.reason.startswith("context")
     shell.acknowledge()
     assert ("long", (0, 1, 2, 3)) in shell.moves
     shell.tick()
-    shell.arrive("next", Wanted(101, 110, 9))
+    shell.arrive("next", RequestSpec(101, 110, 9))
     shell.token("long")
     shell.tick()
     assert len(shell.switches) == 1
@@ -356,7 +360,7 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
     shell = Shell(settings(policy, 2, slots=1), costs(fixed=2.0, rest=1.5))
     for name in "abcd":
         shell.arrive(name, SHORT)
-    shell.arrive("long", Wanted(150, 180, 30))
+    shell.arrive("long", RequestSpec(150, 180, 30))
     shell.arrive("e", SHORT)
     shell.tick()
     assert shell.waiting() == ["c", "d", "long", "e"]
@@ -374,8 +378,8 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
 def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(policy: str) -> None:
     """With all of its tokens, and to its end there; what may not move ends where it is."""
     shell = Shell(settings(policy, 2), costs(fixed=2.0, rest=1.5))
-    shell.arrive("grows", Wanted(40, 41, 120))
-    shell.arrive("fixed", Wanted(40, 41, 120, movable=False))
+    shell.arrive("grows", RequestSpec(40, 41, 120))
+    shell.arrive("fixed", RequestSpec(40, 41, 120, movable=False))
     shell.token("grows", 60)
     shell.token("fixed", 60)
     shell.acknowledge()
@@ -408,7 +412,7 @@ def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
     while shell.ordered is not None:
         shell.acknowledge()
         shell.tick()
-    shell.arrive("urgent", Wanted(10, 30, 20, priority=-1))
+    shell.arrive("urgent", RequestSpec(10, 30, 20, priority=-1))
     shell.arrive("other", SHORT)
     if shell.ordered is not None:
         shell.acknowledge()
@@ -422,7 +426,7 @@ def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
 def test_a_dry_run_only_says_what_it_would_do() -> None:
     """Once, until it is something else."""
     shell = Shell(settings("context", 2, dry_run=True))
-    shell.arrive("long", Wanted(140, 150, 10))
+    shell.arrive("long", RequestSpec(140, 150, 10))
     for _ in range(3):
         shell.tick()
     assert [decision.layout for decision in shell.controller.would_do] == [WIDE]
@@ -435,7 +439,7 @@ def test_fixed_policies_are_in_their_layout_from_the_start() -> None:
     for policy, layout in (("static-dp", Layout.uniform(4, 1)), ("static-tp", Layout.uniform(4, 4))):
         shell = Shell(settings(policy))
         for number in range(50):
-            shell.arrive(f"r{number}", Wanted(40, 60, 20, priority=-number))
+            shell.arrive(f"r{number}", RequestSpec(40, 60, 20, priority=-number))
             shell.tick()
         assert shell.controller.layout == layout
         assert shell.waiting() == []
@@ -459,7 +463,7 @@ def test_measured_steps_decide() -> None:
     assert shell.controller.layout == NARROW
     decision = shell.switches[-1].decision
     assert decision is not None
-    assert decision.gain > decision.cost == decision.considered[decision.preempt]
+    assert decision.gain > decision.cost == decision.considered[decision.mode]
 
 
 @pytest.mark.parametrize(("waiting", "at_arrival"), [(FEW - 1, True), (FEW, False)])
@@ -476,8 +480,8 @@ def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, a
     assert shell.controller.changing
 
 
-@pytest.mark.parametrize("long", [Wanted(10, 180, 170), Wanted(150, 180, 30)])
-def test_a_long_request_is_not_starved_by_short_ones(long: Wanted) -> None:
+@pytest.mark.parametrize("long", [RequestSpec(10, 180, 170), RequestSpec(150, 180, 30)])
+def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
     """However many come after it: they leave it the memory that it waits for, and its turn to be prefilled."""
     shell = Shell(settings("manual", 2, slots=20, step_tokens=32))
     shell.controller.demand.finished(170)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.demand import Outputs
 from flying_serving.policy.snapshot import GroupLoad
+from flying_serving.predict.demand import Outputs
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
 
@@ -17,9 +17,9 @@ GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).group
 EVEN = Outputs(20.0, 4 / 3 * 20.0**2)
 
 
-def tracked(number: int, prompt: int = 10, priority: int = 0) -> Tracked:
+def tracked(number: int, prompt: int = 10, priority: int = 0) -> RequestState:
     """Return a request that fits anywhere."""
-    return Tracked(f"r{number}", Wanted(prompt, prompt + 50, 50, priority=priority), (1, 2, 4), number, 0.0)
+    return RequestState(f"r{number}", RequestSpec(prompt, prompt + 50, 50, priority=priority), (1, 2, 4), number, 0.0)
 
 
 def test_what_a_policy_sees() -> None:
@@ -39,8 +39,8 @@ def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
     loads = Loads()
     loads.add(tracked(1, prompt=100), (0, 1, 2, 3), 120.0)
     assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
-    two = Tracked("two", Wanted(300, 350, 50), (2, 4), 2, 0.0)
-    four = Tracked("four", Wanted(600, 612, 12), (4,), 3, 0.0)
+    two = RequestState("two", RequestSpec(300, 350, 50), (2, 4), 2, 0.0)
+    four = RequestState("four", RequestSpec(600, 612, 12), (4,), 3, 0.0)
     loads.add(two, (0, 1, 2, 3), 320.0)
     loads.add(four, (0, 1, 2, 3), 612.0)
     loads.token(four, 7)
@@ -97,16 +97,16 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loads = Loads()
-        self.inside: list[Tracked] = []
-        self.outside: list[Tracked] = []
+        self.inside: list[RequestState] = []
+        self.outside: list[RequestState] = []
         self.fresh: list[str] = []
         self.expected: dict[str, float] = {}
         self.count = 0
 
-    def pick(self, data: st.DataObject, requests: list[Tracked]) -> Tracked:
+    def pick(self, data: st.DataObject, requests: list[RequestState]) -> RequestState:
         return data.draw(st.sampled_from(requests))
 
-    def enter(self, one: Tracked, group: Group, extra: float) -> None:
+    def enter(self, one: RequestState, group: Group, extra: float) -> None:
         self.expected[one.request_id] = one.context_tokens + extra
         self.loads.add(one, group, one.context_tokens + extra)
         self.inside.append(one)

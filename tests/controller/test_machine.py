@@ -5,13 +5,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flying_serving.config import PREEMPTS
-from flying_serving.controller.requests import Wanted
+from flying_serving.config import MODES
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.steps import Step
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import Step
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs
 
@@ -20,12 +20,12 @@ WIDE_WINS, NARROW_WINS, MIXED = (0.5, 0.5), (1.5, 1.2), (0.6, 0.75)
 
 
 @st.composite
-def wishes(draw: st.DrawFn, most_tokens: int) -> Wanted:
+def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     """Return what a client asks for: open-ended, or some tokens, a few more than so many at times."""
     prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
     open_ended = draw(st.integers(0, 3)) == 0
     outputs = draw(st.integers(1, most_tokens - prompt))
-    return Wanted(
+    return RequestSpec(
         prompt,
         prompt + 1 if open_ended else prompt + outputs,
         500 - prompt if open_ended else outputs,
@@ -135,9 +135,9 @@ class Episode(RuleBasedStateMachine):
         self.shell.tick(passed_s)
 
     @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changing)
-    @rule(data=st.data(), preempt=st.sampled_from(PREEMPTS))
-    def order(self, data: st.DataObject, preempt: str) -> None:
-        self.shell.order(data.draw(st.sampled_from(self.layouts)), preempt)
+    @rule(data=st.data(), mode=st.sampled_from(MODES))
+    def order(self, data: st.DataObject, mode: str) -> None:
+        self.shell.order(data.draw(st.sampled_from(self.layouts)), mode)
 
     @precondition(lambda self: self.shell.controller.waits_for_idle is not None)
     @rule()
@@ -202,10 +202,10 @@ class Crowded(Episode):
         """Short requests come, those that find room get a token, and the layout changes."""
         for _ in range(min(count, MOST_WAITING - len(self.shell.waiting()))):
             self.count += 1
-            self.shell.arrive(f"r{self.count}", Wanted(10, 20, 10))
+            self.shell.arrive(f"r{self.count}", RequestSpec(10, 20, 10))
             if self.shell.open[f"r{self.count}"].group is not None:
                 self.shell.token(f"r{self.count}")
-        self.shell.order(data.draw(st.sampled_from(self.layouts)), "move")
+        self.shell.order(data.draw(st.sampled_from(self.layouts)), "migrate")
         self.shell.acknowledge()
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.placing import PATIENCE_S, STEPS_AHEAD, Limits, Placing, Round
-from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.moves import MoveCost
-from flying_serving.policy.work import LaneFigures
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.work import LaneFigures
 from tests.policy.costs import costs
 
 SIZES = (1, 2, 4)
@@ -38,18 +38,22 @@ class Filled(Loads):
     def put(self, group: Group, *, tokens: float = 10, prompt: int = 10, done: bool = True, priority: int = 0) -> None:
         """One that runs in a group, prefilled or not."""
         self.count += 1
-        one = Tracked(str(self.count), Wanted(prompt, prompt, priority=priority), SIZES, self.count, 0.0)
+        one = RequestState(str(self.count), RequestSpec(prompt, prompt, priority=priority), SIZES, self.count, 0.0)
         self.add(one, group, tokens)
         if done:
             self.token(one, 1)
 
 
-def request(prompt: int = 10, sizes: tuple[int, ...] = SIZES, degree: int | None = None, priority: int = 0) -> Tracked:
+def request(
+    prompt: int = 10, sizes: tuple[int, ...] = SIZES, degree: int | None = None, priority: int = 0
+) -> RequestState:
     """Return one that waits."""
-    return Tracked("new", Wanted(prompt, prompt, degree=degree, priority=priority), sizes, 0, 0.0)
+    return RequestState("new", RequestSpec(prompt, prompt, degree=degree, priority=priority), sizes, 0, 0.0)
 
 
-def place(one: Tracked, layout: Layout, loads: Loads, tokens: float = 20, by: Placing | None = None) -> Group | None:
+def place(
+    one: RequestState, layout: Layout, loads: Loads, tokens: float = 20, by: Placing | None = None
+) -> Group | None:
     """Return where it goes if it will have so many tokens."""
     return (by or placing()).place(one, layout, loads, LANES, tokens)
 

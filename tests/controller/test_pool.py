@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flying_serving.controller.pool import FEW, Kind, TaskPool
-from flying_serving.controller.requests import Tracked, Wanted
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import PoolFull
 
 AGING_S = 30.0
@@ -21,17 +21,17 @@ def tracked(
     prompt: int = 10,
     at_s: float = 0.0,
     deadline_s: float | None = None,
-) -> Tracked:
+) -> RequestState:
     """Return a request that has arrived as number so much."""
-    wanted = Wanted(prompt, prompt + 5, 5, kind[0], priority, deadline_s)
-    return Tracked(f"r{number}", wanted, kind[1], number, at_s)
+    wanted = RequestSpec(prompt, prompt + 5, 5, kind[0], priority, deadline_s)
+    return RequestState(f"r{number}", wanted, kind[1], number, at_s)
 
 
 def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
     """Return the ids of up to so many requests in the order in which the pool gives them out."""
     ids: list[str] = []
 
-    def place(one: Tracked) -> bool:
+    def place(one: RequestState) -> bool:
         if len(ids) == most:
             return False
         ids.append(one.request_id)
@@ -57,7 +57,7 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
         pool.add(tracked(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
     tried: list[str] = []
 
-    def place(one: Tracked) -> bool:
+    def place(one: RequestState) -> bool:
         tried.append(one.request_id)
         return one.wanted.prompt_tokens < 50
 
@@ -143,7 +143,7 @@ def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> Non
         pool.add(tracked(number, priority=-1))
     tried: list[str] = []
 
-    def place(one: Tracked) -> bool:
+    def place(one: RequestState) -> bool:
         tried.append(one.request_id)
         return one.sizes != KINDS[1][1]
 
@@ -181,23 +181,23 @@ class Waiting(RuleBasedStateMachine):
         super().__init__()
         self.pool = TaskPool(8, 2.0)
         self.turn_of_age = False
-        self.model: dict[str, Tracked] = {}
-        self.away: list[Tracked] = []
+        self.model: dict[str, RequestState] = {}
+        self.away: list[RequestState] = []
         self.told: set[str] = set()
         self.count = 0
         self.now_s = 0.0
 
-    def kind(self, one: Tracked) -> Kind:
+    def kind(self, one: RequestState) -> Kind:
         return (one.wanted.degree, one.sizes)
 
-    def next_of(self, waiting: list[Tracked]) -> Tracked | None:
+    def next_of(self, waiting: list[RequestState]) -> RequestState | None:
         by_age = self.turn_of_age and any(self.overdue(one) for one in waiting)
         return min(waiting, key=lambda one: (0 if by_age else one.wanted.priority, one.order), default=None)
 
-    def overdue(self, one: Tracked) -> bool:
+    def overdue(self, one: RequestState) -> bool:
         return self.now_s - one.arrived_s >= 2.0
 
-    def by_age(self, one: Tracked) -> bool:
+    def by_age(self, one: RequestState) -> bool:
         return self.turn_of_age and self.overdue(one)
 
     @precondition(lambda self: len(self.model) < 8)
@@ -230,7 +230,7 @@ class Waiting(RuleBasedStateMachine):
     @rule(room=st.fixed_dictionaries({kind: st.integers(0, 3) for kind in KINDS}))
     def take(self, room: dict[Kind, int]) -> None:
         """Each kind is offered in order until its room is used up; the best of all kinds is always next."""
-        expected: list[Tracked] = []
+        expected: list[RequestState] = []
         left = dict(room)
         while one := self.next_of([one for one in self.model.values() if one not in expected and left[self.kind(one)]]):
             left[self.kind(one)] -= 1
@@ -238,7 +238,7 @@ class Waiting(RuleBasedStateMachine):
             expected.append(one)
         given = []
 
-        def place(one: Tracked) -> bool:
+        def place(one: RequestState) -> bool:
             if not room[self.kind(one)]:
                 return False
             room[self.kind(one)] -= 1

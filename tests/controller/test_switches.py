@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.controller.gaps import MOST_GAPS
 from flying_serving.controller.switches import KEPT, MOST_OPEN, PATIENCE, Changeover, Switch, Switches
 from flying_serving.layout.groups import Layout
@@ -103,7 +103,7 @@ def test_json() -> None:
         "time": 1.7e9,
         "from": [[0], [1], [2], [3]],
         "to": [[0, 1], [2, 3]],
-        "preempt": "weave",
+        "mode": "weave",
         "reason": "ordered by an operator",
         "predicted_gain_request_s": None,
         "predicted_cost_request_s": None,
@@ -145,38 +145,38 @@ def test_a_failed_switch_is_over() -> None:
     assert (one.problem, one.drain_ms) == ("engine 1 did not answer", 1000.0)
 
 
-@pytest.mark.parametrize("preempt", PREEMPTS)
-def test_who_waits_for_word_of_what_moves(preempt: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_who_waits_for_word_of_what_moves(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
-    switch = Switch(1, Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), preempt, 100.0, 1)
-    assert switch.awaiting == ([2, 3] if preempt in ("soft", "move") else [])
+    switch = Switch(1, Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
+    assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])
 
 
-@pytest.mark.parametrize("preempt", PREEMPTS)
-def test_when_engines_are_told(preempt: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_when_engines_are_told(mode: str) -> None:
     """At once, or when old requests have ended; only a sequential switch holds back new ones until then.
 
-    By "move" they wait from then on, for the answers.
+    By "migrate" they wait from then on, for the answers.
     """
-    waits = preempt in ("sequential", "soft")
-    change = Changeover(Switch(1, OLD, NEW, preempt, 100.0, 1, draining={"a"}), 1)
+    waits = mode in ("sequential", "soft")
+    change = Changeover(Switch(1, OLD, NEW, mode, 100.0, 1, draining={"a"}), 1)
     assert change.ready == (not waits)
-    assert change.holds == (preempt == "sequential")
+    assert change.holds == (mode == "sequential")
     change.switch.ended("a", 101.0)
     assert change.ready
     change.ordered(102.0)
     assert not change.ready
-    assert change.holds == (preempt == "move")
+    assert change.holds == (mode == "migrate")
     assert (change.switch.ordered_s, change.switch.waited_for_idle_ms) == (102.0, 2000.0)
 
 
-@pytest.mark.parametrize("preempt", PREEMPTS)
-def test_a_policy_waits_for_the_old_only_about_as_long_as_it_expected(preempt: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_policy_waits_for_the_old_only_about_as_long_as_it_expected(mode: str) -> None:
     """An operator's order waits until they have ended."""
-    ordered, decided = (Switch(1, OLD, NEW, preempt, 100.0, 1, draining={"a"}) for _ in range(2))
-    decided.decision = Decision(NEW, preempt, "load: 1.00 requests/s", 12.5, 0.5, drain_s=2.0)
+    ordered, decided = (Switch(1, OLD, NEW, mode, 100.0, 1, draining={"a"}) for _ in range(2))
+    decided.decision = Decision(NEW, mode, "load: 1.00 requests/s", 12.5, 0.5, drain_s=2.0)
     assert not Changeover(decided, 1).late(100.0 + PATIENCE * 2.0)
-    assert Changeover(decided, 1).late(101.0 + PATIENCE * 2.0) == (preempt in ("sequential", "soft"))
+    assert Changeover(decided, 1).late(101.0 + PATIENCE * 2.0) == (mode in ("sequential", "soft"))
     assert not Changeover(ordered, 1).late(1e6)
 
 

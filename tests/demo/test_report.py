@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from flying_serving.bench.sse import Event, EventStream
-from flying_serving.demo.load import Stream, _note
+from flying_serving.demo.load import TimedStream, _note
 from flying_serving.demo.report import Window, measure, problems
 from flying_serving.demo.server import _Display
+from flying_serving.testing.sse import Event, EventStream
 
 GROUPS = [[0], [1]]
 MAX_TOKENS = 96
 
 
-def stream(sent_s: float, *arrivals: tuple[float, int], reason: str | None = "length") -> Stream:
+def stream(sent_s: float, *arrivals: tuple[float, int], reason: str | None = "length") -> TimedStream:
     """Return a stream that got `arrivals`."""
-    return Stream(MAX_TOKENS, sent_s, list(arrivals), reason)
+    return TimedStream(MAX_TOKENS, sent_s, list(arrivals), reason)
 
 
-def whole(sent_s: float = 0.0) -> Stream:
+def whole(sent_s: float = 0.0) -> TimedStream:
     """Return a stream that got all its tokens at once."""
     return stream(sent_s, (sent_s + 1, MAX_TOKENS))
 
@@ -68,13 +68,13 @@ def test_nothing_wrong() -> None:
         ([stream(0, (1, MAX_TOKENS - 1))], [record()], "truncated"),
         ([stream(0, (1, MAX_TOKENS), reason="stop")], [record()], "truncated"),
         ([stream(0, (1, MAX_TOKENS), reason=None)], [record()], "truncated"),
-        ([Stream(MAX_TOKENS, 0.0, error="ReadError: gone")], [record()], "gone"),
+        ([TimedStream(MAX_TOKENS, 0.0, error="ReadError: gone")], [record()], "gone"),
         ([whole()], [], "0 switches recorded, 1 made"),
         ([whole()], [record(drain_ms=None)], "no drain_ms"),
         ([whole()], [record(cutover_ms=None)], "no cutover_ms"),
     ],
 )
-def test_each_kind_of_wrong(streams: list[Stream], records: list[dict[str, Any]], word: str) -> None:
+def test_each_kind_of_wrong(streams: list[TimedStream], records: list[dict[str, Any]], word: str) -> None:
     """One line each."""
     (line,) = problems(streams, records, 1)
     assert word in line
@@ -82,7 +82,7 @@ def test_each_kind_of_wrong(streams: list[Stream], records: list[dict[str, Any]]
 
 def test_an_error_inside_a_stream_is_noted() -> None:
     """A server may fail after it has answered 200."""
-    broken = Stream(MAX_TOKENS, 0.0)
+    broken = TimedStream(MAX_TOKENS, 0.0)
     _note(broken, Event(error={"message": "lost"}), 1.0)
     assert broken.problem is not None
 
@@ -90,7 +90,7 @@ def test_an_error_inside_a_stream_is_noted() -> None:
 def test_what_ends_a_line_of_text_ends_no_event() -> None:
     """Models of random weights write U+0085 and its like."""
     data = 'data: {"choices": [{"text": "a\u0085b\u2028", "token_ids": [1, 2], "finish_reason": null}]}\n\n'
-    got = Stream(MAX_TOKENS, 0.0)
+    got = TimedStream(MAX_TOKENS, 0.0)
     for event in EventStream().feed(data.encode()):
         _note(got, event, 1.0)
     assert got.arrivals == [(1.0, 2)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flying_serving.engine.moves import Led, Moves
-from flying_serving.engine.tickets import MoveTicket
+from flying_serving.engine.tickets import MigrateKV
 from flying_serving.layout.groups import Group, aligned_group
 
 TOKENS = {1: 4, 2: 8, 4: 16}
@@ -137,11 +137,11 @@ class Node:
     """Four engines and the tickets on their way."""
 
     def __init__(self) -> None:
-        self.tickets: list[MoveTicket] = []
+        self.tickets: list[MigrateKV] = []
         self.told: list[int] = []
         self.engines = [Engine(self, number) for number in range(4)]
 
-    def send(self, members: Sequence[int], ticket: MoveTicket) -> None:
+    def send(self, members: Sequence[int], ticket: MigrateKV) -> None:
         """What the channel does."""
         assert tuple(members) == ticket.group
         self.tickets.append(ticket)
@@ -154,7 +154,7 @@ class Node:
         """Those of a group's leader."""
         return self.engines[group[0]].moves
 
-    def serve(self, now_s: float = 0.0) -> MoveTicket:
+    def serve(self, now_s: float = 0.0) -> MigrateKV:
         """The oldest ticket's turn has come, on all its engines."""
         ticket = self.tickets.pop(0)
         for number in sorted(ticket.group, key=lambda number: number != ticket.source[0]):

@@ -1,4 +1,4 @@
-"""Engines with real Turns in virtual time: steps take as long as they are told to, tickets travel, groups meet.
+"""Engines with real LaneArbiter in virtual time: steps take as long as they are told to, tickets travel, groups meet.
 
 Everything about models and blocks is left out; what is modelled is who may run when. The order of tickets is the one
 that `comm/order.py` makes: a leader's ticket gets its place in all inboxes at once, and arrives a little later.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flying_serving.engine.turns import Serve, Step, Turns, Wait
+from flying_serving.engine.arbiter import LaneArbiter, Serve, StepTurn, Wait
 from flying_serving.layout.groups import Group, aligned_group
 
 NEVER = float("inf")
@@ -30,7 +30,7 @@ class Ticket:
 class EngineState:
     """One engine: until when it is busy, what it has in its inbox, and what it has to do."""
 
-    turns: Turns
+    arbiter: LaneArbiter
     wakes: float = 0.0
     came: float = 0.0
     """When it began to wait for the other members of its step."""
@@ -54,7 +54,7 @@ class Node:
     """
 
     def __init__(
-        self, turns: list[Turns], busy: set[Group], step_s: Callable[[Group], float], order_s: Callable[[], float]
+        self, turns: list[LaneArbiter], busy: set[Group], step_s: Callable[[Group], float], order_s: Callable[[], float]
     ) -> None:
         self.engines = [EngineState(t) for t in turns]
         self.busy = busy
@@ -93,7 +93,7 @@ class Node:
         engine.at = None
         waited_s = began - engine.came if size > 1 else 0.0
         took_s = self.now - began
-        engine.turns.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
+        engine.arbiter.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
 
     def _choose(self, number: int, engine: EngineState) -> None:
         ready = {
@@ -102,12 +102,12 @@ class Node:
             if size <= len(self.engines) and number % size == 0
         }
         arrived = bool(engine.inbox) and engine.inbox[0].arrives <= self.now
-        turn = engine.turns.choose(self.now, ready, ticket=arrived)
+        turn = engine.arbiter.choose(self.now, ready, ticket=arrived)
         if isinstance(turn, Serve):
             self._come(number, engine, engine.inbox.pop(0))
-        elif isinstance(turn, Step) and turn.size == 1:
+        elif isinstance(turn, StepTurn) and turn.size == 1:
             self._begin(engine, 1, self.step_s((number,)))
-        elif isinstance(turn, Step):
+        elif isinstance(turn, StepTurn):
             self._order(number, engine, turn.size)
         else:
             assert isinstance(turn, Wait)
@@ -120,7 +120,7 @@ class Node:
         engine.ordered.add(size)
         engine.wakes = self.now + self.order_s()
         group = aligned_group(number, size)
-        ticket = Ticket(group, engine.wakes, more=engine.turns.announce(size))
+        ticket = Ticket(group, engine.wakes, more=engine.arbiter.announce(size))
         for member in group:
             state = self.engines[member]
             state.inbox.append(ticket)

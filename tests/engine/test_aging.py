@@ -15,9 +15,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from flying_serving.demo.tiny import make_model
 from flying_serving.engine.aging import Aging
-from flying_serving.vllm_hooks.priorities import FOREMOST
+from flying_serving.testing.tiny import make_model
+from flying_serving.vllm_adapter.priorities import FOREMOST
 from tests.live import ROOT
 
 AGING_S = 10.0

@@ -20,13 +20,13 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from flying_serving.engine.group import ASK_AGAIN_S, Leader, Member, in_physical_blocks
-from flying_serving.engine.tickets import AskTicket, CommitTicket, Grant, Need, ReturnTicket, StepTicket
+from flying_serving.engine.tickets import BlocksReserved, LendBlocks, RecallBlocks, ReserveBlocks, ReturnBlocks, RunStep
 from flying_serving.errors import IntegrityError
-from flying_serving.kv.lending import NULL_BLOCK, LentBlocks
 from flying_serving.layout.groups import Layout, aligned_group
-from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.memory.lending import NULL_BLOCK, LentBlocks
+from flying_serving.vllm_adapter.blocks import SchedulerPool
 from tests.engine.schedulers import BLOCK, FakeScheduler, Inboxes, cached_requests, new_request
-from tests.kv.pools import PlainPool
+from tests.memory.pools import PlainPool
 
 GROUP = (0, 1)
 
@@ -51,18 +51,18 @@ class Pair:
         """Let an engine do what its next ticket says, as its loop does; return a step's plan in its own blocks."""
         ticket = self.inboxes.read(engine)
         member = self.members[engine]
-        if isinstance(ticket, AskTicket):
+        if isinstance(ticket, ReserveBlocks):
             member.offer(ticket)
-        elif isinstance(ticket, CommitTicket):
+        elif isinstance(ticket, LendBlocks):
             member.lent.commit(ticket.blocks)
-        elif isinstance(ticket, ReturnTicket):
+        elif isinstance(ticket, ReturnBlocks):
             member.lent.take_back(ticket.blocks)
-        elif isinstance(ticket, Grant):
+        elif isinstance(ticket, BlocksReserved):
             self.leader.granted(ticket, now)
-        elif isinstance(ticket, Need):
+        elif isinstance(ticket, RecallBlocks):
             self.leader.give_back(ticket.count)
         else:
-            assert isinstance(ticket, StepTicket)
+            assert isinstance(ticket, RunStep)
             member.in_use = ticket.in_use
             return in_physical_blocks(ticket.plan, member.lent)
         return None
@@ -70,7 +70,7 @@ class Pair:
     def serve_all(self, now: float) -> None:
         """Serve what there is, but for steps."""
         while True:
-            ready = [e for e in GROUP if self.kinds(e) and self.kinds(e)[0] != "StepTicket"]
+            ready = [e for e in GROUP if self.kinds(e) and self.kinds(e)[0] != "RunStep"]
             if not ready:
                 return
             self.serve(ready[0], now)
@@ -78,7 +78,7 @@ class Pair:
     def finish_step(self) -> None:
         """Let all members serve a step, which is what comes next."""
         ticket = self.inboxes.of_engine[0][0]
-        assert isinstance(ticket, StepTicket)
+        assert isinstance(ticket, RunStep)
         for engine in GROUP:
             self.serve(engine, 0.0)
         self.leader.finish(ticket.plan, "output")
@@ -179,7 +179,7 @@ def test_a_step_goes_to_all_members_and_its_output_to_the_scheduler() -> None:
     assert pair.leader.order(0.0) is None
     assert not pair.leader.ready(1e9)
     assert pair.leader.retry_in_s(0.0) is None
-    assert pair.kinds(0) == pair.kinds(1) == ["StepTicket"]
+    assert pair.kinds(0) == pair.kinds(1) == ["RunStep"]
     ticket: Any = pair.inboxes.of_engine[1][0]
     assert ticket.more
     assert ticket.grammar is None
@@ -235,18 +235,18 @@ def test_a_round_ask_grant_commit() -> None:
     free = pair.pools[1].free_count() - needs
     pair.scheduler.add("r", 12 * BLOCK - 1, 1)
     assert pair.leader.order(0.0) is None
-    assert pair.kinds(0) == pair.kinds(1) == ["AskTicket"]
-    assert pair.inboxes.of_engine[0][0] == AskTicket(GROUP, 12, needed=12)
+    assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks"]
+    assert pair.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 12, needed=12)
     assert not pair.leader.ready(1.0)
     assert pair.leader.retry_in_s(1.0) is None
     pair.serve(0, 0.0)
-    assert pair.inboxes.of_engine[0][0] == Grant(GROUP, 0, 12)
+    assert pair.inboxes.of_engine[0][0] == BlocksReserved(GROUP, 0, 12)
     pair.serve(0, 0.0)
     assert pair.kinds(0) == []  # one answer is not enough
     pair.serve(1, 0.0)
-    assert pair.inboxes.of_engine[0][0] == Grant(GROUP, 1, free)
+    assert pair.inboxes.of_engine[0][0] == BlocksReserved(GROUP, 1, free)
     pair.serve(0, 0.0)
-    assert pair.inboxes.of_engine[0][0] == CommitTicket(GROUP, list(range(1, free + 1)))
+    assert pair.inboxes.of_engine[0][0] == LendBlocks(GROUP, list(range(1, free + 1)))
     assert pair.leader.pool.free_count() == free
     pair.serve_all(0.0)
     assert [member.lent.lent_count for member in pair.members] == [free, free]
@@ -264,7 +264,7 @@ def test_what_a_group_asks_for_ahead_leaves_members_what_their_requests_need() -
     pair.scheduler.add("second", 12 * BLOCK, 1)
     pair.leader.outstanding = False
     pair.leader.order(0.0)
-    assert pair.kinds(1) == ["StepTicket", "AskTicket", "StepTicket"]
+    assert pair.kinds(1) == ["RunStep", "ReserveBlocks", "RunStep"]
     ask: Any = pair.inboxes.of_engine[1][1]
     assert ask.needed == 0
     assert pair.members[1].offer(ask) == ask.count - 4
@@ -282,7 +282,7 @@ def test_a_local_request_that_waits_does_not_take_the_block_of_a_groups_running_
     pair.serve_all(0.0)
     pair.own[1].add("waits", 5 * BLOCK, 1)
     for _ in range(6):  # four chunks, and two tokens: one more than its eight blocks hold
-        while pair.kinds(0)[:1] != ["StepTicket"]:
+        while pair.kinds(0)[:1] != ["RunStep"]:
             assert pair.leader.order(0.0) is None
             pair.serve_all(0.0)
         pair.finish_step()
@@ -315,7 +315,7 @@ def test_what_can_run_does_not_wait_for_blocks() -> None:
     pair.scheduler.add("short", BLOCK - 1, 3)
     pair.scheduler.add("long", 9 * BLOCK, 1)
     assert pair.leader.order(0.0) is None
-    assert pair.kinds(0) == pair.kinds(1) == ["AskTicket", "StepTicket"]
+    assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks", "RunStep"]
     ticket: Any = pair.inboxes.of_engine[0][1]
     assert list(ticket.plan.num_scheduled_tokens) == ["short"]
     for engine in GROUP:
@@ -326,7 +326,7 @@ def test_what_can_run_does_not_wait_for_blocks() -> None:
     assert pair.leader.ready(0.0)
     pair.leader.order(0.0)
     pair.serve_all(0.0)
-    assert pair.kinds(0) == pair.kinds(1) == ["StepTicket", "CommitTicket"]
+    assert pair.kinds(0) == pair.kinds(1) == ["RunStep", "LendBlocks"]
     for engine in GROUP:
         pair.serve(engine, 0.0)
     pair.serve_all(0.0)
@@ -343,7 +343,7 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     pair.finish_step()
     # one token ahead: the answers may well be there before the block is needed
     pair.leader.order(0.0)
-    assert pair.kinds(0) == pair.kinds(1) == ["AskTicket", "StepTicket"]
+    assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks", "RunStep"]
     asked = [inbox.popleft() for inbox in pair.inboxes.of_engine]
     pair.finish_step()
     (request,) = pair.scheduler.running
@@ -367,11 +367,11 @@ def test_at_least_lend_blocks_are_asked_for_and_at_most_what_there_is() -> None:
     pair = Pair(lend_blocks=5)
     pair.scheduler.add("r", BLOCK - 1, 1)
     pair.leader.order(0.0)
-    assert pair.inboxes.of_engine[0][0] == AskTicket(GROUP, 5, needed=1)
+    assert pair.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 5, needed=1)
     narrow = Pair(lend_blocks=500)
     narrow.scheduler.add("r", BLOCK - 1, 1)
     narrow.leader.order(0.0)
-    assert narrow.inboxes.of_engine[0][0] == AskTicket(GROUP, 12, needed=1)
+    assert narrow.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 12, needed=1)
 
 
 def test_nothing_is_asked_for_while_blocks_suffice_or_none_is_left() -> None:
@@ -381,7 +381,7 @@ def test_nothing_is_asked_for_while_blocks_suffice_or_none_is_left() -> None:
     assert pair.leader.borrowed.room() == 0
     pair.scheduler.add("more", 4 * BLOCK, 1)
     pair.leader.order(0.0)
-    assert pair.kinds(0) == ["StepTicket"]
+    assert pair.kinds(0) == ["RunStep"]
 
 
 def test_after_nothing_was_granted_the_leader_goes_on_and_asks_again_later() -> None:
@@ -410,7 +410,7 @@ def test_after_nothing_was_granted_the_leader_goes_on_and_asks_again_later() -> 
     pair.serve_all(now + ASK_AGAIN_S)
     assert [member.lent.lent_count for member in pair.members] == [2, 2]
     pair.leader.order(now + ASK_AGAIN_S)
-    assert pair.kinds(0) == ["StepTicket"]
+    assert pair.kinds(0) == ["RunStep"]
 
 
 def test_blocks_are_wanted_back_and_given_back() -> None:
@@ -421,18 +421,18 @@ def test_blocks_are_wanted_back_and_given_back() -> None:
     member = pair.members[1]
     member.want_back(3, 10.0)
     member.want_back(3, 10.0 + ASK_AGAIN_S / 2)
-    assert pair.kinds(0) == ["StepTicket", "Need"]
+    assert pair.kinds(0) == ["RunStep", "RecallBlocks"]
     member.want_back(99, 10.0 + 2 * ASK_AGAIN_S)
-    assert pair.inboxes.of_engine[0][2] == Need(GROUP, 1, 4)
+    assert pair.inboxes.of_engine[0][2] == RecallBlocks(GROUP, 1, 4)
     pair.leader.give_back(99)  # all are in use
-    assert pair.kinds(1) == ["StepTicket"]
+    assert pair.kinds(1) == ["RunStep"]
     pair.scheduler.end("first")
     pair.leader.give_back(3)
     returned: Any = pair.inboxes.of_engine[1][-1]
-    assert isinstance(returned, ReturnTicket)
+    assert isinstance(returned, ReturnBlocks)
     assert len(returned.blocks) == 3
     for engine in GROUP:
-        while pair.kinds(engine) and pair.kinds(engine)[0] != "ReturnTicket":
+        while pair.kinds(engine) and pair.kinds(engine)[0] != "ReturnBlocks":
             pair.inboxes.read(engine)
         pair.serve(engine, 11.0)
     assert [m.lent.lent_count for m in pair.members] == [1, 1]
@@ -542,15 +542,15 @@ class Lives(RuleBasedStateMachine):
         ticket = self.inboxes.read(engine)
         member = self.members[engine][len(ticket.group)]
         (leader,) = [leader for leader in self.leaders if leader.group == ticket.group]
-        if isinstance(ticket, AskTicket):
+        if isinstance(ticket, ReserveBlocks):
             self.want_back(engine, member.offer(ticket), but=member.size)
-        elif isinstance(ticket, CommitTicket):
+        elif isinstance(ticket, LendBlocks):
             member.lent.commit(ticket.blocks)
-        elif isinstance(ticket, ReturnTicket):
+        elif isinstance(ticket, ReturnBlocks):
             member.lent.take_back(ticket.blocks)
-        elif isinstance(ticket, Grant):
+        elif isinstance(ticket, BlocksReserved):
             leader.granted(ticket, self.now)
-        elif isinstance(ticket, Need):
+        elif isinstance(ticket, RecallBlocks):
             leader.give_back(ticket.count)
         else:
             self.write(engine, in_physical_blocks(ticket.plan, member.lent))

@@ -1,9 +1,9 @@
-"""Moves of four engines, with everything around them made up: who parks, who waits, and what is exchanged when."""
+"""Moves of four engines, with everything around them made up: who retains, who waits, and what is exchanged when."""
 
 import pytest
 
-from flying_serving.engine.moves import HOLD_S, PARKED_S, PATIENCE_S, RETRY_S
-from flying_serving.engine.tickets import Move, MoveTicket
+from flying_serving.engine.moves import HOLD_S, PATIENCE_S, RETAINED_S, RETRY_S
+from flying_serving.engine.tickets import MigrateKV, Move
 from flying_serving.layout.groups import Group
 from tests.engine.movers import Lent, Node, request
 
@@ -27,19 +27,19 @@ def physical(engine: int, group: Group, blocks: list[int]) -> list[int]:
 @pytest.mark.parametrize(("source", "target", "cover"), PAIRS)
 @pytest.mark.parametrize("told_first", [True, False])
 def test_a_request_comes_with_its_kv(source: Group, target: Group, cover: Group, told_first: bool) -> None:
-    """Parked, then fetched; or fetched before its old group was told that it leaves."""
+    """Retained, then fetched; or fetched before its old group was told that it leaves."""
     node = Node()
     old, new = node.lane(source), node.lane(target)
     blocks = list(range(9, 9 - -(-30 // old.block_tokens), -1))
     old.run(request("a", 31, computed=30), blocks)
     if told_first:
-        node.moves(source).park(["a"], 0.0)
+        node.moves(source).retain(["a"], 0.0)
         assert (old.requests, old.pinned) == ({}, [blocks])
     node.expect(request("a+1", 31), source, target)
     assert node.moves(target)
     node.moves(target).begin(0.0)
     wanted = new.set_aside["a+1"]
-    assert node.tickets == [MoveTicket(cover, source, target, [Move("a", 0, 30, wanted)])]
+    assert node.tickets == [MigrateKV(cover, source, target, [Move("a", 0, 30, wanted)])]
     assert node.moves(target)
     assert not new.requests
     node.serve()
@@ -51,16 +51,16 @@ def test_a_request_comes_with_its_kv(source: Group, target: Group, cover: Group,
         counts = {"moved": 1, "moved_tokens": 30, "prefilled_again": 0} if number == target[0] else NOTHING
         assert (engine.moves.counts(), bool(engine.moves)) == (counts, False)
     assert (old.requests, old.pinned, new.arrivals, new.gone) == ({}, [], [("a+1", 30)], [])
-    node.moves(source).park(["a"], 0.0)
+    node.moves(source).retain(["a"], 0.0)
     assert old.pinned == []
     assert node.moves(source).retry_in_s(0.0) is None
 
 
 def ready(computed: int = 10, in_flight: int = 0) -> Node:
-    """Four engines; a request of engine 1 with three blocks is parked there, as far as it was computed."""
+    """Four engines; a request of engine 1 with three blocks is retained there, as far as it was computed."""
     node = Node()
     node.lane((1,)).run(request("a", 12, computed, in_flight), [7, 3, 5])
-    node.moves((1,)).park(["a"], 0.0)
+    node.moves((1,)).retain(["a"], 0.0)
     return node
 
 
@@ -201,7 +201,7 @@ def test_a_request_that_ends_while_it_waits_is_forgotten() -> None:
     moves.begin(0.1)
     assert not moves
     assert (node.tickets, lane.set_aside, node.engines[0].admitted) == ([], {}, [])
-    node.moves((1,)).begin(PARKED_S + 0.1)
+    node.moves((1,)).begin(RETAINED_S + 0.1)
     assert node.lane((1,)).pinned == []
 
 
@@ -230,7 +230,7 @@ def test_a_request_of_one_token_has_nothing_to_bring() -> None:
     assert node.engines[0].admitted == [("a+1", 1)]
 
 
-# ---- who is parked
+# ---- who is retained
 
 
 def test_kv_that_nobody_fetches_is_let_go() -> None:
@@ -240,15 +240,15 @@ def test_kv_that_nobody_fetches_is_let_go() -> None:
     for name, block in (("a", 4), ("b", 6)):
         lane.run(request(name, 9, 8), [block])
     assert moves.retry_in_s(0.0) is None
-    moves.park(["a"], 10.0)
-    moves.park(["b", "unknown"], 12.0)
-    assert moves.retry_in_s(13.0) == PARKED_S - 3.0
-    moves.begin(10.0 + PARKED_S)
+    moves.retain(["a"], 10.0)
+    moves.retain(["b", "unknown"], 12.0)
+    assert moves.retry_in_s(13.0) == RETAINED_S - 3.0
+    moves.begin(10.0 + RETAINED_S)
     assert lane.pinned == [[4], [6]]
-    moves.begin(10.01 + PARKED_S)
+    moves.begin(10.01 + RETAINED_S)
     assert lane.pinned == [[6]]
-    assert moves.retry_in_s(20.0 + PARKED_S) == 0.0
-    moves.begin(12.01 + PARKED_S)
+    assert moves.retry_in_s(20.0 + RETAINED_S) == 0.0
+    moves.begin(12.01 + RETAINED_S)
     assert lane.pinned == []
     assert moves.retry_in_s(13.0) is None
     assert not moves
@@ -260,7 +260,7 @@ def test_kv_that_is_parked_does_not_cost_others_theirs() -> None:
     moves = node.moves((0,))
     for group, name in (((0,), "a"), ((0, 1), "b")):
         node.lane(group).run(request(name, 9, 8), [4])
-    moves.park(["a", "b"], 0.0)
+    moves.retain(["a", "b"], 0.0)
     node.lane((0, 1)).short = 1
     moves.begin(0.0)
     assert (node.lane((0,)).pinned, node.lane((0, 1)).pinned) == ([[4]], [])
@@ -280,7 +280,7 @@ def test_a_request_that_goes_on_while_it_waits_does_not_stay() -> None:
     lane.missing = 1
     node.expect(request("a+1", 12), (1,), (0,))
     moves.begin(0.0)
-    moves.park(["a+1"], 0.1)
+    moves.retain(["a+1"], 0.1)
     lane.missing = 0
     moves.begin(0.2)
     assert not moves
@@ -294,7 +294,7 @@ def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(told_first:
     node.expect(request("a+1", 12), (1,), (0,))
     node.moves((0,)).begin(0.0)
     if told_first:
-        node.moves((0,)).park(["a+1"], 0.0)
+        node.moves((0,)).retain(["a+1"], 0.0)
     node.expect(request("a+2", 12), (0,), (2,), "a+1")
     node.moves((2,)).begin(0.0)
     node.serve()

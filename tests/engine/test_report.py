@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flying_serving.engine.report import REPORT_S, Report
-from flying_serving.engine.tickets import StepTicket
+from flying_serving.engine.tickets import RunStep
 from tests.engine.schedulers import BLOCK
 from tests.engine.test_group import GROUP, Pair
 
@@ -22,14 +22,14 @@ def reports_of(pair: Pair) -> list[Report]:
     ]
 
 
-def step(pair: Pair) -> StepTicket:
+def step(pair: Pair) -> RunStep:
     """Let the group step, once it has the blocks."""
     pair.leader.order(0.0)
     pair.serve_all(0.0)
     if pair.leader.ready(0.0):
         pair.leader.order(0.0)
     ticket = pair.inboxes.of_engine[0][0]
-    assert isinstance(ticket, StepTicket)
+    assert isinstance(ticket, RunStep)
     pair.finish_step()
     return ticket
 

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.steps import StepLog
-from flying_serving.vllm_hooks.watch import contents
+from flying_serving.vllm_adapter.watch import contents
 from tests.engine.schedulers import FakeScheduler, cached_requests, new_request
 
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from flying_serving.comm.order import TicketOrder
 from flying_serving.engine.tickets import (
-    AskTicket,
+    BlocksReserved,
     Channel,
-    CommitTicket,
-    Grant,
-    Need,
-    ReturnTicket,
-    StepTicket,
+    LendBlocks,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+    RunStep,
     Ticket,
 )
 from flying_serving.errors import EngineLost
@@ -78,7 +78,7 @@ class Inbox:
 )
 def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -> None:
     """Four engines send at the same time to groups that nest, themselves in them or not."""
-    tickets = [[(g, Need(g, sender, n)) for n, g in enumerate(plan)] for sender, plan in enumerate(plans)]
+    tickets = [[(g, RecallBlocks(g, sender, n)) for n, g in enumerate(plan)] for sender, plan in enumerate(plans)]
     expected = [sum(e in group for plan in plans for group in plan) for e in range(ENGINES)]
     with TemporaryDirectory(dir="/dev/shm") as run_dir, ExitStack() as stack, ThreadPoolExecutor(ENGINES) as pool:
         inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
@@ -107,7 +107,7 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
     for socket in (late, early):
         socket.connect(f"ipc://{run_dir}/inbox-0")
     numbers = [order.take([0])[0] for _ in range(3)]
-    messages = [Need((0, 1), 1, count) for count in (10, 11, 12)]
+    messages = [RecallBlocks((0, 1), 1, count) for count in (10, 11, 12)]
 
     def deliver(socket: "zmq.Socket[bytes]", which: int) -> None:
         inbox.came.clear()
@@ -117,7 +117,7 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
     assert inbox.channel.pending()  # numbered, so on its way
     deliver(early, 2)
     deliver(early, 1)
-    own = Need((0, 1), 0, 13)
+    own = RecallBlocks((0, 1), 0, 13)
     inbox.channel.send([0], own)  # this engine's own tickets wait too
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(inbox.receive, 1)
@@ -149,12 +149,12 @@ def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
     """By value at the others; at the sender itself the very object, which costs nothing."""
     group = (0, 1)
     tickets: list[Ticket] = [
-        StepTicket(group, {"plan": [1, 2]}, None, more=True, in_use=5),
-        AskTicket(group, 7, needed=0),
-        CommitTicket(group, [1, 2, 3]),
-        ReturnTicket(group, [3]),
-        Grant(group, 1, 4),
-        Need(group, 1, 2),
+        RunStep(group, {"plan": [1, 2]}, None, more=True, in_use=5),
+        ReserveBlocks(group, 7, needed=0),
+        LendBlocks(group, [1, 2, 3]),
+        ReturnBlocks(group, [3]),
+        BlocksReserved(group, 1, 4),
+        RecallBlocks(group, 1, 2),
     ]
     inboxes = [Inbox(run_dir, engine) for engine in range(2)]
     for ticket in tickets:
@@ -167,10 +167,10 @@ def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
 
 
 def test_sending_to_a_group_without_oneself(run_dir: str) -> None:
-    """As a member does with a Grant for its leader."""
+    """As a member does with a BlocksReserved for its leader."""
     inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
-    inboxes[3].channel.send([2], Grant((2, 3), 3, 5))
-    assert inboxes[2].receive(1) == [Grant((2, 3), 3, 5)]
+    inboxes[3].channel.send([2], BlocksReserved((2, 3), 3, 5))
+    assert inboxes[2].receive(1) == [BlocksReserved((2, 3), 3, 5)]
     assert not any(inboxes[engine].channel.pending() for engine in (0, 1, 3))
     for inbox in inboxes:
         inbox.channel.close()
@@ -181,9 +181,9 @@ def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: s
     channel = Channel(run_dir, 0, ENGINES, lambda: None)
     with pytest.raises(EngineLost, match="engine 3 does not take tickets"):
         for count in range(100_000):
-            channel.send([3], Need((0, 1, 2, 3), 0, count))
+            channel.send([3], RecallBlocks((0, 1, 2, 3), 0, count))
     assert count >= 100
-    channel.send([0], Need((0, 1), 0, 1))
+    channel.send([0], RecallBlocks((0, 1), 0, 1))
     assert channel.pending()
     channel.close()
 
@@ -196,7 +196,7 @@ def test_close_leaves_nothing_open(run_dir: str) -> None:
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
-        inboxes[0].channel.send([0, 1, 2, 3], Need((0, 1), 0, 1))
+        inboxes[0].channel.send([0, 1, 2, 3], RecallBlocks((0, 1), 0, 1))
         for inbox in inboxes:
             inbox.channel.close()
             inbox.channel._listener.join(DEADLINE_S)

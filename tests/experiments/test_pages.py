@@ -10,7 +10,7 @@ import pytest
 from experiments import fig10, table2
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, RESULTS, kept
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 
 PAGES = ("against_paper", "break_even", "fig10", "fig8", "fig9", "oracle", "table1", "table2")
 
@@ -44,12 +44,12 @@ def test_numbers_are_of_code_that_a_commit_has(name: str) -> None:
     assert re.fullmatch(r"[0-9a-f]{7}", kept(name).commit)
 
 
-@pytest.mark.parametrize("preempt", PREEMPTS)
-def test_switches_are_simulated_as_they_are_kept(preempt: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_switches_are_simulated_as_they_are_kept(mode: str) -> None:
     """Figure 10 at its lowest rate, every way to switch, first seed."""
     rate = fig10.RATES[0]
-    then = kept("fig10").seeds[0][fig10.run_name(rate, preempt)]
-    found = fig10.measure_one(rate, preempt, FIRST)
+    then = kept("fig10").seeds[0][fig10.run_name(rate, mode)]
+    found = fig10.measure_one(rate, mode, FIRST)
     assert found.keys() == then.keys()
     for name, value in found.items():
         assert value == pytest.approx(then[name], rel=1e-6), name

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.fuzz.bodies import Sent, draw_requests
 from tests.fuzz.stock import fails_in_stock
 from tests.live import FLAGS, ROOT, STOCK, Server

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live import free_port
+from flying_serving.testing.servers import free_port
 
 READY_S = 60.0
 

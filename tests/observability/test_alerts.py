@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from flying_serving.demo.tiny import make_model
-from flying_serving.metrics.table import TABLE
+from flying_serving.observe.metrics.table import TABLE
+from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
 from tests.observability.dashboards import DASHBOARD, OBSERVABILITY, expressions
 from tests.observability.programs import Prometheus, promtool

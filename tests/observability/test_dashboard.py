@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from flying_serving.metrics.table import TABLE
+from flying_serving.observe.metrics.table import TABLE
 from tests.observability.dashboards import DASHBOARD, expressions, metrics_in, variable_queries
 from tests.observability.programs import promtool
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from flying_serving.policy.steps import Step, StepCost
+from flying_serving.predict.steps import Step, StepCost
 
 ONE = StepCost(0.025, 0.0012, 0.002, 5e-7)
 

@@ -6,10 +6,10 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.work import Weights
+from flying_serving.predict.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape
-from flying_serving.sim.lanes import Plan
 from flying_serving.sim.node import SimNode
+from flying_serving.sim.requests import SimStep
 from flying_serving.workload.model import Request
 from tests.policy.costs import Costs, measured
 from tests.policy.snapshots import WEIGHTS
@@ -36,7 +36,7 @@ def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2, 
     chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), weights)
     shape = ClusterShape(engines, sizes, BLOCKS, {size: 32 * size for size in sizes}, SLOTS, BUDGET_TOKENS)
 
-    def step_s(size: int, plan: Plan) -> float:
+    def step_s(size: int, plan: SimStep) -> float:
         return lanes[size].step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)
 
     node = SimNode(chosen, shape, step_s, Clock(), measured(lanes))

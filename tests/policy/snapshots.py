@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
-from flying_serving.policy.work import LaneFigures, Weights, Work
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.work import LaneFigures, Weights, Work
 from tests.policy.costs import Costs, costs
 
 WEIGHTS = Weights(20.0, 15.0)

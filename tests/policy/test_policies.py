@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.forecast import capacity, judge
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES, meets
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
 from flying_serving.policy.switching import leaving
-from flying_serving.policy.work import Work
+from flying_serving.predict.forecast import capacity, judge
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.work import Work
 from flying_serving.workload.model import Request
 from tests.policy.costs import costs
 from tests.policy.node import arrivals, serve
@@ -113,14 +113,14 @@ def test_no_more_engines_than_needed_are_bound_under_load() -> None:
     assert chosen("auto", snapshot(NARROW, BUSY, needs=[LONGER])) == WIDE
 
 
-@pytest.mark.parametrize(("work", "way"), [(Work(0.0, 300.0, 60.0, 1.0), "sequential"), (BUSY, "move")])
+@pytest.mark.parametrize(("work", "way"), [(Work(0.0, 300.0, 60.0, 1.0), "sequential"), (BUSY, "migrate")])
 def test_a_long_prompt_does_not_make_everyone_else_wait(work: Work, way: str) -> None:
     """Alone it lets what is nearly done end first; if others wait and come, that would cost more than moving it."""
     loads = {(0,): load(6, 3.0), (1,): load(6, 3.0)}
     shot = snapshot(Layout.uniform(2, 1), work, loads, [LONG], moves={2: MoveCost(0.02, 3e-5)})
     decision = POLICIES["auto"].decide(shot, WEIGHTS)
     assert decision is not None
-    assert (decision.layout, decision.preempt) == (Layout.uniform(2, 2), way)
+    assert (decision.layout, decision.mode) == (Layout.uniform(2, 2), way)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_decisions_are_to_another_layout_and_say_why(
         return
     assert decision.layout in shot.layouts
     assert decision.layout != shot.layout
-    assert decision.cost == decision.considered[decision.preempt] == min(decision.considered.values())
+    assert decision.cost == decision.considered[decision.mode] == min(decision.considered.values())
     assert meets(decision.layout, known)
     if not meets(shot.layout, known):
         assert decision.gain == math.inf

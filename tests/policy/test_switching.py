@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.policy.switching import LATER, _Case, bound, costs, leaving
-from flying_serving.policy.work import Work
+from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.work import Work
 from tests.policy.costs import costs as lane_costs
 from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
 
@@ -40,7 +40,7 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
 
 def moved(moves: dict[int, MoveCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]) -> float:
     """Return the cost of moving requests."""
-    return costs(snapshot(old, BUSY, loads, moves=moves), new, WEIGHTS, urgent=False)["move"]
+    return costs(snapshot(old, BUSY, loads, moves=moves), new, WEIGHTS, urgent=False)["migrate"]
 
 
 def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MoveCost]) -> float:
@@ -63,7 +63,7 @@ def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) 
     shot, new = situation
     found = costs(shot, new, WEIGHTS, urgent=urgent)
     assert all(0 < cost < math.inf for cost in found.values())
-    assert set(found) <= set(PREEMPTS)
+    assert set(found) <= set(MODES)
     old = leaving(shot, new)
     assert set(old) == {group for group in shot.loads if group not in new.groups}
     assert (set(found) == {"weave"}) == (not old)
@@ -114,9 +114,9 @@ def test_a_pause_costs_the_paused() -> None:
 def test_computing_again_costs_by_what_there_is() -> None:
     """A long context is dear, a short one is cheap, however much is left to come."""
     short, long = {(0,): load(4, context=20)}, {(0,): load(4, context=8000)}
-    assert price("move", NARROW, WIDE, BUSY, short) < price("move", NARROW, WIDE, BUSY, long)
+    assert price("migrate", NARROW, WIDE, BUSY, short) < price("migrate", NARROW, WIDE, BUSY, long)
     ends = {(0,): load(4, left=1.0)}
-    assert price("move", NARROW, WIDE, QUIET, ends) == price("move", NARROW, WIDE, QUIET, {(0,): load(4)})
+    assert price("migrate", NARROW, WIDE, QUIET, ends) == price("migrate", NARROW, WIDE, QUIET, {(0,): load(4)})
 
 
 def test_kv_that_comes_along_costs_next_to_nothing() -> None:
@@ -173,7 +173,7 @@ def test_a_move_does_not_take_along_who_stays_behind() -> None:
     alone = GroupLoad(1, 40.0, 40.0, 2000.0)
     shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, moves={2: QUICK})
     ways = costs(shot, NARROW, WEIGHTS, urgent=False)
-    assert ways["move"] == pytest.approx(ways["weave"])
+    assert ways["migrate"] == pytest.approx(ways["weave"])
 
 
 def test_only_those_that_move_are_exchanged() -> None:
@@ -224,10 +224,10 @@ def test_the_cheapest_way_fits_the_case() -> None:
         return sorted(found, key=found.__getitem__)
 
     about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, WEIGHTS, urgent=False)
-    assert cheapest_first(about_to_end) == ["soft", "sequential", "weave", "move"]
+    assert cheapest_first(about_to_end) == ["soft", "sequential", "weave", "migrate"]
     waits = replace(QUIET, waiting=1.0)
     long = {(0,): load(8, left=500.0), (1,): load(8, left=500.0)}
     unhurried = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=False)
-    assert cheapest_first(unhurried) == ["move", "weave", "sequential"]
+    assert cheapest_first(unhurried) == ["migrate", "weave", "sequential"]
     urgent = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=True)
-    assert cheapest_first(urgent) == ["hard", "weave", "move", "sequential"]
+    assert cheapest_first(urgent) == ["hard", "weave", "migrate", "sequential"]

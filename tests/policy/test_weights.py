@@ -7,7 +7,7 @@ import pytest
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Snapshot
-from flying_serving.policy.work import Weights, Work
+from flying_serving.predict.work import Weights, Work
 from tests.policy.costs import Costs, costs
 from tests.policy.node import arrivals, serve
 from tests.policy.snapshots import WEIGHTS, load, snapshot

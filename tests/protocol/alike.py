@@ -10,7 +10,7 @@ from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S
 if TYPE_CHECKING:
     from tests.protocol.engine import Engine
 
-_LOOKED_AT = ("_alone_at", "turns", "members", "leaders", "scheduler", "moves", "memory", "overdue")
+_LOOKED_AT = ("_alone_at", "arbiter", "members", "leaders", "scheduler", "moves", "memory", "overdue")
 _SEEN_ELSEWHERE = frozenset(
     {"pool", "_scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
     | {"_led", "_block_tokens", "_members", "_rpc", "_admit", "_lacks"}
@@ -39,7 +39,7 @@ def freeze(thing: Any) -> Any:
 
 def forget_times(engine: Engine) -> None:
     """Forget how long ago things were, as far as it makes no difference."""
-    turns = engine.turns
+    turns = engine.arbiter
     turns._present_steps = min(turns._present_steps, turns.weave_steps)
     turns._left_s = max(turns._left_s, 0.0)
     turns._expect_until = max(turns._expect_until, NOW_S)
@@ -68,7 +68,7 @@ def _forget_moves(engine: Engine) -> None:
     """Any of their waits may be over at any time: see `Late`. What was counted decides nothing."""
     moves = engine.moves
     moves.moved = moves.moved_tokens = moves.prefilled_again = 0
-    for waiting in (*moves._waiting, *moves._coming.values(), *moves._parked.values()):
+    for waiting in (*moves._waiting, *moves._coming.values(), *moves._retained.values()):
         waiting.since_s = NOW_S
 
 
@@ -79,11 +79,11 @@ def rename_blocks(engine: Engine) -> None:
     """
     lent = [member.lent for member in engine.members.values()]
     requests = [engine.scheduler.requests[name] for name in sorted(engine.scheduler.requests)]
-    parked = [one for _, one in sorted(engine.moves._parked.items()) if one.size == 1]
+    retained = [one for _, one in sorted(engine.moves._retained.items()) if one.size == 1]
     told = {b for arrival in engine.moves._coming.values() if arrival.size == 1 for b in arrival.request.blocks}
     found = [books.table[v] for books in lent for v in sorted(books.table)]
     found += [block for books in lent for block in books.offered]
-    found += [block for holder in (*requests, *parked) for block in holder.blocks]
+    found += [block for holder in (*requests, *retained) for block in holder.blocks]
     found += engine.scheduler.pool.free
     others = [block for block in dict.fromkeys(found) if block and block not in told]
     numbers = (number for number in range(1, engine.settings.blocks) if number not in told)
@@ -91,7 +91,7 @@ def rename_blocks(engine: Engine) -> None:
     for books in lent:
         books.table = {v: new[books.table[v]] for v in sorted(books.table)}
         books.offered = [new[block] for block in books.offered]
-    for holder in (*requests, *parked):
+    for holder in (*requests, *retained):
         holder.blocks = [new[block] for block in holder.blocks]
     engine.own._pinned = [[new[block] for block in blocks] for blocks in engine.own._pinned]
     engine.scheduler.pool.rename(new)

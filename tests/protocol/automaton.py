@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from flying_serving.engine.tickets import MoveTicket, StepTicket, Ticket
+from flying_serving.engine.tickets import MigrateKV, RunStep, Ticket
 from flying_serving.layout.groups import Group
 from tests.protocol.alike import freeze, key_of
 from tests.protocol.engine import Engine, Late, Took, moving
@@ -64,7 +64,7 @@ class Facts:
             tuple(size for size, scheduler in engine.lanes().items() if scheduler.has_requests()),
             {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
             {size: frozenset(leader.borrowed.held) for size, leader in engine.leaders.items()},
-            Late(bool(engine.moves._waiting), bool(engine.moves._parked)),
+            Late(bool(engine.moves._waiting), bool(engine.moves._retained)),
             bool(engine.moves._coming),
         )
 
@@ -127,7 +127,7 @@ class Engines:
     def step(self, state: int, number: int, aborting: tuple[str, ...] = ()) -> Did:
         """Make a step of a group."""
         ticket = self.tickets[number]
-        assert isinstance(ticket, StepTicket)
+        assert isinstance(ticket, RunStep)
         return self._do(("step", state, number, aborting), [lambda engine: engine.step(ticket, aborting)])[0]
 
     def offer(self, state: int, number: int) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class Engines:
         key = (state, number)
         if key not in self._offers:
             ticket, engine = self.tickets[number], pickle.loads(self._states[state])
-            assert isinstance(ticket, MoveTicket)
+            assert isinstance(ticket, MigrateKV)
             try:
                 self._offers[key] = engine.offer(ticket)
             except Exception:  # noqa: BLE001 - it is told when the engine makes the exchange
@@ -143,9 +143,9 @@ class Engines:
         return self._offers[key]
 
     def exchange(self, state: int, number: int, told: tuple[int, ...]) -> Did:
-        """Make the exchange of a MoveTicket."""
+        """Make the exchange of a MigrateKV."""
         ticket = self.tickets[number]
-        assert isinstance(ticket, MoveTicket)
+        assert isinstance(ticket, MigrateKV)
         if told and moving(ticket, told):
             self.moved.add(number)
         return self._do(("exchange", state, number, told), [lambda engine: engine.exchange(ticket, told)])[0]

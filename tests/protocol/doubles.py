@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flying_serving.engine.arbiter import EXPECT_S
 from flying_serving.engine.group import ASK_AGAIN_S
 from flying_serving.engine.tickets import Ticket
-from flying_serving.engine.turns import EXPECT_S
 from flying_serving.layout.groups import Group
 
 NOW_S = 1024.0

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from flying_serving.engine.arbiter import LaneArbiter
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.engine.group import Leader, Member
-from flying_serving.engine.moves import PARKED_S, PATIENCE_S, Moves
-from flying_serving.engine.tickets import MoveTicket, StepTicket, Ticket
-from flying_serving.engine.turns import Turns
+from flying_serving.engine.moves import PATIENCE_S, RETAINED_S, Moves
+from flying_serving.engine.tickets import MigrateKV, RunStep, Ticket
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.vllm_hooks.blocks import SchedulerPool
+from flying_serving.vllm_adapter.blocks import SchedulerPool
 from tests.engine.schedulers import BLOCK, FakeScheduler, Request
 from tests.protocol.alike import forget_times, rename_blocks
 from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Nothing, Outbox
 from tests.protocol.memory import EndlessScheduler, ListPool, Memory, Run
-from tests.protocol.messages import Abort, Job, Message, Park, after
+from tests.protocol.messages import Abort, Job, Message, Retain, after
 
 SIZES = (1, 2, 4)
 
@@ -58,11 +58,11 @@ class Late(NamedTuple):
 
     Args:
         arrivals: of those that wait for room for their KV.
-        parked: of those whose KV waits to be fetched.
+        retained: of those whose KV waits to be fetched.
     """
 
     arrivals: bool = False
-    parked: bool = False
+    retained: bool = False
 
 
 class _Came(Exception):
@@ -84,7 +84,7 @@ class Engine(FlyingEngineCore):
     ) -> None:
         self.engine = number
         self.settings = settings
-        self.turns = Turns(1, PAUSE_S)
+        self.arbiter = LaneArbiter(1, PAUSE_S)
         channel: Any = Outbox()
         self.channel: Any = channel
         self.scheduler = self._make_scheduler((number,))
@@ -113,7 +113,7 @@ class Engine(FlyingEngineCore):
         self._together = False
         self._aborting: tuple[str, ...] = ()
         self._told: tuple[int, ...] | None = None
-        self._exchanged: MoveTicket | None = None
+        self._exchanged: MigrateKV | None = None
         self.overdue: dict[int, int] = {}
         """By size, for older lanes that are led here, have work and are due: steps of others made here since then."""
 
@@ -198,8 +198,8 @@ class Engine(FlyingEngineCore):
             case Abort(name):
                 self.abort_requests([name])
                 self._is_without(name)
-            case Park(name):
-                self.flying_park([name])
+            case Retain(name):
+                self.flying_retain([name])
                 self._is_without(name)
             case _:
                 group = list(aligned_group(self.engine, message.size))
@@ -218,8 +218,8 @@ class Engine(FlyingEngineCore):
             self.pass_time()
         for arrival in self.moves._waiting if late.arrivals else ():
             arrival.since_s -= PATIENCE_S + TICK_S
-        for parked in self.moves._parked.values() if late.parked else ():
-            parked.since_s -= PARKED_S + TICK_S
+        for retained in self.moves._retained.values() if late.retained else ():
+            retained.since_s -= RETAINED_S + TICK_S
         self.channel.next = ticket
         self._rounds, self._together = 1, False
         try:
@@ -230,13 +230,13 @@ class Engine(FlyingEngineCore):
             return Took.CAME
         raise AssertionError("the loop has no end")
 
-    def step(self, ticket: StepTicket, aborting: tuple[str, ...]) -> None:
+    def step(self, ticket: RunStep, aborting: tuple[str, ...]) -> None:
         """Make a step of a group to which all members have come; aborts arrive while it is made."""
         self._aborting, self._together = aborting, True
         self._serve(ticket)
         self._aborting = ()
 
-    def offer(self, ticket: MoveTicket) -> tuple[int, ...]:
+    def offer(self, ticket: MigrateKV) -> tuple[int, ...]:
         """Return what this engine, the source's leader, tells all others when they have come to the exchange."""
         self._together = True
         try:
@@ -246,14 +246,14 @@ class Engine(FlyingEngineCore):
             return self._told
         raise AssertionError("nothing was told")
 
-    def exchange(self, ticket: MoveTicket, told: tuple[int, ...]) -> None:
+    def exchange(self, ticket: MigrateKV, told: tuple[int, ...]) -> None:
         """Make the exchange to which all have come."""
         self._together, self._told, self._exchanged = True, told, ticket
         self._serve(ticket)
         self._told = self._exchanged = None
 
     def _serve(self, ticket: Any) -> None:
-        if isinstance(ticket, StepTicket | MoveTicket) and not self._together:
+        if isinstance(ticket, RunStep | MigrateKV) and not self._together:
             raise _Came
         super()._serve(ticket)
 
@@ -262,13 +262,13 @@ class Engine(FlyingEngineCore):
             self.pass_time()
         super()._ran(size, *args, **options)
         ready = {1: bool(self.scheduler.has_requests())} | {s: one.ready(NOW_S) for s, one in self.leaders.items()}
-        paused_s = {other: NOW_S - self.turns._stepped_at.get(other, NOW_S) for other in ready}
-        due = [s for s in ready if ready[s] and s not in (size, self.turns.present) and paused_s[s] >= PAUSE_S]
+        paused_s = {other: NOW_S - self.arbiter._stepped_at.get(other, NOW_S) for other in ready}
+        due = [s for s in ready if ready[s] and s not in (size, self.arbiter.present) and paused_s[s] >= PAUSE_S]
         self.overdue = {other: self.overdue.get(other, 0) + 1 for other in due}
 
     def pass_time(self) -> None:
         """Let a tick pass."""
-        turns = self.turns
+        turns = self.arbiter
         turns._stepped_at = {size: at - TICK_S for size, at in turns._stepped_at.items()}
         turns._expect_until -= TICK_S
         self._alone_at -= TICK_S
@@ -289,7 +289,7 @@ class Engine(FlyingEngineCore):
         return done
 
 
-def moving(ticket: MoveTicket, told: Sequence[int]) -> list[str]:
+def moving(ticket: MigrateKV, told: Sequence[int]) -> list[str]:
     """Return the requests of an exchange of which some KV is there to be moved, by what the source's leader told."""
     names = []
     for move in ticket.moves:

@@ -43,13 +43,13 @@ class Abort:
 
 
 @dataclass(frozen=True)
-class Park:
+class Retain:
     """A request goes on in another group, which may fetch its KV."""
 
     name: str
 
 
-Message = Job | Order | Abort | Park
+Message = Job | Order | Abort | Retain
 
 
 def request_of(job: str) -> str:

@@ -19,7 +19,7 @@ class Plant(Enum):
     STEP_TWICE = "steps of two arrive twice at engine 1"
     ADDED_TWICE = "the client sends requests for groups twice"
     NOT_ADDED = "requests for engine 2 get lost"
-    LET_GO_EARLY = "a leader lets the blocks of a parked request go before its KV is fetched"
+    LET_GO_EARLY = "a leader lets the blocks of a retained request go before its KV is fetched"
     ADMITTED_EARLY = "a scheduler gets a request before its KV is there"
     OFFERED_EARLY = "a leader offers KV of a step that is still under way"
     STAYS = "a request that goes on elsewhere before it has come stays"
@@ -27,16 +27,16 @@ class Plant(Enum):
 
 
 class _LetGoEarly(Moves):
-    def park(self, request_ids: Iterable[str], now_s: float) -> None:
-        before = set(self._parked)
-        super().park(request_ids, now_s)
-        for name in set(self._parked) - before:
-            parked = self._parked[name]
-            self._led[parked.size].pool.unpin(parked.blocks)
+    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
+        before = set(self._retained)
+        super().retain(request_ids, now_s)
+        for name in set(self._retained) - before:
+            retained = self._retained[name]
+            self._led[retained.size].pool.unpin(retained.blocks)
 
     def _let_go(self, request_ids: Iterable[str]) -> None:
         for name in list(request_ids):
-            self._parked.pop(name, None)
+            self._retained.pop(name, None)
 
 
 class _AdmittedEarly(Moves):
@@ -55,19 +55,19 @@ class _AdmittedEarly(Moves):
 
 
 class _OfferedEarly(Moves):
-    def park(self, request_ids: Iterable[str], now_s: float) -> None:
+    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
         names = list(request_ids)
         here = [lane.scheduler.requests for lane in self._led.values()]
         computed = {n: requests[n].num_computed_tokens for requests in here for n in names if n in requests}
-        super().park(names, now_s)
-        for name in computed.keys() & self._parked.keys():
-            self._parked[name].tokens = computed[name]
+        super().retain(names, now_s)
+        for name in computed.keys() & self._retained.keys():
+            self._retained[name].tokens = computed[name]
 
 
 class _Stays(Moves):
-    def park(self, request_ids: Iterable[str], now_s: float) -> None:
+    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
         waiting, left = self._waiting, {name: arrival.left for name, arrival in self._coming.items()}
-        super().park(request_ids, now_s)
+        super().retain(request_ids, now_s)
         self._waiting = waiting
         for name, arrival in self._coming.items():
             arrival.left = left[name]

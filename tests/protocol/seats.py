@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from flying_serving.engine.tickets import CommitTicket, Grant, MoveTicket, StepTicket
+from flying_serving.engine.tickets import BlocksReserved, LendBlocks, MigrateKV, RunStep
 from flying_serving.layout.groups import Group
 from tests.protocol.automaton import Did, Engines
 from tests.protocol.engine import Engine, Took
@@ -205,7 +205,7 @@ class Seats:
     def source(self, ticket: int) -> Group:
         """Return the group from which KV moves with a ticket; empty if none does."""
         found = self.engines.tickets[ticket]
-        return found.source if isinstance(found, MoveTicket) else ()
+        return found.source if isinstance(found, MigrateKV) else ()
 
     def offer(self, number: int) -> tuple[int, ...]:
         """Return what an engine tells all others in the exchange to which it has come."""
@@ -233,7 +233,7 @@ class Seats:
 
     def _sorted(self, inbox: tuple[Entry, ...], ticket: int, first: int) -> tuple[Entry, ...]:
         """Grants that follow each other answer one question: which of them comes first makes no difference."""
-        if not isinstance(self.engines.tickets[ticket], Grant):
+        if not isinstance(self.engines.tickets[ticket], BlocksReserved):
             return inbox
         place = len(inbox)
         while place > first and self._answers_the_same(inbox[place - 1][1], ticket):
@@ -241,15 +241,19 @@ class Seats:
         return inbox[:place] + tuple(sorted(inbox[place:]))
 
     def _answers_the_same(self, one: int, other: int) -> bool:
-        return one != GONE and isinstance(self.engines.tickets[one], Grant) and self.group(one) == self.group(other)
+        return (
+            one != GONE
+            and isinstance(self.engines.tickets[one], BlocksReserved)
+            and self.group(one) == self.group(other)
+        )
 
     def _copies(self, sender: int, who: int, number: int) -> int:
         ticket = self.engines.tickets[number]
-        if self.plant is Plant.GRANT_DROPPED and isinstance(ticket, Grant) and sender == 1:
+        if self.plant is Plant.GRANT_DROPPED and isinstance(ticket, BlocksReserved) and sender == 1:
             return 0
-        if self.plant is Plant.COMMIT_DROPPED and isinstance(ticket, CommitTicket) and who == 1:
+        if self.plant is Plant.COMMIT_DROPPED and isinstance(ticket, LendBlocks) and who == 1:
             return 0
-        if self.plant is Plant.STEP_TWICE and isinstance(ticket, StepTicket) and who == 1 and len(ticket.group) == 2:
+        if self.plant is Plant.STEP_TWICE and isinstance(ticket, RunStep) and who == 1 and len(ticket.group) == 2:
             return 2
         return 1
 

@@ -2,15 +2,15 @@
 
 In every state: no collective whose members have come to different steps, no request completed twice, no block with two
 owners, no token read that is not there, no exception. From every state an end can be reached at which each request is
-completed or aborted, no ticket and no parked KV is left, and members have lent what their leaders have borrowed, unless
-the server has ended; where work has no end, each lane steps again, and soon once it is due.
+completed or aborted, no ticket and no retained KV is left, and members have lent what their leaders have borrowed,
+unless the server has ended; where work has no end, each lane steps again, and soon once it is due.
 """
 
 import sys
 
 import pytest
 
-from flying_serving.engine.tickets import MoveTicket
+from flying_serving.engine.tickets import MigrateKV
 from tests.protocol.engine import Settings
 from tests.protocol.explorer import Explored, explore
 from tests.protocol.messages import Job
@@ -107,8 +107,8 @@ def explored(scenario: Scenario, *, plant: Plant | None = None, reduce: bool = T
 
 def moved(world: World) -> str:
     """Return how many orders to move KV were met, and of how many some was there."""
-    tickets = [ticket for ticket in world.engines.tickets if isinstance(ticket, MoveTicket)]
-    return f", KV with {len(world.engines.moved)} of {len(tickets)} MoveTickets" if tickets else ""
+    tickets = [ticket for ticket in world.engines.tickets if isinstance(ticket, MigrateKV)]
+    return f", KV with {len(world.engines.moved)} of {len(tickets)} MigrateKVs" if tickets else ""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flying_serving.engine.tickets import (
-    AskTicket,
-    CommitTicket,
-    Grant,
-    MoveTicket,
-    Need,
-    ReturnTicket,
-    StepTicket,
+    BlocksReserved,
+    LendBlocks,
+    MigrateKV,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+    RunStep,
     Ticket,
 )
 from tests.protocol.seats import Label
@@ -36,15 +36,15 @@ def in_words(label: Label, tickets: Sequence[Ticket]) -> str:
 
 def _name(ticket: Ticket) -> str:
     match ticket:
-        case StepTicket():
+        case RunStep():
             plan = ticket.plan
             what = str(dict(plan.num_scheduled_tokens) or f"after the end of {sorted(plan.finished_req_ids)}")
-        case MoveTicket():
+        case MigrateKV():
             what = f"{ticket.moves} from {ticket.source} to {ticket.target}"
-        case CommitTicket() | ReturnTicket():
+        case LendBlocks() | ReturnBlocks():
             what = str(ticket.blocks)
-        case AskTicket():
+        case ReserveBlocks():
             what = f"{ticket.count}, {ticket.needed} of them at once,"
-        case Grant() | Need():
+        case BlocksReserved() | RecallBlocks():
             what = str(ticket.count)
     return f"{type(ticket).__name__.removesuffix('Ticket')} {what} of {ticket.group}"

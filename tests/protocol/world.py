@@ -7,12 +7,12 @@ from itertools import product
 from typing import Any
 
 from flying_serving.engine.moves import Moves
-from flying_serving.engine.tickets import Need
+from flying_serving.engine.tickets import RecallBlocks
 from flying_serving.layout.groups import Group, Layout
 from tests.protocol.automaton import Engines
 from tests.protocol.engine import SIZES, Engine
 from tests.protocol.explorer import Wrong
-from tests.protocol.messages import Abort, Job, Message, Order, Park, request_of
+from tests.protocol.messages import Abort, Job, Message, Order, Retain, request_of
 from tests.protocol.plants import MOVES, Plant
 from tests.protocol.scenario import Client, Scenario, Status
 from tests.protocol.seats import Event, Label, Seats, Sent
@@ -151,12 +151,12 @@ class World:
             yield event.label, after
 
     def _is_repeated(self, state: State, engine: int, sent: Sent) -> bool:
-        """Whether a member asks for blocks while it has a Need under way: that is not sent, or states had no end.
+        """Whether a member recalls blocks while a RecallBlocks is under way: that is not sent, or states had no end.
 
         It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it asked before.
         """
         (leader, *_), ticket = sent
-        is_need = isinstance(self.engines.tickets[ticket], Need)
+        is_need = isinstance(self.engines.tickets[ticket], RecallBlocks)
         return is_need and (engine, ticket) in self.seats.seats[state[leader]].inbox
 
     def _after(self, state: State, engine: int, event: Event) -> State:
@@ -233,7 +233,7 @@ class World:
         for _ in range(0 if self.plant is Plant.NOT_ADDED and job.leader == 2 else copies):
             self._say(seats, job.leader, job)
         if before is not None and job.moved_from:
-            self._say(seats, before.leader, Park(before.name))
+            self._say(seats, before.leader, Retain(before.name))
         return client.with_request(number, status, job)
 
     def _say(self, seats: list[int], engine: int, message: Message) -> None:

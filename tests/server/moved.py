@@ -20,13 +20,13 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.input_processor import InputProcessor
 
-from flying_serving.config import KEY
+from flying_serving.config import KEY, deployment_of
 from flying_serving.engine.core import FlyingEngineCore
-from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY
 from flying_serving.server.launch import prepare
-from flying_serving.vllm_hooks import client as hooks
-from flying_serving.vllm_hooks import table
-from flying_serving.vllm_hooks.engines import engine_classes
+from flying_serving.server.patches import HOOKS
+from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.client import starting
+from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -46,14 +46,10 @@ def start(model: str) -> tuple[AsyncMPClient, InputProcessor]:
     """Start two engines, as `make_client` does, under vLLM's own client."""
     config = AsyncEngineArgs(model=model, **ENGINE).create_engine_config()
     table.install(table.PATCHES)
-    table.install(table.SERVER_PATCHES)
+    table.install(table.SERVER_PATCHES, HOOKS)
     executor_class = prepare(config, 1)
-    token = hooks._starting.set(True)
-    try:
-        with engine_classes(FlyingEngineCore):
-            return AsyncMPClient(config, executor_class, log_stats=True), InputProcessor(config)
-    finally:
-        hooks._starting.reset(token)
+    with starting(deployment_of(config.additional_config).run_dir, FlyingEngineCore):
+        return AsyncMPClient(config, executor_class, log_stats=True), InputProcessor(config)
 
 
 async def answer(

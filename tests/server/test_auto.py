@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import FLAGS, ROOT, Server
 from tests.streams import WORST_LOGPROB, worst_difference
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.server
 
 BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4
 MOST_TOKENS = 2500
+SLOW = "from benchmarks.emulated_link import slow; slow(1000, 10)"
 SETTINGS = (
     "--policy=auto",
-    "--emulate-link=1000,10",
     "--ttft-weight=1",
     f"--max-model-len={MOST_TOKENS}",
     "--max-num-batched-tokens=512",
@@ -40,7 +40,7 @@ APART: dict[str, Any] = {"vllm_xargs": {"tp_degree": 1}}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *SETTINGS, base=FLAGS) as live:
+    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *SETTINGS, base=FLAGS, planted=SLOW) as live:
         yield live
 
 

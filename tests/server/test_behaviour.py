@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.sse import EventStream, streamed
+from flying_serving.testing.tiny import make_model
 from tests.live import KEEP_ALIVE, ROOT, Server
-from tests.streams import WORST_LOGPROB, Stream, lines, stream, streamed_body, worst_difference
+from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
@@ -263,13 +264,13 @@ async def test_structured_output_in_both_lanes_and_across_a_switch(server: Serve
         valid(name, answer.text)
     free = streamed_body(server.model, prompt(72, 60), **sampling(72, 80))
     free_alone = await stream(http, free)
-    for preempt in ("weave", "hard"):
+    for mode in ("weave", "hard"):
         server.layout(ALONE)
         jobs = [(name, degree) for name in FORMATS for degree in (None, *LANES)]
         tasks = [asyncio.create_task(stream(http, body(name, degree))) for name, degree in jobs]
         beside = asyncio.create_task(stream(http, free))
         await asyncio.sleep(0.15)
-        await asyncio.to_thread(server.layout, TOGETHER, preempt)
+        await asyncio.to_thread(server.layout, TOGETHER, mode)
         late = {name: asyncio.create_task(stream(http, body(name, None))) for name in FORMATS}
         for (name, _), task in zip(jobs, tasks, strict=True):
             same(await task, reference[name])
@@ -300,15 +301,12 @@ async def test_streamed_chat_with_usage(server: Server, http: httpx.AsyncClient,
     whole = post(server, "/v1/chat/completions", **fields)
     body = {"model": server.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
     text, usage, reasons = "", None, []
-    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.status_code == 200
-        async for line in lines(answer):
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                usage = event.get("usage") or usage
-                for choice in event["choices"]:
-                    text += choice["delta"].get("content") or ""
-                    reasons.append(choice["finish_reason"])
+    async with streamed(http, body, EventStream(json.loads), "/v1/chat/completions") as events:
+        async for event in events:
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                text += choice["delta"].get("content") or ""
+                reasons.append(choice["finish_reason"])
     assert text == whole["choices"][0]["message"]["content"]
     assert reasons[-1] == "length"
     assert set(reasons[:-1]) == {None}
@@ -432,7 +430,7 @@ async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: S
 async def test_paused_requests_make_progress(
     server: Server, http: httpx.AsyncClient, old: list[list[int]], new: list[list[int]]
 ) -> None:
-    """Who runs steps more often than who is paused. By how much is for tests/engine/test_turns.py: steps take time."""
+    """Who runs steps more often than who is paused. By how much: tests/engine/test_arbiter.py."""
     await asyncio.to_thread(server.layout, old)
     paused = [Stream() for _ in range(2)]
     tasks = [asyncio.create_task(_long(server, http, 120 + i, into)) for i, into in enumerate(paused)]
@@ -525,7 +523,7 @@ async def test_a_pause_ends_all_requests_by_default(server: Server, http: httpx.
     present, other = (ALONE, TOGETHER) if degree == 1 else (TOGETHER, ALONE)
     await asyncio.to_thread(server.layout, present)
     streams, tasks = await _begun(server, http, degree, 4, 1900)
-    order = asyncio.create_task(http.post("/flying/layout", json={"groups": other, "preempt": "sequential"}))
+    order = asyncio.create_task(http.post("/flying/layout", json={"groups": other, "mode": "sequential"}))
     held = Stream()
     tasks.append(asyncio.create_task(_long(server, http, 300, held)))
     async with asyncio.timeout(PROGRESS_S):

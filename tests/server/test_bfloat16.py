@@ -7,7 +7,7 @@ from math import sqrt
 
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import FLAGS, ROOT, Server
 from tests.stock.record import MODELS, recorded
 from tests.stock.requests import FORCED

@@ -22,8 +22,8 @@ async def test_what_engines_cannot_be_told_is_logged(ending: bool, caplog: pytes
     """And not raised. When the server ends it is no news."""
     client = Client()
     client.ending = ending
-    client.unsendable = {"flying_park"}
-    client.tell(0, "flying_park", ["a"])
+    client.unsendable = {"flying_retain"}
+    client.tell(0, "flying_retain", ["a"])
     client.tell(1, "flying_moving")
     assert client.messages == [(UTILITY, "flying_moving", 1)]
     assert ("planted" in caplog.text) is not ending

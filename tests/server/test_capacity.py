@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import FLAGS, ROOT, Server
 from tests.streams import WORST_LOGPROB, worst_difference
 
@@ -237,9 +237,9 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
     random.Random(0).shuffle(order := list(range(len(jobs))))
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers: dict[int, Future[Answer]] = {i: pool.submit(ask, server, *jobs[i]) for i in order}
-        for groups, preempt in ((PAIRS, "weave"), (TOGETHER, "hard"), ([[0, 1], [2], [3]], "weave"), (ALONE, "hard")):
+        for groups, mode in ((PAIRS, "weave"), (TOGETHER, "hard"), ([[0, 1], [2], [3]], "weave"), (ALONE, "hard")):
             time.sleep(1)
-            server.layout(groups, preempt)
+            server.layout(groups, mode)
             server.check()
         for i in order:
             same(answers[i].result(WAIT_S), reference[i])
@@ -250,7 +250,7 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
 
 
 def test_who_waits_for_blocks_leaves_the_engines_to_who_has_them(server: Server) -> None:
-    """A hard preempt gives an older lane a step a second; 250 of those would take longer than a client waits."""
+    """A hard switch gives an older lane a step a second; 250 of those would take longer than a client waits."""
     server.layout(TOGETHER)
     with ThreadPoolExecutor(5) as pool:
         has = pool.submit(ask, server, prompt(40, 13_000), 250, 4)

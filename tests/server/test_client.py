@@ -12,12 +12,12 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import Deployment, FlyingConfig
-from flying_serving.controller.commands import Command, Refuse, Withdraw
+from flying_serving.controller.commands import Command, Recall, Reject
 from flying_serving.controller.controller import Controller
-from flying_serving.engine.keys import HISTORY_KEY
 from flying_serving.layout.groups import Layout
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.streams import Streams
+from flying_serving.vllm_adapter.keys import HISTORY_KEY
 from tests.controller.shell import settings
 
 ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY
@@ -105,9 +105,9 @@ class Client(FlyingClient):
                 answer.set_result({"in_flight_ms": 1.0, "overhead_ms": 0.1, "work_ms": 0.1})
 
 
-async def switch(client: Client, groups: list[list[int]], preempt: str) -> asyncio.Task[Any]:
+async def switch(client: Client, groups: list[list[int]], mode: str) -> asyncio.Task[Any]:
     """Begin a switch; no message of it has left when this returns."""
-    task = asyncio.get_running_loop().create_task(client.switch(groups, preempt))
+    task = asyncio.get_running_loop().create_task(client.switch(groups, mode))
     await asyncio.sleep(0)
     return task
 
@@ -121,7 +121,7 @@ def test_what_moves_does_so_with_what_it_got_until_the_engines_answered() -> Non
         assert client.messages == [(ADD, "a", 0)]
         assert await client.outputs("a", [7]) == ["a"]
         client.messages.clear()
-        task = await switch(client, PAIRS, "move")
+        task = await switch(client, PAIRS, "migrate")
         assert client.messages == [(UTILITY, "flying_switch", engine) for engine in range(4)]
         client.messages.clear()
         assert await client.outputs("a", [8]) == ["a"]
@@ -145,7 +145,7 @@ def test_the_end_of_another_request_during_a_switch_moves_none_twice() -> None:
         names = [f"r{number}" for number in range(16)]
         for name in names:
             client.open_request(name)
-        task = await switch(client, PAIRS, "move")
+        task = await switch(client, PAIRS, "migrate")
         left = {name: client.streams.engine_id(name) for name in names}
         assert await client.outputs(left["r0"], [1], over=True) in ([], ["r0"])
         for name in names:
@@ -218,7 +218,7 @@ def test_a_request_that_fails_keeps_no_other_command_from_being_carried_out() ->
         client = Client(capped=False)
         commands = [command for number in range(8) for command in client.arrived(f"r{number}", prompt_tokens=70)]
         made, ordered = client.controller.order(Layout.parse(PAIRS, 4, (1, 2, 4)), "weave", None, 0.0)
-        moved = [command.request_id for command in ordered if isinstance(command, Withdraw)]
+        moved = [command.request_id for command in ordered if isinstance(command, Recall)]
         assert len(moved) == 4
         client.unsendable = {moved[0]}
         client.carry_out(commands + ordered)
@@ -271,7 +271,7 @@ def test_engines_that_are_gone_keep_no_command_from_being_carried_out() -> None:
         expires = client._deadlines["late"] = asyncio.get_running_loop().create_future()
         client.gone = True
         with pytest.raises(EngineDeadError):
-            client.carry_out([*commands, Refuse("late", 1.0)])
+            client.carry_out([*commands, Reject("late", 1.0)])
         with pytest.raises(GracefulHTTPError, match="longer than its queue_deadline_s"):
             await asyncio.wait_for(expires, 5)
 

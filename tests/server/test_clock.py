@@ -12,7 +12,7 @@ from vllm.exceptions import GracefulHTTPError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.server import clock
 from tests.server.test_client import UTILITY, Client
 
@@ -45,7 +45,7 @@ class Answering(Client):
         """A request waits in the pool, for at most so long."""
         params = SamplingParams(max_tokens=20)
         request = EngineCoreRequest("late", list(range(10)), None, params, None, 0.0, None, None, None)
-        wanted = Wanted(10, 30, 20, deadline_s=deadline_s)
+        wanted = RequestSpec(10, 30, 20, deadline_s=deadline_s)
         self.streams.open(request)
         expires = self._deadlines["late"] = asyncio.get_running_loop().create_future()
         self.carry_out(self.controller.arrived("late", wanted, time.monotonic()))
@@ -60,7 +60,7 @@ async def test_a_slow_engine_stops_no_deadline(silent: str, monkeypatch: pytest.
     client = Answering(silent)
     for number in range(16):
         client.open_request(f"r{number}")
-    keeping = asyncio.get_running_loop().create_task(clock.keep_time(client))
+    keeping = asyncio.get_running_loop().create_task(clock.keep_time(client, client.metrics))
     if silent == "flying_steps":
         while client.asked.count(0) < 3:
             await asyncio.sleep(TICK_S)

@@ -43,7 +43,7 @@ def test_streams_go_on_while_eight_engines_merge_and_split(server: Compared) -> 
         moving = [pool.submit(run, server, request, None) for request in free]
         staying = [pool.submit(run, server, request, degree) for request, degree in fixed]
         while switched < len(LAYOUTS) or not all(answer.done() for answer in moving):
-            server.layout(next(layouts), "move")
+            server.layout(next(layouts), "migrate")
             switched += 1
             time.sleep(BETWEEN_S)
         for request, answer in zip(free, moving, strict=True):

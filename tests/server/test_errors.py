@@ -25,15 +25,16 @@ from typer.testing import CliRunner
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
 from flying_serving.cli.serve import _explain, _flying_settings
-from flying_serving.config import KEY, PREEMPTS
-from flying_serving.demo.tiny import make_model
+from flying_serving.config import KEY, MODES
 from flying_serving.errors import FlyingError
+from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import no_model, refuse_missing_model, refuse_unsupported
-from flying_serving.tracing.file import begin_trace
-from flying_serving.vllm_hooks import table
-from tests.live import FLAGS, ROOT, Server, free_port
+from flying_serving.testing.servers import free_port
+from flying_serving.testing.tiny import make_model
+from flying_serving.vllm_adapter import table
+from tests.live import FLAGS, ROOT, Server
 
 DOCUMENT = ROOT / "docs" / "errors.md"
 API_KEY = "secret"
@@ -212,7 +213,6 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
     _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
     _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),
-    _flag("emulate-link", "200", "must be two numbers, microseconds and GB/s"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
     _additional({"weave_steps": 0}, ".weave_steps=0: must be a whole number from 1 up to 1000"),
@@ -424,20 +424,20 @@ LAYOUT_CASES = (
         "`groups` missing",
         "groups=None: must be a non-empty list of lists of engine numbers",
         400,
-        {"preempt": "hard"},
+        {"mode": "hard"},
     ),
     Case("half an engine", "groups[1]=[2.5, 3]: engine 2.5 is not one of 0..3", 400, {"groups": [[0, 1], [2.5, 3]]}),
     Case(
-        "an unknown preempt",
-        f"preempt='gentle': must be one of {list(PREEMPTS)}",
+        "an unknown mode",
+        f"mode='gentle': must be one of {list(MODES)}",
         400,
-        {"groups": ALONE, "preempt": "gentle"},
+        {"groups": ALONE, "mode": "gentle"},
     ),
     Case(
-        "`preempt` as a number",
-        f"preempt=3: must be one of {list(PREEMPTS)}",
+        "`mode` as a number",
+        f"mode=3: must be one of {list(MODES)}",
         400,
-        {"groups": ALONE, "preempt": 3},
+        {"groups": ALONE, "mode": 3},
     ),
     _steps(0, "0"),
     _steps(1001, "1001"),
@@ -445,17 +445,17 @@ LAYOUT_CASES = (
     _steps("x", '"x"'),
     Case(
         "a field that does not exist",
-        "force=True: unknown; known are groups, preempt, weave_steps",
+        "force=True: unknown; known are groups, mode, weave_steps",
         400,
         {"groups": ALONE, "force": True},
     ),
     Case("a list as the body", "body=[[0, 1], [2, 3]]: must be a JSON object", 400, [[0, 1], [2, 3]]),
     Case("`NaN` as an engine", "groups[0]=[nan]: engine nan is not one of 0..3", 400, {"groups": [[math.nan]]}),
     Case(
-        "a lone surrogate as `preempt`",
-        f"preempt='\\ud800': must be one of {list(PREEMPTS)}",
+        "a lone surrogate as `mode`",
+        f"mode='\\ud800': must be one of {list(MODES)}",
         400,
-        {"groups": ALONE, "preempt": "\ud800"},
+        {"groups": ALONE, "mode": "\ud800"},
     ),
     Case("a lone surrogate as a field", "\\ud800=1: unknown; known are groups", 400, {"groups": ALONE, "\ud800": 1}),
 )
@@ -600,7 +600,7 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
         return thread
 
     def order(groups: list[list[int]], read_s: float = 60.0) -> httpx.Response:
-        body, timeout = {"groups": groups, "preempt": "sequential"}, httpx.Timeout(60.0, read=read_s)
+        body, timeout = {"groups": groups, "mode": "sequential"}, httpx.Timeout(60.0, read=read_s)
         return httpx.post(f"{server.url}/flying/layout", json=body, headers=server.http.headers, timeout=timeout)
 
     def waits() -> bool:
@@ -675,8 +675,8 @@ COMMAND_CASES = (
     Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
     Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
     Case(
-        "`layout 0,1 2,3 --preempt gentle`",
-        f"preempt='gentle': must be one of {list(PREEMPTS)} (400)",
+        "`layout 0,1 2,3 --mode gentle`",
+        f"mode='gentle': must be one of {list(MODES)} (400)",
         2,
     ),
     Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
@@ -712,7 +712,7 @@ def test_commands_with_a_server(server: Server) -> None:
     run(NOT_OURS, "status", "--url", f"{server.url}/v1", "--api-key", API_KEY)
     run(UNALIGNED, "layout", "1,2", "0", "3", *keyed)
     run(INCOMPLETE, "layout", "0", "1", *keyed)
-    run(GENTLE, "layout", "0,1", "2,3", "--preempt", "gentle", *keyed)
+    run(GENTLE, "layout", "0,1", "2,3", "--mode", "gentle", *keyed)
     for words in (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",)):
         result = CliRunner().invoke(app, [*words, *keyed])
         assert result.exit_code == 0, result.output

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.fuzz.bodies import draw_requests
 from tests.fuzz.run import SETTINGS, end_is_clean, fuzz
 from tests.live import FLAGS, ROOT, Server

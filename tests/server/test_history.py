@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import ENVIRONMENT, ROOT
 from tests.stock.requests import VOCAB, tokens
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import FLAGS, ROOT, Server
 
 pytestmark = pytest.mark.server

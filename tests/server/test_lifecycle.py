@@ -20,8 +20,8 @@ import httpx
 import psutil
 import pytest
 
-from flying_serving.demo.tiny import make_model
 from flying_serving.server.rundir import _remove_left
+from flying_serving.testing.tiny import make_model
 from tests.live import COMMAND, ENVIRONMENT, ROOT, Server
 from tests.streams import Stream, stream, streamed_body
 
@@ -110,7 +110,7 @@ def test_sigterm_ends_everything(server: Server) -> None:
     orders: list[httpx.Response] = []
 
     def order() -> None:
-        body = {"groups": [[0, 1]], "preempt": "sequential"}
+        body = {"groups": [[0, 1]], "mode": "sequential"}
         orders.append(httpx.post(f"{server.url}/flying/layout", json=body, timeout=DEATH_S))
 
     ordering = threading.Thread(target=order)
@@ -245,7 +245,7 @@ def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -
         assert "flying-serving: ended while" in server.log()
         assert "Traceback" not in server.log()
     finally:
-        server.__exit__()
+        server.stop()
 
 
 def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
@@ -264,7 +264,7 @@ def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
         assert "force killing" not in log
         assert not re.findall(r".*(?:never retrieved|never awaited|Exception ignored).*", log), log
     finally:
-        server.__exit__()
+        server.stop()
 
 
 def wait_until_logged(server: Server, text: str) -> None:

@@ -1,7 +1,7 @@
 """Load alone switches a live server: `auto` is together while it is quiet, and a burst of HTTP requests parts it.
 
 On any machine, also a busy one: the first token of a long prompt comes sooner together, while later tokens come later
-(1.5 ms for each exchange, `--emulate-link`) and apart there are twice as many slots.
+(1.5 ms for each exchange, `benchmarks.emulated_link`) and apart there are twice as many slots.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import FLAGS, ROOT, Server
 from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
+SLOW = "from benchmarks.emulated_link import slow; slow(1500, 10)"
 SETTINGS = (
     "--policy=auto",
-    "--emulate-link=1500,10",
     "--max-num-batched-tokens=2048",
     "--max-num-seqs=4",
     "--kv-cache-memory-bytes=268435456",
@@ -41,7 +41,9 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama-75m", "llama-75m"), 2, *SETTINGS, base=FLAGS) as live:
+    with Server(
+        make_model(ROOT / ".models" / "llama-75m", "llama-75m"), 2, *SETTINGS, base=FLAGS, planted=SLOW
+    ) as live:
         yield live
 
 

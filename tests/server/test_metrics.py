@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
 from tests.observability.dashboards import DASHBOARD, expressions, metrics_in
 

@@ -40,11 +40,11 @@ def told(client: Client) -> list[int]:
     return [engine for kind, what, engine in client.messages if (kind, what) == (UTILITY, "flying_switch")]
 
 
-@pytest.mark.parametrize("preempt", ["sequential", "soft"])
-async def test_an_order_that_waits_is_cancelled(preempt: str) -> None:
+@pytest.mark.parametrize("mode", ["sequential", "soft"])
+async def test_an_order_that_waits_is_cancelled(mode: str) -> None:
     """Requests that it held back begin in the layout that is."""
     client = running()
-    order = await begun(client, client.switch(PAIRS, preempt))
+    order = await begun(client, client.switch(PAIRS, mode))
     client.open_request("b")
     dropped = client.drop_order(OrderDropped("the order was cancelled"))
     assert dropped is not None and dropped.problem == "the order was cancelled"
@@ -56,17 +56,17 @@ async def test_an_order_that_waits_is_cancelled(preempt: str) -> None:
     assert client.controller.layout.to_lists() == APART
 
 
-@pytest.mark.parametrize("preempt", ["weave", "sequential"])
-async def test_a_later_order_replaces_one_that_waits(preempt: str) -> None:
+@pytest.mark.parametrize("mode", ["weave", "sequential"])
+async def test_a_later_order_replaces_one_that_waits(mode: str) -> None:
     """At once; also one that has waited for its turn in between."""
     client = running()
     orders = [await begun(client, client.switch(PAIRS, "sequential"))]
     orders += [await begun(client, client.switch(groups, "sequential")) for groups in (ALL, PAIRS)]
-    last = await begun(client, client.switch(ALL, preempt))
+    last = await begun(client, client.switch(ALL, mode))
     for order in orders:
         with pytest.raises(OrderDropped, match=r"^a later order has replaced this one$"):
             await asyncio.wait_for(order, 5)
-    if preempt == "sequential":
+    if mode == "sequential":
         assert told(client) == []
         await client.outputs("a", [1], over=True)
     client.sent()

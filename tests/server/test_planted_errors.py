@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.servers import free_port
+from flying_serving.testing.tiny import make_model
 from tests.forked import run
-from tests.live import FLAGS, ROOT, free_port
+from tests.live import FLAGS, ROOT
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 
@@ -18,7 +19,7 @@ END_S = 280
 AFTER_BINDING = """
 import torch
 from torch.nn import Parameter
-from flying_serving.weights import share
+from flying_serving.worker.binding import share
 bind = share.SharedWeights.bind
 def wrongly(self, model, rank, degree):
     bind(self, model, rank, degree)
@@ -50,7 +51,8 @@ def change(model, lane1, rank):
     mine.alibi_slopes = theirs.alibi_slopes[: len(mine.alibi_slopes)]  # those of the first rank on both
 """
 COLUMN = """
-from flying_serving.weights import share, storage
+from flying_serving.worker.binding import share
+from flying_serving.memory import storage
 for columns in (storage.PackedColumns, storage.StridedColumns):
     def shifted(self, rank, degree, part=columns.part):
         product = part(self, rank, degree)
@@ -59,7 +61,7 @@ for columns in (storage.PackedColumns, storage.StridedColumns):
 """
 FOREIGN = """
 import torch
-from flying_serving.weights import share
+from flying_serving.worker.binding import share
 bind_whole = share.bind_whole
 def with_one_more(name, layer, *others, **options):
     bind_whole(name, layer, *others, **options)

@@ -98,7 +98,7 @@ async def test_a_body_as_long_as_its_bound_is_read() -> None:
 
 
 @pytest.mark.parametrize("depth", [MAX_BODY_DEPTH, 960, 2000, MAX_BODY_BYTES // 2 - 100])
-@pytest.mark.parametrize("field", ["groups", "preempt", "weave_steps", "colour"])
+@pytest.mark.parametrize("field", ["groups", "mode", "weave_steps", "colour"])
 @pytest.mark.parametrize(("begin", "end"), ["[]", ('{"a":', "}")], ids=["lists", "objects"])
 async def test_a_body_nested_too_deeply_is_refused(field: str, begin: str, end: str, depth: int) -> None:
     """Whether JSON's parser, or only what repeats the value in a message, would overflow the stack."""
@@ -120,12 +120,12 @@ async def test_a_body_may_be_nested_as_deeply_as_is_said() -> None:
         {"groups": "x" * 9000},
         {"groups": [["x" * 9000]]},
         {"groups": [[0]] * 3000},
-        {"groups": [[0], [1], [2], [3]], "preempt": ["x" * 9000]},
+        {"groups": [[0], [1], [2], [3]], "mode": ["x" * 9000]},
         {"groups": [[0], [1], [2], [3]], "weave_steps": "\ud800" * 2000},
         {"x" * 9000: 1},
         ["x"] * 3000,
     ],
-    ids=["text", "engine", "groups", "preempt", "surrogates", "name", "list"],
+    ids=["text", "engine", "groups", "mode", "surrogates", "name", "list"],
 )
 async def test_a_long_value_is_not_repeated(body: Any) -> None:
     """The answer has its beginning and its end, and says what is allowed all the same."""

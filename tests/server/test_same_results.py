@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
 from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 
@@ -80,8 +80,8 @@ def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
     jobs = [(request, degree) for request in (*SAMPLED, *FORCED) for degree in server.degrees]
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers = [pool.submit(run, server, request, degree) for request, degree in jobs]
-        for groups, preempt in SWITCHES[server.engines]:
-            server.layout(groups, preempt)
+        for groups, mode in SWITCHES[server.engines]:
+            server.layout(groups, mode)
         for (request, degree), answer in zip(jobs, answers, strict=True):
             compare(server, request, degree, answer.result())
     server.check()
@@ -96,7 +96,7 @@ def test_requests_that_move_with_their_kv(server: Compared) -> None:
         with ThreadPoolExecutor(len(jobs)) as pool:
             answers = [pool.submit(run, server, request, None) for request in jobs]
             while not all(answer.done() for answer in answers):
-                server.layout(next(layouts), "move")
+                server.layout(next(layouts), "migrate")
                 time.sleep(BETWEEN_S)
         for request, answer in zip(jobs, answers, strict=True):
             compare(server, request, server.degrees[0], answer.result())

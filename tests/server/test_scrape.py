@@ -10,11 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.requests import Wanted
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import EngineLost
-from flying_serving.metrics.engine import EngineFigures
-from flying_serving.metrics.page import Page, Published
+from flying_serving.observe.metrics.engine import EngineFigures
 from flying_serving.server import metrics as module
+from flying_serving.server.figures.page import Page, Published
 from flying_serving.server.metrics import FreshMetrics, ServerMetrics
 from tests.controller.shell import settings
 
@@ -100,7 +100,7 @@ async def test_requests_wherever_they_are_are_watched(client: FakeClient) -> Non
     metrics = metrics_of(client)
     client.controller = metrics._controller = Controller(settings("load", engines=2, slots=1))
     for number in range(5):
-        client.controller.arrived(f"r{number}", Wanted(20, 30), 1.0)
+        client.controller.arrived(f"r{number}", RequestSpec(20, 30), 1.0)
     assert len(client.controller.pool) and client.controller.running
     assert sorted(tracked.request_id for tracked in metrics._requests()) == [f"r{number}" for number in range(5)]
 

@@ -8,9 +8,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.commands import Dispatch
-from flying_serving.engine.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
 from flying_serving.layout.groups import Group
 from flying_serving.server.streams import Streams
+from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
 from tests.controller.shell import settings
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.storm_report import print_report
 from benchmarks.switch_storm import FLAGS, storm
-from flying_serving.config import PREEMPTS
-from flying_serving.demo.tiny import make_model
+from flying_serving.config import MODES
+from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
 
 pytestmark = pytest.mark.server
@@ -23,6 +23,6 @@ def test_streams_survive_a_storm_of_switches() -> None:
     print_report(report)
     assert not report.failures
     assert len(report.switches) == SWITCHES
-    assert {switch["preempt"] for switch in report.switches} == set(PREEMPTS)
+    assert {switch["mode"] for switch in report.switches} == set(MODES)
     assert report.outcomes["complete"] >= 50
     assert report.outcomes["left midway"] >= 5

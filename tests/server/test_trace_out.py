@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.demo.tiny import make_model
+from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
+from tests.observe.tracing.reading import Event, end, of_row, overlaps, read_trace, rows
 from tests.streams import Stream, stream, streamed_body
-from tests.tracing.reading import Event, end, of_row, overlaps, read_trace, rows
 
 pytestmark = pytest.mark.server
 
@@ -65,8 +65,8 @@ async def traffic(server: Server) -> list[Stream]:
             streams.extend(fresh)
 
         await begin()
-        for groups, preempt in ((TOGETHER, "weave"), (ALONE, "hard"), (TOGETHER, "sequential")):
-            (await http.post("/flying/layout", json={"groups": groups, "preempt": preempt})).raise_for_status()
+        for groups, mode in ((TOGETHER, "weave"), (ALONE, "hard"), (TOGETHER, "sequential")):
+            (await http.post("/flying/layout", json={"groups": groups, "mode": mode})).raise_for_status()
             await begin()
         await asyncio.wait_for(asyncio.gather(*tasks), END_S)
     return streams
@@ -148,7 +148,7 @@ def test_switches_are_those_of_the_admin_route(traced: Traced) -> None:
     began = {event["id"]: event for event in own if event["ph"] == "b"}
     ended = {event["id"]: event for event in own if event["ph"] == "e"}
     cutovers = {str(event["args"]["number"]): event for event in traced.row("switches", "cutover")}
-    assert [record["preempt"] for record in traced.switches] == ["weave", "hard", "sequential"]
+    assert [record["mode"] for record in traced.switches] == ["weave", "hard", "sequential"]
     assert len(began) == len(ended) == len(cutovers) == len(traced.switches)
     clock = next(event for event in traced.events if event["name"] == "clock")
     for record in traced.switches:
@@ -170,7 +170,7 @@ def test_each_engine_shows_when_it_took_an_order(traced: Traced) -> None:
         taken = [row[index] for row in orders]
         for engine, event in enumerate(taken):
             group = next(group for group in record["to"] if engine in group)
-            assert event["args"] == {"group": group, "preempt": record["preempt"]}
+            assert event["args"] == {"group": group, "mode": record["mode"]}
             assert event["ts"] >= cutovers[index]["ts"]
         assert max(event["ts"] for event in taken) == pytest.approx(end(cutovers[index]), abs=2)
     assert [len(row) for row in orders] == [len(traced.switches)] * 2

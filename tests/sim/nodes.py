@@ -8,18 +8,18 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
-from flying_serving.policy.steps import Step
-from flying_serving.policy.work import Weights
+from flying_serving.predict.steps import Step
+from flying_serving.predict.work import Weights
 from flying_serving.sim.cluster import Clock, ClusterShape
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.requests import Plan
+from flying_serving.sim.requests import SimStep
 from flying_serving.workload.model import Request
 
 BLOCK_TOKENS = 16
 SLOTS, BUDGET = 8, 128
 
 
-def step_time(size: int, plan: Plan) -> float:
+def step_time(size: int, plan: SimStep) -> float:
     """A step of two engines is somewhat faster than one of one."""
     prefill, sequence = 0.0010 / size, 0.0008
     return 0.010 + 0.012 / size + prefill * plan.prefill_tokens + sequence * plan.sequences
@@ -39,7 +39,7 @@ def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: object) -
     capacity = Capacity.of(sizes, blocks, BLOCK_TOKENS, 1, 8)
     limits = Limits(SLOTS, BUDGET, capped=chosen.pinned_size is None)
     measured = [
-        Step(size, step_time(size, Plan([], [], tokens, count, 0)), tokens, count, 0)
+        Step(size, step_time(size, SimStep([], [], tokens, count, 0)), tokens, count, 0)
         for size in every
         for tokens, count in ((0, 1), (0, 8), (64, 0), (120, 0))
     ]

@@ -1,4 +1,4 @@
-"""Engines on a virtual clock: weave, hard preempt, groups of several sizes, lanes that lack blocks."""
+"""Engines on a virtual clock: weave, hard switch, groups of several sizes, lanes that lack blocks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape
-from flying_serving.sim.engines import Order
+from flying_serving.sim.engines import SimOrder
 from flying_serving.sim.lanes import SimLane
-from flying_serving.sim.requests import Plan, SimRequest
+from flying_serving.sim.requests import SimRequest, SimStep
 from tests.sim.nodes import shape_of, step_time
 
 
@@ -37,7 +37,7 @@ class World:
     def _on_tokens(self, first: list[SimRequest], ended: list[SimRequest]) -> None:
         self.ended += [request.request_id for request in ended]
 
-    def _on_step(self, lane: SimLane, seconds: float, plan: Plan) -> None:
+    def _on_step(self, lane: SimLane, seconds: float, plan: SimStep) -> None:
         self.steps.append((self.clock.now_s, lane.group, seconds))
 
     def meet(self, group: Group, seconds: float) -> None:
@@ -48,11 +48,11 @@ class World:
         self.met += 1
         self.steps.append((self.clock.now_s - seconds, group, seconds))
 
-    def order(self, layout: Layout, preempt: str) -> None:
+    def order(self, layout: Layout, mode: str) -> None:
         """Tell every engine."""
         for engine in range(self.shape.engines):
             size = len(layout.group_of(engine))
-            self.cluster.order(engine, Order(size, preempt, 1, self._answered))
+            self.cluster.order(engine, SimOrder(size, mode, 1, self._answered))
 
     def _answered(self, now_s: float) -> None:
         """When all have answered they hear, a moment later, that nothing moves."""
@@ -81,7 +81,7 @@ def no_engine_in_two_steps(world: World) -> None:
 work = st.lists(
     st.tuples(st.floats(0, 2), st.integers(0, 6), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=14
 )
-orders = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(PREEMPTS)), max_size=5)
+orders = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(MODES)), max_size=5)
 
 
 meetings = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)), max_size=5)
@@ -101,8 +101,8 @@ def test_whatever_comes_everything_ends(
     for number, (at_s, group, prompt, output) in enumerate(requests):
         mine = SimRequest(str(number), prompt, output, at_s)
         world.clock.at(at_s, world.cluster.add, groups[group], mine)
-    for at_s, layout, preempt in changes:
-        world.clock.at(at_s, world.order, layouts[layout], preempt)
+    for at_s, layout, mode in changes:
+        world.clock.at(at_s, world.order, layouts[layout], mode)
     for at_s, group, seconds in meets:
         world.clock.at(at_s, world.meet, groups[group], seconds)
     world.run()
@@ -126,22 +126,22 @@ def test_a_weave_gives_old_and_new_layout_half_of_the_time_each() -> None:
     assert 0.5 < spent[1] / spent[2] < 2.0
 
 
-@pytest.mark.parametrize("preempt", PREEMPTS)
-def test_engines_that_may_lose_requests_wait_for_word_of_it(preempt: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_engines_that_may_lose_requests_wait_for_word_of_it(mode: str) -> None:
     """They make no step for nothing; who keeps its group goes on."""
     world = World(shape_of(4, (1, 2)), word_s=1.0)
     for engine in (0, 3):
         world.cluster.add((engine,), SimRequest(str(engine), 10, 400, 0.0))
     world.run(0.2)
-    world.order(Layout(((0, 1), (2,), (3,))), preempt)
+    world.order(Layout(((0, 1), (2,), (3,))), mode)
     world.run(4.0)
     waited = (max(world.answers), max(world.answers) + 1.0)
     began = {group for at, group, _ in world.steps if waited[0] <= at < waited[1]}
-    assert began == ({(3,)} if preempt in ("soft", "move") else {(0,), (3,)})
+    assert began == ({(3,)} if mode in ("soft", "migrate") else {(0,), (3,)})
     assert any(at >= waited[1] for at, group, _ in world.steps if group == (0,))
 
 
-def test_a_hard_preempt_pauses_the_old_layout_but_not_for_longer_than_allowed() -> None:
+def test_a_hard_switch_pauses_the_old_layout_but_not_for_longer_than_allowed() -> None:
     """The paused request gets a step about every max_pause_s, and ends after the others."""
     world = World(shape_of(2, (1, 2), max_pause_s=0.5))
     world.cluster.add((0,), SimRequest("old", 10, 60, 0.0))
@@ -156,7 +156,7 @@ def test_a_hard_preempt_pauses_the_old_layout_but_not_for_longer_than_allowed() 
     assert world.ended == ["new", "old"]
 
 
-def test_without_keeping_kv_a_hard_preempt_computes_the_prompt_again() -> None:
+def test_without_keeping_kv_a_hard_switch_computes_the_prompt_again() -> None:
     """The authors' fork frees the blocks of whoever it preempts."""
     prefilled = {}
     for recomputes in (False, True):

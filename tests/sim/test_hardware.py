@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from experiments.fitting import BOUNDS
 from flying_serving.errors import ConfigError
 from flying_serving.sim import hardware
-from flying_serving.sim.fitting import BOUNDS
 from flying_serving.sim.hardware import Coefficients, load, parse_devices
 
 

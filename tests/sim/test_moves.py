@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.moves import MoveCost
+from flying_serving.predict.moves import MoveCost
 from flying_serving.sim.cluster import Clock, Cluster
-from flying_serving.sim.moves import KEPT_S, Moves
+from flying_serving.sim.moves import KEPT_S, KVTransfers
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import SimRequest
 from flying_serving.workload.model import Request
@@ -24,7 +24,7 @@ def served(moves: dict[int, MoveCost], *orders: tuple[float, Layout], requests: 
     """A server whose operator orders other layouts, at some times, after all requests have ended."""
     node = node_of("manual", moves=moves)
     for at_s, layout in orders:
-        node.clock.at(at_s, node.order, layout, "move")
+        node.clock.at(at_s, node.order, layout, "migrate")
     run(node, requests)
     check_over(node, requests)
     return node
@@ -93,7 +93,7 @@ class Depot:
         shape = shape_of(2, (1, 2), moves={2: MoveCost(1.0, 0.001)})
         self.clock, self.delivered = Clock(), list[tuple[float, str, Group, int]]()
         self.cluster = Cluster(shape, step_time, self.clock, lambda *_: None, lambda *_: None)
-        self.moves = Moves(self.cluster, self._deliver)
+        self.moves = KVTransfers(self.cluster, self._deliver)
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
         self.delivered.append((self.clock.now_s, request.request_id, group, request.computed_tokens))

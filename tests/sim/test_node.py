@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.config import PREEMPTS
+from flying_serving.config import MODES
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.demand import Demand
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES
+from flying_serving.predict.demand import Demand
+from flying_serving.predict.moves import MoveCost
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
 from tests.sim.nodes import check_over, finish, node_of, run
@@ -75,7 +75,7 @@ def test_auto_changes_the_layout_and_says_when() -> None:
         min_size=1,
         max_size=25,
     ),
-    st.lists(st.tuples(st.floats(0, 8), st.integers(0, 4), st.sampled_from(PREEMPTS)), max_size=6),
+    st.lists(st.tuples(st.floats(0, 8), st.integers(0, 4), st.sampled_from(MODES)), max_size=6),
     st.sampled_from(["manual", "auto", "priority", "context"]),
     st.integers(60, 128),
     st.dictionaries(st.sampled_from([2, 4]), st.builds(MoveCost, st.floats(0, 1), st.floats(0, 0.001)), max_size=2),
@@ -87,7 +87,7 @@ def test_requests_and_switches_at_any_time(
     blocks: int,
     moves: dict[int, MoveCost],
 ) -> None:
-    """Every preempt, with KV that moves or does not, with little memory: each request ends exactly once."""
+    """Every mode, with KV that moves or does not, with little memory: each request ends exactly once."""
     work.sort(key=lambda row: row[0])
     requests = [
         Request(index, at_s, prompt, output, priority=priority, tp_degree=degree)
@@ -95,16 +95,16 @@ def test_requests_and_switches_at_any_time(
     ]
     node = node_of(policy, blocks=blocks, moves=moves)
     layouts = Layout.all(4, (1, 2, 4))
-    for at_s, layout, preempt in changes:
-        node.clock.at(at_s, _order, node, layouts[layout], preempt)
+    for at_s, layout, mode in changes:
+        node.clock.at(at_s, _order, node, layouts[layout], mode)
     run(node, requests)
     check_over(node, requests)
 
 
-def _order(node, layout: Layout, preempt: str) -> None:  # type: ignore[no-untyped-def]
+def _order(node, layout: Layout, mode: str) -> None:  # type: ignore[no-untyped-def]
     """As an operator; refused while another switch is under way."""
     if not node.controller.changing:
-        node.order(layout, preempt)
+        node.order(layout, mode)
 
 
 def test_the_same_run_gives_the_same_times() -> None:

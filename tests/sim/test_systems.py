@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.bench.metrics import summarise
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.moves import MoveCost
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
+from flying_serving.predict.moves import MoveCost
+from flying_serving.results.metrics import summarise
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names, shifting
 from flying_serving.sim.cluster import Clock
 from flying_serving.sim.coordination import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S
 from flying_serving.sim.machine import Measured, MeasuredCost, MeasuredMove, Modelled, load_measured
-from flying_serving.sim.requests import Plan
+from flying_serving.sim.requests import SimStep
 from flying_serving.sim.run import results, simulate
 from flying_serving.sim.system import Options
 from flying_serving.workload.model import Request, Workload
@@ -98,7 +98,7 @@ def test_shift_parallelism_shifts() -> None:
     """Tensor parallel for a few decodes, faster than it for a long prompt."""
     machine = h200("llama-3-70b", "h200x8")
     time, tensor = shifting(machine, 2, 8), machine.step_time(8)
-    decode, prompt = Plan([], [], 0, 4, 4000), Plan([], [(8000, 0)], 8000, 0, 0)
+    decode, prompt = SimStep([], [], 0, 4, 4000), SimStep([], [(8000, 0)], 8000, 0, 0)
     assert time(decode) == tensor(decode)
     assert time(prompt) < 0.9 * tensor(prompt)
 
@@ -108,8 +108,8 @@ def test_the_fork_waits_and_ours_does_not() -> None:
     ways = {}
     for name in ("auto", "fork"):
         system = build(name, h200(), 1, Options())
-        ways[name] = {switch.preempt for switch in simulate(system, WORKLOAD.requests).switches}
-    assert ways == {"auto": {"weave", "move"}, "fork": {"sequential"}}
+        ways[name] = {switch.mode for switch in simulate(system, WORKLOAD.requests).switches}
+    assert ways == {"auto": {"weave", "migrate"}, "fork": {"sequential"}}
 
 
 def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
@@ -123,7 +123,7 @@ def test_the_fork_weighs_what_its_own_switch_costs() -> None:
     wide, moves = Layout.uniform(4, 4), {4: MoveCost(0.002, 1e-6)}
     ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, moves=moves))
     assert ours is not None and fork is not None
-    assert (fork.preempt, fork.cost) == ("sequential", ours.considered["sequential"])
+    assert (fork.mode, fork.cost) == ("sequential", ours.considered["sequential"])
     assert fork.cost > ours.cost
     ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, moves=moves))
     assert ours is not None and ours.considered["sequential"] > ours.gain > ours.cost
@@ -133,16 +133,16 @@ def test_the_fork_weighs_what_its_own_switch_costs() -> None:
 
 
 def test_the_fork_stops_those_that_run_for_an_urgent_request() -> None:
-    """Its hard preempt."""
+    """Its hard switch."""
     need = Need(2, urgent=True, reason="priority: 1 urgent requests")
     _, fork = decided(snapshot(Layout.uniform(4, 1), BUSY, {(n,): load(4) for n in range(4)}, [need]))
-    assert fork is not None and (fork.preempt, fork.cost) == ("hard", fork.considered["hard"])
+    assert fork is not None and (fork.mode, fork.cost) == ("hard", fork.considered["hard"])
 
 
 def test_groups_and_lanes_cost_what_was_measured() -> None:
     """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with both."""
     machine = h200("llama-3-70b", "h200x8")
-    plan = Plan([], [(100, 0)], 100, 7, 7000)
+    plan = SimStep([], [(100, 0)], 100, 7, 7000)
     ours = build("auto", machine, 2, Options())
     assert ours.step_time(1, plan) == machine.step_time(2)(plan) + LANE_STEP_S
     assert ours.step_time(4, plan) == machine.step_time(8)(plan) + GROUP_STEP_S + 8 * GROUP_REQUEST_S
@@ -152,7 +152,7 @@ def test_groups_and_lanes_cost_what_was_measured() -> None:
 def test_a_live_servers_steps_have_it_already(tmp_path: Path) -> None:
     """Nothing is added to what was measured."""
     machine = load_measured(machine_file(tmp_path / "machine.json"))
-    plan = Plan([], [], 0, 4, 400)
+    plan = SimStep([], [], 0, 4, 400)
     assert build("auto", machine, 1, Options()).step_time(2, plan) == machine.step_time(2)(plan)
 
 

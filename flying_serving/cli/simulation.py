@@ -1,0 +1,154 @@
+"""`flying-serving simulate`: check everything, then serve one workload with several systems, and compare them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flying_serving.bench.plan import parse_plan, workload_of
+from flying_serving.errors import ConfigError
+from flying_serving.results.metrics import Slo, summarise
+from flying_serving.sim import hardware, models
+from flying_serving.sim.baselines import build, names
+from flying_serving.sim.machine import Machine, Modelled, load_measured
+from flying_serving.sim.run import Simulated, results, simulate
+from flying_serving.sim.system import Options, System, check_engine
+from flying_serving.workload import files
+from flying_serving.workload.model import Workload
+
+COLUMNS = (
+    ("TTFT mean", "mean_ttft_ms"),
+    ("p50", "median_ttft_ms"),
+    ("p90", "p90_ttft_ms"),
+    ("p99", "p99_ttft_ms"),
+    ("TPOT p50", "median_tpot_ms"),
+    ("p90", "p90_tpot_ms"),
+    ("p99", "p99_tpot_ms"),
+    ("E2E mean", "mean_e2el_ms"),
+    ("p99", "p99_e2el_ms"),
+)
+
+
+def main(asked: Mapping[str, Any], workload_options: Mapping[str, Any]) -> int:
+    """Run the command; its exit code.
+
+    Args:
+        asked: options of the simulator, by their names.
+        workload_options: those that say which workload, as `flying-serving bench` has them.
+
+    Raises:
+        FlyingError: if anything that was asked for cannot be had; before anything runs.
+    """
+    machine = machine_of(asked["model"], asked["hardware"], asked["gpu_memory_utilization"])
+    devices = asked["devices_per_engine"] or machine.smallest_engine
+    check_engine(machine, devices)
+    options = Options(
+        slots=asked["max_num_seqs"],
+        budget_tokens=asked["max_num_batched_tokens"],
+        horizon_s=asked["horizon_s"],
+        ttft_weight=asked["ttft_weight"],
+    )
+    systems = [build(name, machine, devices, options) for name in _split(asked["policy"], machine)]
+    plan = parse_plan({"url": "", **workload_options})
+    workload = workload_of(plan)
+    out = Path(asked["out"]) if asked["out"] else None
+    if out is not None:
+        _make(out)
+    console = Console(stderr=asked["as_json"], highlight=False)
+    where = f"{asked['model'] or 'measured'} on {asked['hardware']}"
+    runs = [run(system, workload, where, console, plan.slo) for system in systems]
+    if out is not None:
+        save(runs, workload, out)
+    if asked["as_json"]:
+        sys.stdout.write(json.dumps({one.system.name: one.summary for one in runs}) + "\n")
+    else:
+        if not console.is_terminal:
+            console.width = max(console.width, 150)
+        console.print(table(runs, where))
+    return 0
+
+
+def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
+    """What the systems run on: a model on devices like `h200x8`, or the server of a file of `flying-serving fit`.
+
+    Raises:
+        ConfigError: naming the flag, its value and what exists.
+    """
+    path = Path(devices)
+    if path.is_file():
+        if model is not None:
+            raise ConfigError(f"--model={model!r}: {devices} was measured with a model; leave --model out")
+        return load_measured(path)
+    if model is None:
+        raise ConfigError(f"--model is needed: one of {', '.join(models.names())}, or a config.json")
+    return Modelled(models.load(model), hardware.parse_devices(devices), utilization)
+
+
+def _split(text: str, machine: Machine) -> list[str]:
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    if not asked or len(set(asked)) < len(asked):
+        raise ConfigError(f"--policy={text!r}: names with commas between, each once: {', '.join(names(machine))}")
+    return asked
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out={str(out)!r}: cannot be made ({error})") from None
+
+
+def run(system: System, workload: Workload, where: str, console: Console, slo: Slo | None = None) -> Simulated:
+    """Serve a workload, with a progress bar where there is a terminal."""
+    bar = Progress(
+        TextColumn(f"{system.name:16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    bar.disable = not console.is_terminal
+    with bar:
+        task = bar.add_task(system.name, total=len(workload.requests))
+        outcome = simulate(system, workload.requests, lambda done: bar.update(task, completed=done))
+        bar.update(task, completed=len(workload.requests))
+    found = results(system, workload, outcome, where)
+    summary = summarise(found, slo) | {"switches": len(outcome.switches)}
+    return Simulated(system, outcome, found, summary)
+
+
+def save(runs: Sequence[Simulated], workload: Workload, out: Path) -> None:
+    """Write the workload, and of each system its requests (parquet), summary and layouts (JSON); then figures."""
+    from flying_serving.sim import figures
+
+    files.save(workload, out / "workload.jsonl")
+    for one in runs:
+        one.results.save(out / f"{one.system.name}.parquet")
+        layouts = [{"at_s": at_s, "layout": layout.to_lists()} for at_s, layout in one.outcome.layouts]
+        switches = [switch.to_json() for switch in one.outcome.switches]
+        text = json.dumps({"summary": one.summary, "layouts": layouts, "switches": switches}, indent=1)
+        (out / f"{one.system.name}.json").write_text(text + "\n", encoding="utf-8")
+    figures.over_time(runs, out / "over_time.png")
+    figures.distributions(runs, out / "distributions.png")
+
+
+def table(runs: Sequence[Simulated], where: str) -> Table:
+    """One row for each system, times in ms."""
+    drawn = Table(title=f"{where}; times in ms, of completed requests", title_justify="left", title_style="")
+    drawn.add_column("system", no_wrap=True)
+    for heading in ("done", *(heading for heading, _ in COLUMNS), "tokens/s", "switches"):
+        drawn.add_column(heading, justify="right")
+    for one in runs:
+        summary = one.summary
+        times = (summary[key] for _, key in COLUMNS)
+        drawn.add_row(
+            one.system.name,
+            f"{summary['completed']}/{summary['num_prompts']}",
+            *("-" if value is None else f"{value:.1f}" for value in times),
+            f"{summary['output_throughput'] or 0:.0f}",
+            str(summary["switches"]),
+        )
+    return drawn

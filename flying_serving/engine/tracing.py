@@ -1,0 +1,62 @@
+"""What an engine traces: every step that it makes, alone or as a member of a group, and the orders it takes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from flying_serving.layout.groups import aligned_group
+from flying_serving.observe.tracing.events import Contents, engine_row, order, step
+from flying_serving.observe.tracing.writer import TraceWriter
+from flying_serving.vllm_adapter.watch import contents, watch_steps
+
+
+class EngineTrace:
+    """The row of one engine. A step is a turn of its loop, so steps do not overlap.
+
+    Args:
+        path: of the trace, which the server has begun.
+        engine: this one.
+        scheduler: lane 1's.
+    """
+
+    def __init__(self, path: str, engine: int, scheduler: Any) -> None:
+        self._engine = engine
+        self._row = engine_row(engine, os.getppid(), os.getpid())
+        self._writer = TraceWriter(path, self._row)
+        self._counts: Counter[int] = Counter()
+        self._came: Any = None
+        watch_steps(scheduler, lambda _plan: None, self._take)
+
+    def _take(self, plan: Any) -> None:
+        self._came = plan
+
+    def stepped(self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float) -> None:
+        """A turn of the loop was a step of the lane for groups of `size`.
+
+        Args:
+            size: engines in the group.
+            plan: its SchedulerOutput; None in lane 1: that of which the output has come in this turn, if any has.
+            began_s: CLOCK_MONOTONIC.
+            ended_s: likewise.
+            waited_s: for so long other members did something else.
+        """
+        if plan is None:
+            plan, self._came = self._came, None
+        if plan is None or not plan.total_num_scheduled_tokens:
+            return
+        self._counts[size] += 1
+        prefill_tokens, _, context_tokens, _ = contents(plan)
+        of = Contents(plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens), prefill_tokens, context_tokens)
+        group = aligned_group(self._engine, size)
+        self._writer.add(step(self._row, group, self._counts[size], began_s, ended_s, waited_s, of))
+
+    def ordered(self, group: Sequence[int], mode: str, at_s: float) -> None:
+        """An order of the layout was taken."""
+        self._writer.add(order(self._row, tuple(group), mode, at_s))
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

@@ -1,1 +1,0 @@
-"""Block lending: a group's blocks are its members' physical blocks (design section 3)."""

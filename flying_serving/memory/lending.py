@@ -1,0 +1,138 @@
+"""Who owns which physical block, and how a group's blocks map to them. Pure bookkeeping, no torch, no vLLM.
+
+| a physical block is     | known to                         | freed by                                  |
+|-------------------------|----------------------------------|-------------------------------------------|
+| free or cached locally  | the engine's own block pool      | -                                         |
+| owned by a local request| the engine's own scheduler       | that scheduler                            |
+| offered to group g      | `LentBlocks.offered`             | commit of fewer, or it becomes lent       |
+| lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader returned v   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from flying_serving.errors import IntegrityError
+
+NULL_BLOCK = 0
+"""Block 0 of every pool is vLLM's null block; it stands for itself in every lane."""
+
+
+class Pool(Protocol):
+    """The part of a block pool that lending needs; production is vLLM's BlockPool (`vllm_adapter/blocks.py`)."""
+
+    def free_count(self) -> int:
+        """How many blocks `take` can give."""
+        ...
+
+    def take(self, count: int) -> list[int]:
+        """Take blocks out, least recently used first; what they cached is forgotten."""
+        ...
+
+    def give(self, blocks: list[int]) -> None:
+        """Put blocks back."""
+        ...
+
+
+class LentBlocks:
+    """A member's side: which of its physical blocks it has lent to one group, and as what."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.offered: list[int] = []
+        self.table: dict[int, int] = {NULL_BLOCK: NULL_BLOCK}
+
+    @property
+    def lent_count(self) -> int:
+        """Blocks in the group's hands."""
+        return len(self.table) - 1
+
+    def offer(self, count: int, keep_free: int) -> int:
+        """Set aside up to `count` free blocks, but leave `keep_free` to this engine. Returns how many."""
+        if self.offered:
+            raise IntegrityError(f"offer of {count} blocks while {len(self.offered)} are still offered")
+        self.offered = self._pool.take(max(0, min(count, self._pool.free_count() - keep_free)))
+        return len(self.offered)
+
+    def commit(self, group_blocks: list[int]) -> None:
+        """Lend offered blocks as `group_blocks`; the rest of the offer goes back to the pool."""
+        if len(group_blocks) > len(self.offered):
+            raise IntegrityError(f"commit of {len(group_blocks)} blocks, {len(self.offered)} offered")
+        for v, physical in zip(group_blocks, self.offered, strict=False):
+            if v in self.table:
+                raise IntegrityError(f"group block {v} is lent already")
+            self.table[v] = physical
+        rest = self.offered[len(group_blocks) :]
+        self.offered = []
+        self._pool.give(rest)
+
+    def take_back(self, group_blocks: list[int]) -> None:
+        """The leader returned these: they are this engine's own again."""
+        missing = [v for v in group_blocks if v == NULL_BLOCK or v not in self.table]
+        if missing:
+            raise IntegrityError(f"group blocks {missing} returned but not lent")
+        self._pool.give([self.table.pop(v) for v in group_blocks])
+
+    def translate(self, group_blocks: Iterable[int]) -> list[int]:
+        """Physical blocks of group blocks."""
+        table = self.table
+        return [table[v] for v in group_blocks]
+
+    def physical(self) -> set[int]:
+        """Every physical block that is out: lent or offered."""
+        out = set(self.table.values()) - {NULL_BLOCK}
+        if len(out) != self.lent_count or out & set(self.offered):
+            raise IntegrityError(f"{self.lent_count} lent and {len(self.offered)} offered blocks overlap")
+        return out | set(self.offered)
+
+
+class BorrowedBlocks:
+    """A leader's side: which group blocks its scheduler may use. All others are withheld from the group's pool.
+
+    Args:
+        pool: the group scheduler's own pool, full.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._withheld = pool.take(pool.free_count())
+        self._withheld.sort(reverse=True)
+        self.capacity = len(self._withheld)
+        self.held: set[int] = set()
+
+    def free_count(self) -> int:
+        """Group blocks that are lent and not in use."""
+        return self._pool.free_count()
+
+    @property
+    def in_use(self) -> int:
+        """Group blocks that requests hold."""
+        return len(self.held) - self._pool.free_count()
+
+    def room(self) -> int:
+        """How many more blocks could be lent."""
+        return len(self._withheld)
+
+    def choose(self, count: int) -> list[int]:
+        """Names (group block numbers) for blocks that the members are about to lend."""
+        return [self._withheld.pop() for _ in range(min(count, len(self._withheld)))]
+
+    def add(self, group_blocks: list[int]) -> None:
+        """Blocks that every member lends now: the group's scheduler may use them."""
+        self.held.update(group_blocks)
+        self._pool.give(group_blocks)
+
+    def give_up(self, count: int) -> list[int]:
+        """Take up to `count` unused blocks from the scheduler, least recently used first, to return them."""
+        freed = self._pool.take(max(0, min(count, self._pool.free_count())))
+        self.held.difference_update(freed)
+        self._withheld.extend(freed)
+        return freed
+
+    def check(self) -> None:
+        """Raise IntegrityError unless each group block is exactly one of held and withheld."""
+        if len(self.held) + len(self._withheld) != self.capacity or self.held & set(self._withheld):
+            raise IntegrityError(f"held {len(self.held)} + withheld {len(self._withheld)} != {self.capacity}")
+        if self._pool.free_count() > len(self.held):
+            raise IntegrityError(f"{self._pool.free_count()} free group blocks, {len(self.held)} held")

@@ -1,0 +1,140 @@
+"""Events of Chrome's trace event format, as ui.perfetto.dev and chrome://tracing read it. Pure.
+
+Source: the "Trace Event Format" document of the Chromium project. Of its phases these are used: X (a span of a row), i
+(an instant), b and e (a span beside the rows, which may overlap others), M (names). Times are whole microseconds of
+CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+Event = dict[str, Any]
+
+
+def microseconds(at_s: float) -> int:
+    """Whole microseconds. They keep the order of times, so spans that do not overlap still do not."""
+    return round(at_s * 1e6)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a process of the server shows what it does.
+
+    Args:
+        pid: the server's process, which is the frame of all rows.
+        tid: the process that the row is for.
+        name: what the row is called.
+        index: rows are sorted by it.
+    """
+
+    pid: int
+    tid: int
+    name: str
+    index: int
+
+    def names(self) -> list[Event]:
+        """What the viewer calls the row, and where it puts it."""
+        return [
+            self._metadata("thread_name", {"name": self.name}),
+            self._metadata("thread_sort_index", {"sort_index": self.index}),
+        ]
+
+    def frame(self, name: str, label: str) -> list[Event]:
+        """What the viewer calls the frame of all rows."""
+        return [self._metadata("process_name", {"name": name}), self._metadata("process_labels", {"labels": label})]
+
+    def span(self, name: str, kind: str, began_s: float, ended_s: float, args: Mapping[str, Any]) -> Event:
+        """Something that filled the row from `began_s` to `ended_s`."""
+        began_us = microseconds(began_s)
+        return self._event("X", name, kind, began_us, args, dur=max(0, microseconds(ended_s) - began_us))
+
+    def instant(self, name: str, kind: str, at_s: float, args: Mapping[str, Any]) -> Event:
+        """Something that happened at a time."""
+        return self._event("i", name, kind, microseconds(at_s), args, s="t")
+
+    def opened(self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]) -> Event:
+        """The beginning of something that may overlap others of its kind; `number` is its own."""
+        return self._event("b", name, kind, microseconds(at_s), args, id=str(number))
+
+    def closed(self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]) -> Event:
+        """The end of what was `opened` with the same name, kind and number."""
+        return self._event("e", name, kind, microseconds(at_s), args, id=str(number))
+
+    def _event(self, phase: str, name: str, kind: str, ts: int, args: Mapping[str, Any], **more: Any) -> Event:
+        where = {"pid": self.pid, "tid": self.tid}
+        return {"name": name, "cat": kind, "ph": phase, "ts": ts, **more, **where, "args": args}
+
+    def _metadata(self, name: str, args: Mapping[str, Any]) -> Event:
+        return {"name": name, "ph": "M", "ts": 0, "pid": self.pid, "tid": self.tid, "args": args}
+
+
+def server_row(pid: int) -> Row:
+    """The row of the server, with the cutovers."""
+    return Row(pid, pid, "switches", 0)
+
+
+def engine_row(engine: int, server_pid: int, pid: int) -> Row:
+    """The row of an engine, with its steps."""
+    return Row(server_pid, pid, f"engine {engine}", 1 + engine)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a step computed, in tokens and requests."""
+
+    tokens: int
+    requests: int
+    prefill_tokens: int
+    context_tokens: int
+
+
+def step(
+    row: Row, group: tuple[int, ...], number: int, began_s: float, ended_s: float, waited_s: float, of: Contents
+) -> Event:
+    """One step on one engine.
+
+    Args:
+        row: the engine's.
+        group: the engines that stepped together.
+        number: of the step in its lane, from 1: members of a group count alike.
+        began_s: when the engine turned to it.
+        ended_s: when it was done.
+        waited_s: for so long other members did something else.
+        of: what was computed.
+    """
+    name = "alone" if len(group) == 1 else f"group {','.join(map(str, group))}"
+    args = {
+        "lane": len(group),
+        "group": list(group),
+        "step": number,
+        "tokens": of.tokens,
+        "requests": of.requests,
+        "prefill_tokens": of.prefill_tokens,
+        "context_tokens": of.context_tokens,
+        "waited_ms": round(waited_s * 1e3, 3),
+    }
+    return row.span(name, "step", began_s, ended_s, args)
+
+
+def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
+    """An engine has taken an order: it works in `group` from now on."""
+    return row.instant(f"to {','.join(map(str, group))}", "order", at_s, {"group": list(group), "mode": mode})
+
+
+def lost(row: Row, count: int, at_s: float) -> Event:
+    """The number of events of this row that were lost before they could be written."""
+    return row.instant(f"{count} events lost", "trace", at_s, {"count": count})
+
+
+def clock(row: Row, at_s: float, unix_s: float) -> Event:
+    """What the wall clock says at `at_s`; `unix_s_at_ts_0` plus a time of the trace in seconds is Unix time."""
+    return row.instant("clock", "trace", at_s, {"unix_s_at_ts_0": unix_s - at_s, "utc": utc(unix_s)})
+
+
+def utc(unix_s: float) -> str:
+    """A time as ISO 8601 writes it, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat()

@@ -1,0 +1,73 @@
+"""Events on their way to the file: adding one costs a step about a microsecond, a thread writes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+
+from flying_serving.observe.tracing.events import Event, Row, lost
+from flying_serving.observe.tracing.file import TraceFile
+
+logger = logging.getLogger("vllm.flying_serving")
+
+KEPT_EVENTS = 1 << 16
+WRITE_S = 0.5
+"""How often events are written, so how much of a trace is missing when its process is killed."""
+CLOSE_S = 5.0
+
+
+class TraceWriter:
+    """Writes the events of one row.
+
+    Args:
+        path: of a trace that was begun.
+        row: whose names are the first events.
+        kept_events: events that may wait to be written; more are lost, and the trace says how many.
+        write_s: how often the thread writes.
+    """
+
+    def __init__(self, path: str, row: Row, kept_events: int = KEPT_EVENTS, write_s: float = WRITE_S) -> None:
+        self._path = path
+        self._row = row
+        self._room = kept_events
+        self._write_s = write_s
+        self._file = TraceFile(path)
+        self._events: deque[Event] = deque(row.names())
+        self._lost = self._lost_told = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
+        self._thread.start()
+
+    def add(self, event: Event) -> None:
+        """Have an event written. Never waits and never raises; to be called by one thread."""
+        if len(self._events) < self._room:
+            self._events.append(event)
+        else:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Write what is left, unless that takes longer than CLOSE_S, and close the file."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._file.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(self._write_s):
+                self._write()
+            self._write()
+        except OSError as error:
+            self._room = 0
+            logger.warning("--trace-out=%s: %s; nothing more of %s is traced", self._path, error, self._row.name)
+
+    def _write(self) -> None:
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        missed = self._lost - self._lost_told
+        if missed:
+            self._lost_told += missed
+            events.append(lost(self._row, missed, time.monotonic()))
+        if events:
+            self._file.append(events)

@@ -1,0 +1,146 @@
+"""The live view in a terminal: from the JSON of `GET /flying/view` to what rich draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from rich.box import ROUNDED
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+COLOURS = {1: "cyan", 2: "blue", 4: "yellow"}
+WIDEST_COLOUR = "magenta"
+SHOWN_SWITCHES = 8
+UNKNOWN = "–"
+CELL = 17
+"""Columns of one engine in its group's box."""
+
+
+def top(state: Mapping[str, Any]) -> RenderableType:
+    """All of it: the server, its groups, the last switches."""
+    groups = [_group(state, group) for group in state["groups"]]
+    return Group(_server(state), Columns(groups, padding=(0, 1)), *_others(state), _switches(state))
+
+
+def _server(state: Mapping[str, Any]) -> RenderableType:
+    rolling, pool = state["rolling"], state["pool"]
+    degrees = "+".join(str(group["degree"]) for group in state["groups"])
+    waits = f"{pool['requests']} wait" if pool["requests"] else "none waits"
+    if pool["requests"]:
+        waits += f" (oldest {duration(pool['oldest_s'] * 1e3)}, {pool['urgent']} urgent)"
+    return Text.from_markup(
+        f"[bold]{escape(str(state['model']))}[/bold]  policy {state['policy']}, layout [bold]{degrees}[/bold]"
+        f"{' (switching)' if state['changing'] else ''}\n"
+        f"requests: [bold]{state['running']}[/bold] run, {waits}\n"
+        f"last {rolling['window_s']:g} s: TTFT [bold]{duration(rolling['ttft_mean_ms'])}[/bold] "
+        f"(P90 {duration(rolling['ttft_p90_ms'])}), TPOT [bold]{duration(rolling['tpot_mean_ms'])}[/bold] "
+        f"(longest gap {duration(rolling['worst_gap_ms'])}), [bold]{rolling['tokens_per_s']:.0f}[/bold] tokens/s"
+    )
+
+
+def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
+    figures, engines = group["figures"], group["engines"]
+    colour = _colour(group["degree"])
+    width = CELL * len(engines)
+    cells = Table.grid(padding=0)
+    for _ in engines:
+        cells.add_column(width=CELL)
+    usage = [state["engines"][engine]["kv_usage"] for engine in engines]
+    cells.add_row(*(f"[bold]{engine}[/bold]  KV {_percent(kv)}" for engine, kv in zip(engines, usage, strict=True)))
+    cells.add_row(*(_bar(kv or 0.0, CELL - 1, colour) for kv in usage))
+    content = Group(
+        f"{group['requests']} of {state['slots']} requests",
+        _bar(group["requests"] / state["slots"], width - 1, colour),
+        cells,
+        f"{figures['tokens_per_s']:.0f} tok/s" if width < 2 * CELL else _figures(figures),
+    )
+    return Panel(
+        content, title=f"TP {group['degree']}", title_align="left", border_style=colour, box=ROUNDED, expand=False
+    )
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    times = f"TPOT {duration(figures['tpot_mean_ms'])}, TTFT {duration(figures['ttft_mean_ms'])}"
+    return f"{figures['tokens_per_s']:.0f} tok/s, {times}"
+
+
+def _bar(share: float, width: int, colour: str) -> Text:
+    full = min(width, ceil(share * width))
+    return Text("━" * full, style=colour) + Text("─" * (width - full), style="dim")
+
+
+def _others(state: Mapping[str, Any]) -> list[RenderableType]:
+    """A line for each group that has requests and is not in the layout."""
+    return [
+        f"{group['requests']} requests at TP {group['degree']} on {_members(group['engines'])}, {group['turns']}"
+        for group in state["others"]
+    ]
+
+
+def _members(engines: Sequence[int]) -> str:
+    return f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
+
+
+def _switches(state: Mapping[str, Any]) -> RenderableType:
+    if not state["switches"]:
+        return "no switch yet"
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("ago", "from", "to", "mode"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "ago" else "left")
+    for name in ("cutover", "drain", "worst gap", "gain", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for switch in reversed(state["switches"][-SHOWN_SWITCHES:]):
+        problem, cost = switch["problem"], switch["predicted_cost_request_s"]
+        gain = switch["predicted_gain_request_s"]
+        table.add_row(
+            _ago(state["time"] - switch["time"]) if switch["time"] else "waits",
+            _degrees(switch["from"], state["devices_per_engine"]),
+            _degrees(switch["to"], state["devices_per_engine"]),
+            switch["mode"],
+            duration(switch["cutover_ms"]),
+            "under way" if switch["open"] else duration(switch["drain_ms"]),
+            duration(switch["worst_token_gap_ms"]),
+            UNKNOWN if cost is None else "∞" if gain is None else f"{gain:.2f}",
+            UNKNOWN if cost is None else f"{cost:.2f}",
+            Text(f"failed: {problem}", style="red") if problem else Text(switch["reason"]),
+        )
+    return Group(f"\nlast of {state['switch_count']} switches (gain and cost in request-seconds)", table)
+
+
+def _degrees(layout: Sequence[Sequence[int]], devices: int) -> Text:
+    parts = [(str(len(group) * devices), _colour(len(group) * devices)) for group in layout]
+    return Text("+").join([Text(text, style=colour) for text, colour in parts])
+
+
+def _colour(degree: int) -> str:
+    return COLOURS.get(degree, WIDEST_COLOUR)
+
+
+def _percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _ago(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 60
+        else f"{seconds / 60:.0f} min"
+        if seconds < 3600
+        else f"{seconds / 3600:.0f} h"
+    )
+
+
+def duration(ms: float | None) -> str:
+    """A time with three digits and its unit; a dash if there is none."""
+    if ms is None:
+        return UNKNOWN
+    value, unit = (ms, "ms") if ms < 999.5 else (ms / 1e3, "s")
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"

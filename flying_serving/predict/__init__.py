@@ -1,0 +1,1 @@
+"""What steps cost, what arrives, and what follows from both. Pure."""

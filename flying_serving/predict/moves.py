@@ -1,0 +1,48 @@
+"""What it takes to move the KV of requests from one group to another, from what engines have measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+
+@dataclass(frozen=True)
+class MoveCost:
+    """Seconds that the engines of a cover stand still for one exchange, from one group to another.
+
+    Args:
+        fixed_s: of every exchange.
+        token_s: for each token whose KV is exchanged.
+    """
+
+    fixed_s: float
+    token_s: float
+
+    def seconds(self, tokens: float) -> float:
+        """Seconds of one exchange of `tokens` tokens."""
+        return self.fixed_s + self.token_s * tokens
+
+
+def fit_moves(rows: Iterable[Sequence[float]]) -> dict[int, MoveCost]:
+    """Costs by size of the cover; a size that nobody has measured is missing.
+
+    Args:
+        rows: `[engines in the cover, seconds, tokens]`; of each size several token counts, by any of its engines.
+    """
+    by_size: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for size, seconds, tokens in rows:
+        by_size[int(size)].append((seconds, tokens))
+    return {size: _fit(measured) for size, measured in sorted(by_size.items())}
+
+
+def _fit(measured: Sequence[tuple[float, float]]) -> MoveCost:
+    """Non-negative least squares of relative errors, so that a short exchange counts as much as a long one."""
+    seconds, tokens = np.array(measured).T
+    scale = max(1.0, tokens.max())
+    table = np.column_stack([1.0 / seconds, tokens / scale / seconds])
+    (fixed_s, all_s), _ = nnls(table, np.ones(len(measured)))
+    return MoveCost(float(fixed_s), float(all_s / scale))

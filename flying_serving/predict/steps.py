@@ -1,0 +1,216 @@
+"""How long a step takes in each lane, learned while serving: non-negative least squares with fading memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+FEW, SOME = 8, 64
+"""Tokens of a step: the first FEW, and the first SOME, may cost more than those after them."""
+_SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 256.0, 8.0])
+"""Typical size of each feature, so that the equations are well conditioned."""
+_START, _ADDED = [1, 2], [7, 8]
+"""Features: prompt tokens and decoding requests, of all steps, and once more of those that were served."""
+_MOST_ADDED = [0.25, 1.5]
+"""Of what the start says: a lane that serving makes slower still is believed to be slow itself, and others are not."""
+_HELD = [0.05, 0.01]
+"""What serving adds in a lane is what it adds in others as far as so much of each measurement of the start says."""
+_REFIT_STEPS = 20
+_TELLING = (1, 2, 4, 8, 16, 32)
+"""Fits of a lane after which others are told what serving adds in it, and after each 64th."""
+_RIDGE = 1e-6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measured step.
+
+    Args:
+        size: engines that stepped together.
+        duration_s: how long it took.
+        prefill_tokens: tokens of prompts in it.
+        sequences: requests in it that decoded one token.
+        context_tokens: tokens that its requests had computed before.
+        prefill_pairs: each prompt token times the tokens of its request that were computed before.
+    """
+
+    size: int
+    duration_s: float
+    prefill_tokens: int
+    sequences: int
+    context_tokens: int
+    prefill_pairs: int = 0
+
+    @classmethod
+    def of_probe(cls, size: int, duration_s: float, tokens: int, is_prefill: bool, context_tokens: int) -> Step:
+        """A step with tokens of one prompt, or one of each decoding request; each has that much context."""
+        if is_prefill:
+            return cls(size, duration_s, tokens, 0, context_tokens, tokens * context_tokens)
+        return cls(size, duration_s, 0, tokens, tokens * context_tokens)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step in one lane: linear in what it holds, and more for its first tokens.
+
+    Args:
+        fixed_s: of every step.
+        prefill_token_s, sequence_s, context_token_s: for each prompt token, decoding request and token of context.
+        few_token_s, some_token_s: more for each of the first FEW and of the first SOME tokens, of prompts or decoding:
+            the weights of experts are read for the first token that needs them, and small batches fill no kernel.
+        prefill_pair_s: for each prompt token and each token before it, of earlier steps: what long prompts are made of.
+    """
+
+    fixed_s: float
+    prefill_token_s: float
+    sequence_s: float
+    context_token_s: float
+    few_token_s: float = 0.0
+    some_token_s: float = 0.0
+    prefill_pair_s: float = 0.0
+
+    def step_s(
+        self, prefill_tokens: float, sequences: float, context_tokens: float, prefill_pairs: float = 0.0
+    ) -> float:
+        """Seconds of a step with these contents."""
+        return (
+            self.fixed_s
+            + self.prefill_token_s * prefill_tokens
+            + self.sequence_s * sequences
+            + self.context_token_s * context_tokens
+            + self.prefill_pair_s * prefill_pairs
+            + self.first_tokens_s(prefill_tokens + sequences)
+        )
+
+    def first_tokens_s(self, tokens: float) -> float:
+        """Seconds that the first tokens of a step cost more."""
+        # the builtin min takes twice as long
+        few, some = tokens if tokens < FEW else FEW, tokens if tokens < SOME else SOME
+        return self.few_token_s * few + self.some_token_s * some
+
+
+class StepModel:
+    """Step costs by group size.
+
+    Each lane keeps the weighted sums that least squares needs, so a step costs one small outer product and no history
+    is stored. Errors are relative (a step that a neighbour on the machine has delayed weighs little), old steps fade,
+    and what was measured at the start stays as a weak prior for what the traffic does not show.
+
+    Requests cost more while serving than in a step of the start: their tokens are sampled, sent and made text, on cores
+    that the engine may share. What a prompt token and a decoding request cost more is fitted apart, else the start's
+    steps with many of them would hide what small served ones say of it. Until a lane has served some it is held near
+    what it is elsewhere, as a share of what they cost at the start: else lanes that have not served yet would seem
+    cheap, and the first few prompts say little.
+
+    Args:
+        memory_steps: steps of a lane after which the weight of a measurement has fallen to 1/e.
+        prior_weight: how many steps one measurement of the start counts for.
+    """
+
+    def __init__(self, memory_steps: float = 1000.0, prior_weight: float = 5.0) -> None:
+        self._keep = 1.0 - 1.0 / memory_steps
+        self._prior_weight = prior_weight
+        self._prior: dict[int, _Sums] = {}
+        self._seen: dict[int, _Sums] = {}
+        self._costs: dict[int, StepCost] = {}
+        self._added: dict[int, Any] = {}
+        self._steps: Counter[int] = Counter()
+
+    def calibrate(self, steps: Iterable[Step]) -> None:
+        """Take measurements from the start of the server; they never fade."""
+        for step in steps:
+            self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight, served=False)
+        self._costs.clear()
+        self._added.clear()
+
+    def observe(self, step: Step) -> None:
+        """Take a step that was measured while serving."""
+        sums = self._seen.setdefault(step.size, _Sums())
+        sums.fade(self._keep)
+        sums.add(step, 1.0, served=True)
+        self._steps[step.size] += 1
+        fits, rest = divmod(self._steps[step.size], _REFIT_STEPS)
+        if rest:
+            return
+        self._costs.pop(step.size, None)
+        if fits in _TELLING or fits % 64 == 0:
+            self._costs.clear()
+            self._added.pop(step.size, None)
+
+    def known(self, size: int) -> bool:
+        """Whether a step of this lane was ever measured."""
+        return size in self._prior or size in self._seen
+
+    def cost(self, size: int) -> StepCost:
+        """The lane's present costs.
+
+        Raises:
+            KeyError: if no step of it was measured.
+        """
+        cost = self._costs.get(size)
+        if cost is None:
+            if not self.known(size):
+                raise KeyError(f"no step of group size {size} was measured")
+            values = self._values(size, self._added_elsewhere(size)) / _SCALE
+            values[_START] += values[_ADDED]
+            cost = self._costs[size] = StepCost(*(float(value) for value in values[: _ADDED[0]]))
+        return cost
+
+    def _values(self, size: int, added: Any) -> Any:
+        """The coefficients, each times its scale; `added`: the shares near which what serving adds is held."""
+        sums = [table[size] for table in (self._prior, self._seen) if size in table]
+        gram, right = sum(s.gram for s in sums), sum(s.right for s in sums)
+        if size in self._prior:
+            for start, more, share, held in zip(_START, _ADDED, added, _HELD, strict=True):
+                apart = np.zeros(_SCALE.size)
+                apart[more], apart[start] = 1.0, -share
+                gram = gram + held * self._prior[size].gram[start, start] * np.outer(apart, apart)
+        return _solve(gram, right)
+
+    def _added_elsewhere(self, size: int) -> Any:
+        """What serving adds in other lanes, as shares of what the start says; 0 where none has served."""
+        total, weight = np.zeros(len(_ADDED)), np.full(len(_ADDED), 1e-9)
+        for other in self._seen.keys() & self._prior.keys() - {size}:
+            shares = self._added.get(other)
+            if shares is None:
+                values = self._values(other, np.zeros(len(_ADDED)))
+                shares = values[_ADDED] / np.maximum(values[_START], 1e-12)
+                shares = self._added[other] = np.minimum(shares, _MOST_ADDED)
+            seen = np.diag(self._seen[other].gram)[_ADDED]
+            total += seen * shares
+            weight += seen
+        return total / weight
+
+
+class _Sums:
+    """X'WX and X'Wy of rows that are divided by their duration, so that the right-hand side is 1."""
+
+    def __init__(self) -> None:
+        self.gram: Any = np.zeros((_SCALE.size, _SCALE.size))
+        self.right: Any = np.zeros(_SCALE.size)
+
+    def add(self, step: Step, weight: float, *, served: bool) -> None:
+        tokens = step.prefill_tokens + step.sequences
+        few, some = min(tokens, FEW), min(tokens, SOME)
+        computed = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, step.prefill_pairs]
+        added = [step.prefill_tokens, step.sequences] if served else [0, 0]
+        row = np.array([*computed, *added]) / _SCALE / step.duration_s
+        self.gram += weight * np.outer(row, row)
+        self.right += weight * row
+
+    def fade(self, keep: float) -> None:
+        self.gram *= keep
+        self.right *= keep
+
+
+def _solve(gram: Any, right: Any) -> Any:
+    # to each feature's own scale: prompts make long steps, so their rows are small beside those of decodes
+    own = np.diag(gram)
+    gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
+    root = np.linalg.cholesky(gram)
+    return nnls(root.T, np.linalg.solve(root, right))[0]

@@ -1,0 +1,53 @@
+"""What happens over time in a replay: tokens per second, requests at a time, phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flying_serving.results.results import Floats, Ints, Results
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A time in which all arriving requests are of one phase."""
+
+    phase: str
+    start_s: float
+    end_s: float
+
+
+def tokens_per_s(results: Results, bin_s: float = 1.0) -> Ints:
+    """Tokens that came in each bin since the first request was sent, of all requests."""
+    if not len(results.event_s):
+        return np.zeros(0, dtype=np.int64)
+    bins = ((results.event_s - np.nanmin(results.floats("sent_s"))) / bin_s).astype(np.int64)
+    return np.bincount(bins, weights=results.event_tokens).astype(np.int64)
+
+
+def concurrency(results: Results) -> tuple[Floats, Ints]:
+    """(times, how many requests are under way from then on), a step function over all requests that were sent."""
+    sent, end = results.floats("sent_s"), results.floats("end_s")
+    sent, end = sent[~np.isnan(sent)], end[~np.isnan(end)]
+    times = np.concatenate([sent, end])
+    steps = np.concatenate([np.ones(len(sent), np.int64), -np.ones(len(end), np.int64)])
+    order = np.lexsort((-steps, times))
+    return times[order], np.cumsum(steps[order])
+
+
+def stretches(results: Results) -> list[Stretch]:
+    """The phases in the order of time: each from its first arrival to the first of the next, the last to its last."""
+    arrivals, phases = results.floats("arrival_s"), results.texts("phase")
+    found: list[Stretch] = []
+    for position, phase in enumerate(phases):
+        at = float(arrivals[position])
+        if phase is None:
+            continue
+        if found and found[-1].phase == phase:
+            found[-1] = Stretch(phase, found[-1].start_s, at)
+        else:
+            if found:
+                found[-1] = Stretch(found[-1].phase, found[-1].start_s, at)
+            found.append(Stretch(phase, at, at))
+    return found

@@ -1,0 +1,1 @@
+"""What the API server knows that `observe` shows: samples, predictions, switches, the state of the view."""

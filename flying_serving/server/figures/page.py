@@ -1,0 +1,128 @@
+"""The metrics of one moment as Prometheus' client library wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from flying_serving.controller.controller import Controller
+from flying_serving.layout.groups import aligned_group
+from flying_serving.observe.metrics.engine import EngineFigures
+from flying_serving.observe.metrics.histogram import Histogram
+from flying_serving.observe.metrics.table import LANE_STATES, STEP_BOUNDS_S, TABLE
+from flying_serving.server.figures.predictions import Predictions
+from flying_serving.server.figures.switches import SwitchTally, shape
+
+
+class Page:
+    """All metrics of the table, with what was put in.
+
+    Args:
+        model_name: the label that vLLM's metrics have.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self._values: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        self._histograms: dict[str, HistogramMetricFamily] = {}
+        for family in TABLE:
+            labels = ("model_name", *family.labels)
+            if family.kind == "histogram":
+                self._histograms[family.name] = HistogramMetricFamily(family.name, family.meaning, labels=labels)
+            else:
+                made = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
+                self._values[family.name] = made(family.name, family.meaning, labels=labels)
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All of them, those without samples too."""
+        return [*self._values.values(), *self._histograms.values()]
+
+    def put(self, name: str, value: float, *labels: object) -> None:
+        """A sample of a gauge or a counter; `labels` in the order of the table."""
+        self._values[name].add_metric([self._model, *map(str, labels)], value)
+
+    def put_histogram(self, name: str, histogram: Histogram, *labels: object) -> None:
+        """The samples of a histogram."""
+        values = [self._model, *map(str, labels)]
+        self._histograms[name].add_metric(values, histogram.buckets(), histogram.sum)
+
+
+def put_controller(page: Page, controller: Controller, devices: int, now_s: float) -> None:
+    """Layout and task pool."""
+    layout, pool = controller.layout, controller.pool
+    page.put("flying:layout_info", 1, shape(layout))
+    for group in layout.groups:
+        for engine in group:
+            page.put("flying:engine_group_size", len(group), engine)
+            page.put("flying:engine_degree", len(group) * devices, engine)
+    page.put("flying:pool_requests", len(pool))
+    oldest_s = pool.oldest_s
+    page.put("flying:pool_oldest_age_seconds", 0.0 if oldest_s is None else now_s - oldest_s)
+
+
+def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
+    """Whose turn it is, for each engine and each group size."""
+    for engine in range(controller.settings.engines):
+        hard = engine in figures and figures[engine].hard
+        for size in sizes:
+            group = aligned_group(engine, size)
+            state = None
+            if controller.layout.group_of(engine) == group:
+                state = "bound"
+            elif controller.loads[group].requests:
+                state = "paused" if hard else "woven"
+            for each in LANE_STATES:
+                page.put("flying:lane_state", float(each == state), engine, size, each)
+
+
+def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
+    """What an engine has said of itself."""
+    for size, (running, waiting) in figures.requests.items():
+        page.put("flying:lane_requests_running", running, engine, size)
+        page.put("flying:lane_requests_waiting", waiting, engine, size)
+    for size, blocks in figures.lent_blocks.items():
+        page.put("flying:lent_blocks", blocks, engine, size)
+    for size, (queries, hits) in figures.prefix_cache.items():
+        page.put("flying:prefix_cache_queries_total", queries, engine, size)
+        page.put("flying:prefix_cache_hits_total", hits, engine, size)
+    for size, row in figures.steps.items():
+        page.put_histogram("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
+
+
+def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> None:
+    """Switches since the start."""
+    for labels, count in tally.made.items():
+        page.put("flying:switches_total", count, *labels)
+    for mode, count in tally.failed.items():
+        page.put("flying:switch_failures_total", count, mode)
+    for name, histograms in (
+        ("flying:switch_cutover_seconds", tally.cutover_s),
+        ("flying:switch_drain_seconds", tally.drain_s),
+        ("flying:switch_worst_token_gap_seconds", tally.worst_gap_s),
+    ):
+        for mode, histogram in histograms.items():
+            page.put_histogram(name, histogram, mode)
+    page.put("flying:switch_predictions_total", predictions.count)
+    page.put("flying:switch_predicted_gain_request_seconds_total", predictions.gain)
+    page.put("flying:switch_predicted_cost_request_seconds_total", predictions.cost)
+    page.put("flying:checked_predictions_total", predictions.checked)
+    page.put("flying:checked_predicted_request_seconds_total", predictions.predicted)
+    page.put("flying:checked_measured_request_seconds_total", predictions.measured)
+
+
+class Published:
+    """A collector for Prometheus' registry, which may ask from any thread: it hands out the last page."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Metric] = []
+
+    def describe(self) -> Iterable[Metric]:
+        """Names and types, which the registry keeps free of duplicates."""
+        return Page("").metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """The last page."""
+        return self.metrics

@@ -1,0 +1,83 @@
+"""What the policy predicts of switches for load, and how far that was what came.
+
+It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or come within the horizon: each
+second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the
+same is measured here, for the same requests, by looking at them at every tick. For the layout that was left there is
+nothing to measure, so a gain is predicted only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.switches import Switch
+from flying_serving.predict.work import Weights
+
+
+@dataclass
+class _Window:
+    """A switch whose requests are watched."""
+
+    switch: Switch
+    predicted: float
+    until_s: float
+    measured: float = 0.0
+
+
+class Predictions:
+    """Totals in request-seconds since the start.
+
+    `count`, `gain`, `cost`: of all switches for load. `checked`, `predicted`, `measured`: of those after which no other
+    switch came within the horizon.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self.count = 0
+        self.gain = 0.0
+        self.cost = 0.0
+        self.checked = 0
+        self.predicted = 0.0
+        self.measured = 0.0
+        self._weights = weights
+        self._windows: list[_Window] = []
+        self._at_s = 0.0
+
+    @property
+    def watching(self) -> bool:
+        """Whether `sample` needs the requests."""
+        return bool(self._windows)
+
+    def begun(self, switch: Switch) -> None:
+        """A switch was decided."""
+        self._windows = [window for window in self._windows if window.until_s <= switch.decided_s]
+        decision = switch.decision
+        if decision is None or decision.stay is None:
+            return
+        self.count += 1
+        self.gain += decision.gain
+        self.cost += decision.cost
+        predicted = decision.stay - decision.gain + decision.cost
+        until_s = switch.decided_s + self._weights.horizon_s
+        self._windows.append(_Window(switch, predicted, until_s))
+
+    def sample(self, requests: Iterable[RequestState], now_s: float) -> None:
+        """Count the time since the last call for each request; `requests`: all that wait or run."""
+        present = list(requests)
+        self._windows = [window for window in self._windows if self._goes_on(window, present, now_s)]
+        self._at_s = now_s
+
+    def _goes_on(self, window: _Window, present: list[RequestState], now_s: float) -> bool:
+        if window.switch.problem is not None:
+            return False
+        passed_s = now_s - max(self._at_s, window.switch.decided_s)
+        watched = [r for r in present if r.arrived_s <= window.until_s]
+        first = sum(not tracked.output_tokens for tracked in watched)
+        window.measured += passed_s * (len(watched) + (self._weights.ttft_weight - 1) * first)
+        if watched or now_s < window.until_s:
+            return True
+        self.checked += 1
+        self.predicted += window.predicted
+        self.measured += window.measured
+        return False

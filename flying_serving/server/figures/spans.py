@@ -1,0 +1,79 @@
+"""What the server traces: switches, from the records that `GET /flying/switches` shows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flying_serving.controller.switches import Switch, Switches
+from flying_serving.observe.tracing.events import Event, Row, server_row
+from flying_serving.observe.tracing.writer import TraceWriter
+
+_CUTOVER = ("number", "mode", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms")
+
+
+class SwitchTrace:
+    """Makes events of switches as they happen: the cutover as a span of the row, order to end of drain beside it."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._seen = 0
+        self._open: list[Switch] = []
+
+    def news(self, switches: Switches) -> list[Event]:
+        """The events since the last call. A switch is shown when all engines have answered, or one has not."""
+        fresh: list[Switch] = []
+        for switch in reversed(switches.kept):
+            if switch.number <= self._seen:
+                break
+            if switch.cutover_ms is not None or switch.problem is not None:
+                fresh.append(switch)
+        events: list[Event] = []
+        for switch in reversed(fresh):
+            self._seen = switch.number
+            events += self._shown(switch)
+        self._open += reversed(fresh)
+        events += [self._over(switch) for switch in self._open if not switch.open]
+        self._open = [switch for switch in self._open if switch.open]
+        return events
+
+    def _shown(self, switch: Switch) -> list[Event]:
+        record, began_s = switch.to_json(), switch.ordered_s
+        known = {name: value for name, value in record.items() if not _is_measured(name)}
+        events = [self._row.opened("switch", "switch", switch.number, began_s, known)]
+        if switch.cutover_ms is not None:
+            args = {name: record[name] for name in _CUTOVER}
+            ended_s = began_s + switch.cutover_ms / 1e3
+            events.append(self._row.span(f"{switch.old} -> {switch.new}", "cutover", began_s, ended_s, args))
+        return events
+
+    def _over(self, switch: Switch) -> Event:
+        measured = {name: value for name, value in switch.to_json().items() if _is_measured(name)}
+        ended_s = switch.ordered_s + max(switch.drain_ms or 0.0, switch.cutover_ms or 0.0) / 1e3
+        return self._row.closed("switch", "switch", switch.number, ended_s, measured)
+
+
+def _is_measured(name: str) -> bool:
+    """Whether a field of a switch's record is known only when it is over."""
+    return name.endswith("_ms") or name == "problem"
+
+
+@contextmanager
+def trace_switches(path: str | None, switches: Switches) -> Iterator[Callable[[], None]]:
+    """While the body runs, the function that it gets traces what is new of `switches`; without a path, nothing."""
+    if path is None:
+        yield lambda: None
+        return
+    row = server_row(os.getpid())
+    trace, writer = SwitchTrace(row), TraceWriter(path, row)
+
+    def note() -> None:
+        for event in trace.news(switches):
+            writer.add(event)
+
+    try:
+        yield note
+    finally:
+        note()
+        writer.close()

@@ -1,0 +1,69 @@
+"""What the live view shows of a server at one moment, as plain JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flying_serving.controller.controller import Controller
+from flying_serving.layout.groups import Group
+from flying_serving.observe.view.rolling import WINDOW_S, Rolling
+
+SHOWN_SWITCHES = 40
+
+
+def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any) -> dict[str, Any]:
+    """The answer of `GET /flying/view`.
+
+    Args:
+        rolling: `look` is called.
+        now_s: the controller's time.
+        server: further fields, about the server as it was started (model, `started` as `time`, ...).
+    """
+    rolling.look(now_s)
+    layout, pool, switches = controller.layout, controller.pool, controller.switches.kept
+    engines = range(controller.settings.engines)
+    others = sorted(group for group in controller.loads.groups if group not in layout.groups)
+    oldest_s = pool.oldest_s
+    recent = list(switches)[-SHOWN_SWITCHES:]
+    hard = bool(recent) and recent[-1].mode == "hard"
+    return {
+        **server,
+        "time": time.time(),
+        "policy": controller.settings.policy.name,
+        "slots": controller.settings.limits.slots,
+        "layout": layout.to_lists(),
+        "changing": controller.changing,
+        "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
+        "others": [_group(controller, group) | {"turns": "paused" if hard else "woven"} for group in others],
+        "engines": [_engine(controller, rolling, engine) for engine in engines],
+        "running": controller.running,
+        "pool": {
+            "requests": len(pool),
+            "urgent": pool.urgent,
+            "prompt_tokens": pool.prompt_tokens,
+            "oldest_s": None if oldest_s is None else now_s - oldest_s,
+        },
+        "rolling": rolling.figures(engines, now_s) | {"window_s": WINDOW_S},
+        "switch_count": controller.switches.count,
+        "switches": [switch.to_json() | {"open": switch.open} for switch in recent],
+    }
+
+
+def _group(controller: Controller, group: Group) -> dict[str, Any]:
+    work = controller.loads[group]
+    capacity = controller.settings.capacity
+    return {
+        "engines": list(group),
+        "degree": capacity.degree(len(group)),
+        "requests": len(work.requests),
+        "prefill_tokens": work.prefill_tokens,
+        "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
+        "capacity_tokens": capacity.tokens.get(len(group)),
+    }
+
+
+def _engine(controller: Controller, rolling: Rolling, engine: int) -> dict[str, Any]:
+    """An engine whose last requests were aborted has had no step to say so in: it holds nothing then."""
+    usage = rolling.kv_usage(engine) if controller.loads.of_engine(engine) else 0.0
+    return {"engine": engine, "kv_usage": usage}

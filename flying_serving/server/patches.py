@@ -1,0 +1,81 @@
+"""What vLLM's API server is made to call here: our client, our checks, our routes. `table.install` gets them.
+
+Imports are inside: vLLM loads its plugins, and so this module, in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flying_serving.config import KEY, deployment_of
+from flying_serving.vllm_adapter import table
+
+
+def make_client(
+    original: Any,
+    vllm_config: Any,
+    executor_class: Any,
+    log_stats: bool,
+    client_addresses: dict[str, Any] | None = None,
+    client_count: int = 1,
+    client_index: int = 0,
+    renderer: Any = None,
+) -> Any:
+    """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our key."""
+    if KEY not in (vllm_config.additional_config or {}):
+        return original(vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer)
+    table.install(table.PATCHES)
+    table.install(table.SERVER_PATCHES, HOOKS)
+    from flying_serving.engine.core import FlyingEngineCore
+    from flying_serving.server.client import FlyingClient
+    from flying_serving.server.interrupt import ended_by_signals
+    from flying_serving.server.launch import prepare
+    from flying_serving.vllm_adapter.client import starting
+
+    executor_class = prepare(vllm_config, client_count)
+    run_dir = deployment_of(vllm_config.additional_config).run_dir
+    with starting(run_dir, FlyingEngineCore), ended_by_signals(run_dir):
+        return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
+
+
+def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a stream, after HTTP 200.
+
+    Raises:
+        VLLMValidationError: before that, if no layout of this server can run the request, or it cannot be sent.
+        GracefulHTTPError: if too many wait.
+    """
+    from flying_serving.server.client import FlyingClient
+
+    given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
+    client, prompt = given["self"].engine_core, given["prompt"]
+    if isinstance(client, FlyingClient) and isinstance(prompt, dict):  # else it is not tokens yet
+        of_prompt = {name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")}
+        others = {name: value for name, value in given.items() if name not in ("self", "prompt", "prompt_text")}
+        client.check({"priority": 0} | of_prompt | others)
+    return original(*args, **kwargs)
+
+
+def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
+    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the engines are gone."""
+    from flying_serving.server.client import FlyingClient
+
+    client = getattr(self, "engine_core", None)
+    if isinstance(client, FlyingClient):
+        timeout = client.end(timeout, self.output_processor)
+    original(self, timeout)
+
+
+def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
+    """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
+    original(app, supported_tasks)
+    from flying_serving.server import routes, view
+
+    routes.attach(app, app.state.args)
+    view.attach(app)
+
+
+HOOKS: Mapping[str, Callable[..., Any]] = {
+    hook.__name__: hook for hook in (make_client, check_before_stream, end_in_order, add_routes)
+}

@@ -1,0 +1,26 @@
+"""Entry point `vllm.general_plugins`: vLLM calls it in every process that it starts."""
+
+from __future__ import annotations
+
+import logging
+
+from flying_serving.config import KEY
+from flying_serving.errors import HookError
+from flying_serving.server.patches import HOOKS
+from flying_serving.vllm_adapter import table
+
+logger = logging.getLogger("vllm.flying_serving")
+
+
+def register() -> None:
+    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work; without that key vLLM stays as it is.
+
+    Under another vLLM than the hooks were written for that key is refused.
+    """
+    if table.installed_vllm() == table.VLLM_VERSION:
+        table.install(table.ENTRY_PATCHES, HOOKS)
+        return
+    try:
+        table.apply((table.REFUSAL,))
+    except HookError as error:
+        logger.warning("--additional-config %s would be ignored: %s", KEY, error)

@@ -1,0 +1,27 @@
+"""Programs that have servers to end, whatever signal ends them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """While the body runs, SIGTERM and SIGHUP end it as Ctrl-C does, so that its `finally` clauses run.
+
+    They become SIGINT: an event loop raises that in its task, where an exception would end in some callback.
+    SIGINT itself is obeyed too where a shell has it ignored, as it does for what it runs in the background.
+    """
+
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,170 @@
+"""vLLM's block pool behind the protocol that lending needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flying_serving.errors import IntegrityError
+
+
+def report_through(scheduler: Any, complete: Callable[[Any], None]) -> None:
+    """Let `complete` have every SchedulerStats that a vLLM scheduler makes."""
+    make_stats = scheduler.make_stats
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        stats = make_stats(*args, **kwargs)
+        if stats is not None:
+            complete(stats)
+        return stats
+
+    scheduler.make_stats = made
+
+
+class SchedulerPool:
+    """`flying_serving.memory.lending.Pool` over the BlockPool of a vLLM scheduler."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._pinned: list[list[int]] = []
+        self._ahead: set[str] = set()
+
+    @property
+    def total(self) -> int:
+        """All blocks, the null block left out."""
+        return int(self._pool.num_gpu_blocks) - 1
+
+    def free_count(self) -> int:
+        """Blocks without a user, cached ones included."""
+        return int(self._pool.get_num_free_blocks())
+
+    def take(self, count: int) -> list[int]:
+        """vLLM's own allocation: least recently used first, evicting what they cached."""
+        return [block.block_id for block in self._pool.get_new_blocks(count)]
+
+    def give(self, blocks: list[int]) -> None:
+        """vLLM's own release."""
+        self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
+
+    def pin(self, request_id: str) -> list[int]:
+        """Keep a request's blocks, in its order, whatever becomes of it, until `unpin`."""
+        blocks: list[int] = list(self._scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+        self._pool.touch([self._pool.blocks[b] for b in blocks])
+        self._pinned.append(blocks)
+        return blocks
+
+    def unpin(self, blocks: list[int]) -> None:
+        """Let pinned blocks go."""
+        self._pinned.remove(blocks)
+        self.give(blocks[::-1])  # as vLLM frees them: the end of a request is evicted first
+
+    def prepare(self, request: Any, tokens: int) -> tuple[int, list[int]] | None:
+        """Set blocks aside for the KV of a request's first `tokens` tokens, before the scheduler has it.
+
+        As vLLM does for KV that a connector brings (`Scheduler.schedule`, WAITING_FOR_REMOTE_KVS). Returns how many of
+        these tokens the prefix cache has, and the blocks of all and one more; None if there are too few.
+        """
+        if tokens == 0:  # vLLM allocates nothing for nothing
+            return 0, []
+        manager = self._scheduler.kv_cache_manager
+        cached, start, _ = manager.get_computed_blocks(request)
+        made = manager.allocate_slots(
+            request,
+            0,
+            num_new_computed_tokens=start,
+            new_computed_blocks=cached,
+            num_lookahead_tokens=1,  # else requests that wait for their next step could hold all blocks for ever
+            num_external_computed_tokens=tokens - start,
+            delay_cache_blocks=True,
+            has_scheduled_reqs=False,
+        )
+        if made is None:
+            return None
+        self._ahead.add(request.request_id)
+        return start, list(manager.get_block_ids(request.request_id)[0])
+
+    def missing_for(self, request: Any) -> int:
+        """Blocks that are missing for all of a request's tokens."""
+        return max(0, -(-request.num_tokens // self._scheduler.block_size) - self.free_count())
+
+    def arrived(self, request: Any, tokens: int) -> None:
+        """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it now."""
+        self._ahead.discard(request.request_id)
+        request.num_computed_tokens = tokens
+        self._scheduler.kv_cache_manager.cache_blocks(request, tokens)
+
+    def let_go(self, request: Any) -> None:
+        """No KV comes for a request after all."""
+        self._ahead.discard(request.request_id)
+        self._scheduler.kv_cache_manager.free(request)
+
+    def requests_own(self) -> set[int]:
+        """Blocks that requests hold, those that come or go included, the null block left out."""
+        manager = self._scheduler.kv_cache_manager
+        owned = {block for blocks in self._pinned for block in blocks}
+        for request_id in (*self._scheduler.requests, *self._ahead):
+            for blocks in manager.get_block_ids(request_id):
+                owned.update(blocks)
+        return owned - {self._pool.null_block.block_id}
+
+    def check(self, outside: set[int]) -> None:
+        """Raise IntegrityError unless every block is exactly one of free, owned by a request, or in `outside`."""
+        owned = self.requests_own()
+        free = {b.block_id for b in self._pool.blocks if b.ref_cnt == 0 and not b.is_null}
+        every = {b.block_id for b in self._pool.blocks if not b.is_null}
+        if owned & outside or owned & free or free & outside:
+            raise IntegrityError(f"blocks with two owners: {sorted(owned & outside | owned & free | free & outside)}")
+        if owned | free | outside != every:
+            raise IntegrityError(f"blocks without owner: {sorted(every - owned - free - outside)}")
+        if len(free) != self.free_count():
+            raise IntegrityError(f"{len(free)} blocks without reference, {self.free_count()} in the free list")
+
+    def forget(self, outside: int, **options: Any) -> bool:
+        """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but by others."""
+        self._pool.num_gpu_blocks -= outside
+        try:
+            return bool(self._scheduler.reset_prefix_cache(**options))
+        finally:
+            self._pool.num_gpu_blocks += outside
+
+    def reserved(self) -> int:
+        """Blocks that the scheduler's unfinished requests may still need until they end."""
+        manager = self._scheduler.kv_cache_manager
+        total = 0
+        for request in self._scheduler.requests.values():
+            tokens = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
+            needed = -(-tokens // self._scheduler.block_size)
+            total += max(0, needed - len(manager.get_block_ids(request.request_id)[0]))
+        return total
+
+    def needed_by_running(self) -> int:
+        """Blocks that requests which have begun need beside theirs for the tokens they have and the next one."""
+        scheduler = self._scheduler
+        needed = 0
+        for request in (*scheduler.running, *scheduler.kv_holding_waiting):
+            blocks = -(-(request.num_tokens + 1) // scheduler.block_size)
+            needed += max(0, blocks - len(scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]))
+        return needed
+
+    def missing_for_next(self) -> int:
+        """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
+        scheduler = self._scheduler
+        return self._missing((*scheduler.running, *scheduler.kv_holding_waiting, *scheduler.waiting), 1)
+
+    def missing_for_running(self, ahead: int = 0) -> int:
+        """Blocks without which the next step would preempt a request, were each `ahead` tokens longer."""
+        return self._missing(self._scheduler.running, ahead)
+
+    def _missing(self, requests: Sequence[Any], ahead: int) -> int:
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        budget = scheduler.max_num_scheduled_tokens
+        needed = 0
+        for request in requests:
+            tokens = min(request.num_computed_tokens + budget, request.num_tokens + ahead)
+            if request.num_computed_tokens == 0:
+                tokens = request.num_tokens + ahead  # vLLM admits a prompt when all of it fits
+            blocks = -(-tokens // scheduler.block_size)
+            needed += max(0, blocks - len(manager.get_block_ids(request.request_id)[0]))
+        return max(0, needed - self.free_count())

@@ -1,0 +1,92 @@
+"""Requests that go on in another group: what they got so far comes along as tokens, and is computed again as vLLM
+computes a preempted request again. To the scheduler, penalties, logits processors, grammars and the request's own
+random numbers these tokens are outputs; they are not given out a second time."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
+
+from flying_serving.vllm_adapter.keys import HISTORY_KEY
+
+
+def history_of(params: SamplingParams | None) -> list[int]:
+    """The tokens that a request got elsewhere."""
+    extra = params.extra_args if params is not None else None
+    return list((extra or {}).get(HISTORY_KEY) or ())
+
+
+def why_it_stays(request: EngineCoreRequest, model_config: Any) -> str | None:
+    """Why a request cannot go on elsewhere once it has begun; None if it can."""
+    params = request.sampling_params
+    if params is None:
+        return "it has no sampling parameters"
+    reasons = (
+        (params.prompt_logprobs is not None, "logprobs of its prompt would be given out again"),
+        (params.prompt_logprob_token_ids is not None, "logprobs of its prompt would be given out again"),
+        (request.prompt_embeds is not None, "its prompt has embeddings"),
+        (request.resumable, "its prompt is still coming"),
+        (params.seed is not None and model_config.use_fp64_gumbel, "its random numbers are of double precision"),
+    )
+    return next((reason for found, reason in reasons if found), None)
+
+
+def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
+    """Give a new request its history, before a scheduler has it.
+
+    Args:
+        request: made from `source`; its grammar may still be compiled.
+        source: what the client sent.
+        grammars: the engine's StructuredOutputManager.
+    """
+    history = history_of(source.sampling_params)
+    if not history:
+        return
+    request.append_output_token_ids(history)
+    request.prefill_stats = None  # of its first prefill, wherever that was
+    structured = request.structured_output_request
+    if structured is not None:
+        replay = Request.from_engine_core_request(source, None)
+        structured.grammar = grammars.executor.submit(_replay, grammars, request, replay, structured._grammar)
+
+
+def _replay(grammars: Any, request: Request, replay: Request, compiled: Future[Any]) -> Any:
+    """Advance a grammar by a request's outputs, token by token, as they once came. Raises if it rejects one."""
+    state: Any = replay.structured_output_request
+    state.grammar = compiled.result()
+    for token in list(request.output_token_ids):
+        replay.append_output_token_ids(token)
+        if not grammars.accept_tokens(replay, [token]):
+            raise ValueError(f"{HISTORY_KEY}: the grammar of request {request.request_id} does not allow it")
+    request.structured_output_request.reasoning_ended = state.reasoning_ended
+    request.structured_output_request.reasoner = state.reasoner
+    return state.grammar
+
+
+def add_with_history(original: Any, self: Any, request: Any) -> Any:
+    """Wraps `InputBatch.add_request`: a request that is new here begins with its history as its outputs."""
+    history = history_of(request.sampling_params)
+    if history and not request.output_token_ids:
+        request.output_token_ids = history
+        if request.generator is not None:
+            skip_draws(request.generator, len(history), self.vocab_size)
+    return original(self, request)
+
+
+def skip_draws(generator: torch.Generator, count: int, vocab_size: int) -> None:
+    """Bring the generator of a seeded request to where vLLM's sampler leaves it after `count` tokens.
+
+    On CPU it draws one integer for each (`TopKTopPSampler.forward_cpu`), on CUDA exponential noise for the vocabulary
+    (`random_sample`), which takes the same number of steps each time.
+    """
+    if generator.device.type == "cpu":
+        torch.randint(0, 2**31, (count,), generator=generator, dtype=torch.long)
+        return
+    before = generator.get_offset()
+    torch.empty(vocab_size, device=generator.device).exponential_(generator=generator)
+    generator.set_offset(before + count * (generator.get_offset() - before))

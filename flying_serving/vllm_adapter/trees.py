@@ -1,0 +1,127 @@
+"""A model's modules without its weights, as a rank of any degree would build them."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.utils import swap_tensors
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
+from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+from flying_serving.vllm_adapter.distributed import activate
+from flying_serving.vllm_adapter.loading import parameters_on_meta
+
+_JOIN_S = 60
+_NUMBERED = re.compile(r"(.+?)\.(\d+)(?:\.(.*))?")
+LayerKind = tuple[str, tuple[str, ...]]
+"""The list that a layer is in, and what each module of the layer is."""
+
+
+def module_tree(config: VllmConfig, device: torch.device) -> Module:
+    """What a rank of the active tensor-parallel group builds for `config`, its parameters on the meta device.
+
+    What a model computes itself (rotary tables, ALiBi slopes) is real, and of this rank, on `device`.
+    """
+    dtype = set_default_torch_dtype(config.model_config.dtype)
+    with set_current_vllm_config(config), dtype, torch.random.fork_rng(devices=[]), device, parameters_on_meta():
+        return initialize_model(config, model_config=config.model_config).eval()
+
+
+def layer_kinds(tree: Module) -> dict[LayerKind, int]:
+    """Each kind of layer in a model's lists of layers, and the first place in its list where one is.
+
+    Layers are of a kind if their modules have the same classes, shapes and windows, and have KV of their own or not.
+    """
+    layers: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for name, module in tree.named_modules(remove_duplicate=False):  # what layers share is a part of each
+        if found := _NUMBERED.fullmatch(name):
+            layers[found[1], int(found[2])].append(f"{found[3] or ''}: {_description(module)}")
+    kinds: dict[LayerKind, int] = {}
+    for (place, number), parts in sorted(layers.items()):
+        kinds.setdefault((place, tuple(parts)), number)
+    return kinds
+
+
+def _description(module: Module) -> str:
+    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
+    window = getattr(module, "sliding_window", None)
+    own_kv = getattr(module, "kv_sharing_target_layer_name", None) is None
+    return f"{type(module).__qualname__} {shapes} {window} {own_kv}"
+
+
+def give_data(tree: Module) -> None:
+    """Let each tensor on the meta device be one number, seen in that shape: with an address, and hardly any memory.
+
+    Experts are copied where they are cut, so of these one remains, with one input.
+    """
+    for module in tree.modules():
+        if isinstance(module, RoutedExperts):
+            module.w13_weight = Parameter(module.w13_weight[:1, :, :1], requires_grad=False)
+            module.w2_weight = Parameter(module.w2_weight[:1, :1], requires_grad=False)
+        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            if tensor.is_meta:
+                data = torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+                is_parameter = isinstance(tensor, Parameter)
+                swap_tensors(tensor, Parameter(data, requires_grad=False) if is_parameter else data)
+
+
+def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
+    """The KV cache of an engine with `available` bytes for it, whose layers were built for `config`.
+
+    Raises:
+        ValueError: vLLM's, if they do not hold one request of the longest length.
+    """
+    with set_current_vllm_config(config):
+        register_all_kvcache_specs(config)
+        specs = get_kv_cache_spec(config)
+        layouts = get_supported_kv_cache_layouts(get_current_attn_backends(config))
+        resolve_kv_cache_layout(config, [[layout.name for layout in layouts]], specs.values())
+        return get_kv_cache_configs(config, [specs], [available])[0]
+
+
+@contextmanager
+def world_of_one(config: VllmConfig) -> Iterator[None]:
+    """While the body runs, this process, which must be in no other, is a torch world of its own."""
+    with tempfile.TemporaryDirectory() as scratch, set_current_vllm_config(config):
+        timeout = timedelta(seconds=_JOIN_S)
+        parallel_state.init_distributed_environment(1, 0, f"file://{scratch}/world", 0, "gloo", timeout)
+        parallel_state.initialize_model_parallel(1)
+        try:
+            yield
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
+
+
+def first_of(degree: int) -> Any:
+    """While the body runs, this process, a world of its own, is rank 0 of a tensor-parallel group of `degree`."""
+    return activate(_FirstOf(parallel_state.get_tp_group(), degree))
+
+
+class _FirstOf:
+    """The group of one rank, but for its size: enough to build modules, and none of them is run."""
+
+    def __init__(self, alone: Any, degree: int) -> None:
+        self._alone = alone
+        self.world_size = degree
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._alone, name)

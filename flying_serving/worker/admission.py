@@ -1,0 +1,246 @@
+"""Which group sizes a model admits: asked of its real module tree, without weights and before any engine starts."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch.nn import Module
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.platforms import current_platform
+
+from flying_serving.errors import ConfigError, FlyingError
+from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.vllm_adapter.loading import keep_weights
+from flying_serving.vllm_adapter.trees import (
+    LayerKind,
+    first_of,
+    give_data,
+    kv_config,
+    layer_kinds,
+    module_tree,
+    world_of_one,
+)
+from flying_serving.worker.binding.cuts import check_cuts
+from flying_serving.worker.binding.share import SharedWeights
+from flying_serving.worker.lane import lane_config
+
+CPU = torch.device("cpu")
+DEADLINE_S = 300.0
+"""For building the modules of every degree; a large model takes a few seconds."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a model is made of.
+
+    Attributes:
+        weight_bytes: of the parameters on each device of an engine.
+        kinds: of layers, each with the first place where one is: see `layer_kinds`.
+    """
+
+    weight_bytes: int
+    kinds: Mapping[LayerKind, int]
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """What an engine makes of its memory for KV.
+
+    Attributes:
+        blocks: how many there are, one of which vLLM keeps for itself.
+        block_bytes: on each device, of all layers.
+        block_tokens: tokens in a block of one engine.
+        max_model_len: the longest request, which vLLM may fit to the memory.
+    """
+
+    blocks: int
+    block_bytes: int
+    block_tokens: int
+    max_model_len: int
+
+
+def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
+    """Why a model cannot be split over groups of some sizes, in a process of its own that ends with the answer.
+
+    Args:
+        config: the server's, as vLLM has made it from its flags. It stays as it is.
+        sizes: engines per group, each above 1.
+
+    Returns:
+        for each size that the model does not admit, the layer and the reason. Empty if vLLM cannot even build the
+        model for one engine: that error is better told by an engine.
+
+    Raises:
+        ConfigError: if there is no answer within DEADLINE_S, or an error in its place.
+    """
+    found: dict[int, str] = _apart(examine, config, tuple(sizes)) if sizes else {}
+    return found
+
+
+def anatomy(config: VllmConfig) -> Anatomy:
+    """What a model is made of; it is built without weights, as in `obstacles`.
+
+    Raises:
+        ConfigError: if the model cannot be built, or there is no answer within DEADLINE_S.
+    """
+    found: Anatomy = _apart(dissect, config)
+    return found
+
+
+def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
+    """What an engine would make of its memory for KV.
+
+    Args:
+        config: the server's.
+        available: bytes for KV on each device.
+        widest: engines in the widest group, which has to hold the longest request.
+
+    Raises:
+        ConfigError: in vLLM's words, if it does not; or as in `anatomy`.
+    """
+    plan: KVPlan | str = _apart(plan_kv, config, available, widest)
+    if isinstance(plan, str):
+        raise ConfigError(plan)
+    return plan
+
+
+def _apart(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns in a process of its own, which ends with the answer."""
+    context: Any = multiprocessing.get_context("fork" if current_platform.is_cpu() else "spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, args), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(DEADLINE_S):
+            answer, wrong = ours.recv()
+            if wrong is not None:
+                raise ConfigError(f"--model: {wrong}")
+            return answer
+    except EOFError:
+        process.join()
+        raise ConfigError(f"--model: the process that builds the model ended with {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    raise ConfigError(f"--model: the model was not built without weights within {DEADLINE_S:.0f} s")
+
+
+def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Body of the process. What vLLM says while it builds modules, an engine will say again."""
+    logging.disable()
+    torch.set_num_threads(1)  # a fork has none of the OpenMP threads that its parent has started, and waits for them
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    try:
+        table.install()  # a spawned process has none of the server's hooks
+        answers.send((function(*args), None))
+    except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
+        answers.send((None, reason(error)))
+    answers.close()
+    os._exit(0)  # nothing of the server's, whose copy this process is, may be ended here
+
+
+def dissect(config: VllmConfig) -> Anatomy:
+    """What `anatomy` returns; in this process, which must be in no torch world."""
+    alone = _lane(config, 1)
+    with world_of_one(alone):
+        tree = _tree(alone)
+    weights = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tree.parameters()}
+    return Anatomy(sum(weights.values()), layer_kinds(tree))
+
+
+def plan_kv(config: VllmConfig, available: int, widest: int) -> KVPlan | str:
+    """What `kv_plan` returns, or why vLLM refuses; in this process, which must be in no torch world."""
+    alone = _lane(config, 1)
+    devices = alone.parallel_config.tensor_parallel_size
+    pooled = lane_block_tokens(1, widest, devices, alone.model_config.get_total_num_kv_heads())
+    with world_of_one(alone), pooled_capacity(pooled):
+        _tree(alone)
+        current_platform.update_block_size_for_backend(alone)
+        try:
+            kv = kv_config(alone, available)
+        except ValueError as error:
+            return " ".join(str(error).split())
+    return KVPlan(
+        blocks=kv.num_blocks,
+        block_bytes=sum(tensor.size for tensor in kv.kv_cache_tensors) // kv.num_blocks,
+        block_tokens=kv.kv_cache_groups[0].kv_cache_spec.block_size,
+        max_model_len=alone.model_config.max_model_len,
+    )
+
+
+def examine(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
+    """What `obstacles` returns; in this process, which must be in no torch world."""
+    found: dict[int, str] = {}
+    with world_of_one(_lane(config, 1)):
+        for size in sizes:
+            try:
+                lane1 = _tree(_lane(config, 1))
+            except Exception:  # noqa: BLE001 - whatever a model's constructor raises
+                return {}
+            try:
+                _share(lane1, _lane(config, size), size)
+            except Exception as error:  # noqa: BLE001 - the same
+                found[size] = reason(error)
+    return found
+
+
+def _share(lane1: Module, config: VllmConfig, size: int) -> None:
+    """Share lane 1's weights, of which there is nothing but the shapes, with the first rank of a group.
+
+    Args:
+        lane1: the model of one engine, on the meta device. It is of no use afterwards.
+        config: of the lane for groups of `size` engines.
+
+    Raises:
+        WeightError: naming the layer that cannot be shared, as an engine would. Or whatever the model's constructor
+            raises for this lane.
+    """
+    check_cuts(lane1, size)
+    lane = _tree(config)
+    give_data(lane1)
+    with keep_weights(), set_current_vllm_config(config):
+        weights = SharedWeights(lane1, size, pack=None)
+        weights.share_experts(lane, lane1)
+        weights.bind(lane, 0, size)
+
+
+def _lane(config: VllmConfig, size: int) -> VllmConfig:
+    """The configuration of a lane of an engine by itself; engines are independent."""
+    lane = lane_config(config, size, config.cache_config.block_size)
+    lane.parallel_config.data_parallel_size = 1
+    return lane
+
+
+def _tree(config: VllmConfig) -> Module:
+    """The modules of the first rank, on the meta device."""
+    with first_of(config.parallel_config.tensor_parallel_size):
+        return module_tree(config, CPU)
+
+
+def reason(error: Exception) -> str:
+    """What an exception says of a model, in one line; with the module that was being built, if it does not name it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FlyingError):
+        return text
+    where, line = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        prefix = frame.f_locals.get("prefix")  # every module of vLLM is built with its name
+        where = prefix if isinstance(prefix, str) and prefix else where
+        line = linecache.getline(frame.f_code.co_filename, number).strip()
+    text = text or f"{type(error).__name__} at `{line}`"
+    return f"{where}: {text}" if where else text

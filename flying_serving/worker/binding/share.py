@@ -1,0 +1,217 @@
+"""Share lane 1's weights with lanes of other degrees, layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.nn import Module, Parameter
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+from flying_serving.errors import WeightError
+from flying_serving.layout.shards import Segment
+from flying_serving.memory.storage import (
+    Pack,
+    PackedColumns,
+    PackedRows,
+    SharedLinear,
+    StridedColumns,
+    StridedRows,
+)
+from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
+from flying_serving.worker.binding.experts import expert_unit, install_experts
+from flying_serving.worker.binding.methods import ColumnPart, RowPart, VocabularyPart
+from flying_serving.worker.binding.plain import bind_whole, own_tensors, reachable, refuse_foreign
+
+EXPERT_WEIGHTS, EXPERT_BIASES = ("w13_weight", "w2_weight"), {"w13_bias", "w2_bias"}
+
+
+class SharedWeights:
+    """The weights of one worker, taken over from the model that lane 1 loaded.
+
+    Args:
+        model: lane 1's model, loaded, its weights not yet packed.
+        widest: engines in the widest group, so the finest cut of this worker's shards.
+        pack: CPU: how to pack a matrix. None: keep matrices as loaded and hand out views.
+
+    After the constructor lane 1's own layers multiply with the shared storage too.
+
+    Raises:
+        WeightError: naming the first layer that cannot be shared.
+    """
+
+    def __init__(self, model: Module, widest: int, pack: Pack | None) -> None:
+        self._widest = widest
+        self._pack = pack
+        self._model = model
+        self._full = dict(model.named_modules())
+        self._linear: dict[str, SharedLinear] = {}
+        self._segments: dict[str, tuple[Segment, ...]] = {}
+        self._vocabulary: dict[str, torch.Tensor] = {}
+        self._experts: dict[str, list[tuple[Any, Module]]] = {}
+        heads = _lm_head_weights(model)
+        for name, layer in model.named_modules():
+            self._take(name, layer, heads)
+        self.bind(model, 0, 1)
+        self._storages: set[int] = set()
+
+    def _take(self, name: str, layer: Module, heads: set[int]) -> None:
+        if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
+            raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
+        if isinstance(layer, ColumnParallelLinear):
+            bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
+            self._segments[name] = column_segments(name, layer, self._widest)
+            self._linear[name] = self._columns(layer.weight.data, bias, self._segments[name])
+            self._drop(layer, "weight")
+        elif isinstance(layer, RowParallelLinear):
+            self._linear[name] = self._rows(layer, row_segment(name, layer, self._widest))
+            self._drop(layer, "weight")
+        elif isinstance(layer, VocabParallelEmbedding):
+            self._take_vocabulary(name, layer, heads)
+
+    def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
+        weight = layer.weight.data
+        if weight.data_ptr() in heads:
+            self._linear[name] = self._columns(weight, None, (vocabulary_segment(name, layer, self._widest),))
+        # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
+        if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(self._full):
+            self._drop(layer, "weight")
+        else:
+            self._vocabulary[name] = weight
+
+    def _columns(self, weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]) -> SharedLinear:
+        data = None if bias is None else bias.data
+        if self._pack:
+            return PackedColumns(weight, data, segments, self._pack)
+        return StridedColumns(weight, data, segments)
+
+    def _rows(self, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
+        outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
+        bias = None if outside else layer.bias.data
+        if self._pack:
+            return PackedRows(layer.weight.data, bias, segment, self._pack)
+        return StridedRows(layer.weight.data, bias, segment)
+
+    def _drop(self, layer: Module, name: str) -> None:
+        """Let go of a weight whose bytes live on in packed form."""
+        if self._pack:
+            weight = getattr(layer, name)
+            setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
+
+    def share_experts(self, skeleton: Module, lane1: Module) -> None:
+        """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest lane's model.
+
+        Must be called once, before `bind`, with the skeleton still on the meta device.
+        """
+        shells = dict(skeleton.named_modules())
+        for name, layer in lane1.named_modules():
+            if isinstance(layer, RoutedExperts):
+                if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+                    raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
+                if own_tensors(layer).keys() & EXPERT_BIASES:
+                    raise WeightError(f"{name}: experts with biases cannot be shared between lanes yet")
+                self._experts[name] = [
+                    expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)
+                ]
+                for weight in EXPERT_WEIGHTS:
+                    self._drop(layer, weight)
+        units = _storages(self._experts) - _storages(skeleton)
+        self._storages = units | _storages((lane1, self._linear, self._vocabulary))
+        install_experts(lane1, self._experts, 0, 1)
+
+    def bind(self, model: Module, rank: int, degree: int) -> None:
+        """Give each layer of a lane's model its part of the shared storage.
+
+        Args:
+            model: a model built for `degree` engines, on the meta device; or lane 1's own (degree 1).
+            rank: this engine's place in the group, 0..degree-1.
+            degree: engines in the group.
+
+        Raises:
+            WeightError: naming a parameter that has no shared storage.
+        """
+        for name, layer in model.named_modules():
+            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+                self._bind_linear(name, layer, rank, degree)
+            elif isinstance(layer, VocabParallelEmbedding):
+                self._bind_vocabulary(name, layer, rank, degree)
+            elif degree > 1:
+                cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
+                bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
+        if degree > 1:
+            install_experts(model, self._experts, rank, degree)
+            refuse_foreign(model, self._model, self._storages, rank, degree)
+
+    def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
+        full = self._full[name]
+        if layer.tp_size == full.tp_size and degree > 1:  # vLLM does not cut this one: every rank has all of it
+            rank, degree = 0, 1
+        part = self._linear[name].part(rank, degree)
+        columns = isinstance(layer, ColumnParallelLinear)
+        layer.quant_method = ColumnPart(part) if columns else RowPart(part)
+        layer.weight = full.weight
+        if layer.bias is not None:
+            outside = columns and layer.skip_bias_add
+            layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
+
+    def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
+        """A column-parallel layer's bias that the model adds itself, so that it is not part of the product."""
+        if degree == 1:
+            return cast(Parameter, full.bias)
+        parts, segments = [], self._segments[name]
+        for segment, bias in zip(segments, full.bias.data.split([s.size for s in segments]), strict=True):
+            units = segment.units_of(rank, degree)
+            parts.append(bias[units.start * segment.unit_size : units.stop * segment.unit_size])
+        part = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._storages.add(part.untyped_storage().data_ptr())
+        return Parameter(part, requires_grad=False)
+
+    def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
+        linear = self._linear.get(name)
+        layer.quant_method = VocabularyPart(None if linear is None else linear.part(rank, degree))
+        if name in self._vocabulary:
+            full = self._vocabulary[name]
+            rows = full.shape[0] // degree
+            if layer.weight.shape[0] != rows:
+                raise WeightError(f"{name}.weight: {layer.weight.shape[0]} rows in a lane, {rows} of lane 1's")
+            layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
+        else:
+            layer.weight = self._full[name].weight
+        bias = getattr(self._full[name], "bias", None)
+        if bias is not None and degree > 1:  # vLLM's Transformers backend makes it while it loads: a lane has none
+            rows = bias.shape[0] // degree
+            layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
+        if degree > 1:  # and what an embedding of a model's own multiplies with
+            bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
+
+
+def _storages(root: Any) -> set[int]:
+    """Addresses of the storages of all tensors that can be reached from an object."""
+    return {tensor.untyped_storage().data_ptr() for _, tensor, _ in reachable(root)}
+
+
+def _lm_head_weights(model: Module) -> set[int]:
+    """Addresses of the weights that logits are computed with: heads of their own and embeddings tied to them."""
+    tied = model.lm_head if hasattr(model, "lm_head") else None
+    heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
+    if isinstance(tied, VocabParallelEmbedding):
+        heads.append(tied)
+    if not heads:  # Gemma 2 and others: `compute_logits` multiplies with the embedding itself
+        heads = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    return {layer.weight.data_ptr() for layer in heads}
+
+
+def _embedding_weights(modules: dict[str, Module]) -> set[int]:
+    return {
+        layer.weight.data_ptr()
+        for layer in modules.values()
+        if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
+    }

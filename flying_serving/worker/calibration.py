@@ -1,0 +1,116 @@
+"""How long each lane's step takes, measured at start: what policies go by until traffic shows more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.batches import decode_steps, prefill_steps
+from flying_serving.worker.probes import ENOUGH_S, Probe, probes
+
+REPETITIONS = 3
+REPEATED_S = 2 * ENOUGH_S
+"""A probe is not repeated any more after so long."""
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """What one step of a lane can take: requests, tokens, tokens of one request, and tokens per KV block."""
+
+    sequences: int
+    tokens: int
+    request_tokens: int
+    block_tokens: int
+
+    @classmethod
+    def of(cls, config: Any, blocks: int) -> StepLimits:
+        """The limits of a lane with this VllmConfig and number of KV blocks."""
+        scheduler, block_tokens = config.scheduler_config, config.cache_config.block_size
+        room = (blocks - 1) * block_tokens
+        longest = min(config.model_config.max_model_len, room)
+        return cls(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """REPETITIONS steps of a probe, in blocks of `block_tokens` tokens."""
+
+    probe: Probe
+    block_tokens: int
+
+    def steps(self) -> Iterator[Any]:
+        """One more, that computes nothing and ends the requests."""
+        probe = self.probe
+        if probe.is_prefill:
+            return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, self.block_tokens)
+        context = max(probe.context_tokens, REPETITIONS)
+        return decode_steps(REPETITIONS, probe.tokens, context, self.block_tokens)
+
+
+def batches(limits: StepLimits) -> list[Batch]:
+    """What is measured, as far as one step can take it."""
+    found = probes(limits.sequences, limits.tokens, limits.request_tokens - 1)  # and the token that the step draws
+    return [Batch(probe, limits.block_tokens) for probe in found]
+
+
+def calibrate(
+    size: int,
+    planned: Iterable[Batch],
+    run: Callable[[Any], Any],
+    together: Callable[[bool], bool],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
+    """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group a step.
+
+    Args:
+        size: engines in the lane's group.
+        planned: what to measure.
+        run: makes a step of this lane, from a SchedulerOutput.
+        together: takes whether this engine wants to stop; returns whether any does, on all of them at the same time.
+        clock: seconds.
+
+    Returns:
+        for each batch: [size, seconds of its fastest step, tokens, 1.0 for a prompt or 0.0 for decoding requests of
+        one token each, tokens of context of each of these or before those of the prompt]. The fastest, because what
+        else a machine does while servers start on it only makes steps longer.
+
+    Raises:
+        LaneError: if a step fails, as a request of that size would.
+    """
+    measured: list[list[float]] = []
+    together(False)
+    ended: set[tuple[bool, int]] = set()
+    for batch in planned:
+        probe = batch.probe
+        if probe.kind in ended:
+            continue
+        took_s: list[float] = []
+        enough = False
+        *steps, end = batch.steps()
+        for step in steps:
+            if not enough:
+                took_s.append(_timed(size, probe, run, step, clock))
+                enough = together(sum(took_s) > REPEATED_S)
+        _timed(size, probe, run, end, clock)
+        fastest_s = min(took_s)
+        measured.append([size, fastest_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
+        if together(fastest_s > ENOUGH_S):
+            ended.add(probe.kind)
+    return measured
+
+
+def _timed(size: int, probe: Probe, run: Callable[[Any], Any], step: Any, clock: Callable[[], float]) -> float:
+    """Seconds of a step."""
+    began = clock()
+    try:
+        run(step)
+    except Exception as error:  # whatever the model or its backend raises
+        what = "a prompt" if probe.is_prefill else "decoding requests"
+        raise LaneError(
+            f"group size {size}: a made-up step of {probe.tokens} tokens of {what} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return clock() - began

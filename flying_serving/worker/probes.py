@@ -1,0 +1,49 @@
+"""The steps that a server measures at its start, so that policies know what it can do before traffic shows it.
+
+They reach from what is bound by reading weights to what is bound by arithmetic: a line through small steps alone says
+nothing of what a device with much arithmetic does with large ones. Decoding is measured with little context and with
+much, prompts also with much before them: else lanes that have not served yet would seem not to mind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ENOUGH_S = 0.5
+"""No larger probe of its kind follows one that took so long."""
+SHORT_TOKENS, LONG_TOKENS = 16, 1024
+_SEQUENCES = (1, 8, 64, 256)
+_PROMPTS = (64, 256, 1024, 4096)
+_PIECE, _BEFORE = 256, 8192
+"""Tokens of a piece of a long prompt, and tokens before it."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A step of `tokens` tokens: of one prompt, or one of each decoding request. Each has a context."""
+
+    tokens: int
+    is_prefill: bool
+    context_tokens: int = 0
+
+    @property
+    def kind(self) -> tuple[bool, int]:
+        """What it has in common with smaller and larger ones."""
+        return self.is_prefill, self.context_tokens
+
+
+def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
+    """What to measure, the smallest of each kind first; the most that a step allows in place of what it does not.
+
+    Args:
+        sequences: requests of a step at most.
+        step_tokens: its tokens at most.
+        prompt_tokens: tokens of one prompt at most.
+    """
+    decode = sorted({min(count, sequences, step_tokens) for count in _SEQUENCES})
+    prompts = sorted({min(count, step_tokens, prompt_tokens) for count in _PROMPTS})
+    contexts = sorted({min(count, prompt_tokens) for count in (SHORT_TOKENS, LONG_TOKENS)})
+    short_first = [Probe(count, False, context) for context in contexts for count in decode]
+    piece = min(_PIECE, step_tokens, prompt_tokens // 2)
+    later = [Probe(piece, True, min(_BEFORE, prompt_tokens - piece))] if piece else []
+    return short_first + [Probe(count, True) for count in prompts] + later

@@ -1,0 +1,392 @@
+"""LaneArbiter: the weave. Nobody starves, nobody runs out of turn, nobody waits while there is something to do."""
+
+import random
+from itertools import groupby, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from flying_serving.engine.arbiter import EXPECT_S, STILL_S, LaneArbiter, Serve, StepTurn, Wait
+from flying_serving.layout.groups import Group, Layout
+from tests.engine.node import NEVER, TICK_S, Node
+
+GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
+PRESENT = ([4, 4, 4, 4], [2, 2, 2, 2], [1, 1, 1, 1], [2, 2, 1, 1], [1, 1, 2, 2])
+EVENLY_S = 0.02
+ORDER_S = 0.001
+
+
+def node(
+    present: list[int],
+    busy: set[Group],
+    *,
+    hard: bool = False,
+    k: int = 1,
+    max_pause_s: float = 1e6,
+    step_s: Any = None,
+) -> Node:
+    """Return engines in a layout, their steps of 20 ms each unless said otherwise."""
+    turns = [LaneArbiter(k, max_pause_s) for _ in present]
+    for one, size in zip(turns, present, strict=True):
+        one.switch(size, hard=hard, weave_steps=k, now=0.0)
+    return Node(turns, busy, step_s or (lambda group: EVENLY_S), lambda: ORDER_S)
+
+
+def steps(node: Node, engine: int, size: int | None = None) -> list[tuple[float, float, int]]:
+    """Return (began, ended, size) of an engine's steps that are done."""
+    return [step for step in node.engines[engine].ran if step[1] < NEVER and size in (None, step[2])]
+
+
+def runs(node: Node, engine: int) -> list[tuple[int, int]]:
+    """Return (size, how many in a row) of an engine's steps, the first and the last run left out."""
+    return [(size, len(list(same))) for size, same in groupby(step[2] for step in steps(node, engine))][1:-1]
+
+
+# ---- nobody starves
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    present=st.sampled_from(PRESENT),
+    busy=st.sets(st.sampled_from(GROUPS), min_size=1),
+    hard=st.booleans(),
+    k=st.sampled_from([1, 2, 4, 8, 1000]),
+    max_pause_s=st.sampled_from([0.001, 0.03, 0.06, 0.2, 1.0]),
+    slow=st.dictionaries(st.sampled_from(GROUPS), st.sampled_from([0.01, 0.05, 0.1])),
+    seed=st.integers(0, 1000),
+)
+def test_every_lane_with_work_gets_a_step_in_time(
+    present: list[int],
+    busy: set[Group],
+    hard: bool,
+    k: int,
+    max_pause_s: float,
+    slow: dict[Group, float],
+    seed: int,
+) -> None:
+    """Four engines, any layout, any lanes with work without end: no lane goes without for longer than a pause and a few
+    steps of the others; also where pauses are shorter than steps, and other leaders' steps come in between.
+    """
+    chance = random.Random(seed)
+    turns = [LaneArbiter(k, max_pause_s) for _ in range(4)]
+    for one, size in zip(turns, present, strict=True):
+        one.switch(size, hard=hard, weave_steps=k, now=0.0)
+    engines = Node(
+        turns,
+        busy,
+        lambda group: slow.get(group, 0.02) * chance.uniform(0.8, 1.2),
+        lambda: chance.uniform(0.0001, 0.002),
+    )
+    longest = 0.12
+    end = 3 * (max_pause_s + 13 * longest)
+    engines.run_until(end)
+    for group in busy:
+        ends = [0.0, *(ended for _, ended, _ in steps(engines, group[0], len(group))), end]
+        worst = max(later - earlier for earlier, later in pairwise(ends))
+        assert worst <= max_pause_s + 13 * longest, (group, worst)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    phases=st.lists(
+        st.tuples(st.sampled_from(PRESENT), st.sets(st.sampled_from(GROUPS)), st.booleans(), st.integers(1, 3)),
+        min_size=2,
+        max_size=5,
+    ),
+    always=st.sampled_from(GROUPS),
+    seed=st.integers(0, 1000),
+)
+def test_switches_starve_nobody(
+    phases: list[tuple[list[int], set[Group], bool, int]], always: Group, seed: int
+) -> None:
+    """One lane has work all the time, others come and go, and layouts change at any moment."""
+    chance = random.Random(seed)
+    turns = [LaneArbiter(1, 0.1) for _ in range(4)]
+    engines = Node(turns, {always}, lambda group: chance.uniform(0.005, 0.05), lambda: chance.uniform(0.0001, 0.002))
+    end = 0.0
+    for present, busy, hard, k in phases:
+        engines.busy = busy | {always}
+        for engine, size in enumerate(present):
+            turns[engine].switch(size, hard=hard, weave_steps=k, now=engines.now)
+            engines.look_again(engine)
+        end += chance.uniform(0.01, 2.0)
+        engines.run_until(end)
+    ends = [0.0, *(ended for _, ended, _ in steps(engines, always[0], len(always))), end]
+    assert max(later - earlier for earlier, later in pairwise(ends)) <= 0.1 + 16 * 0.05
+
+
+def test_a_third_lanes_steps_do_not_hold_up_the_count() -> None:
+    """Engine 2: lane 1 is present and busy, steps of all four come from engine 0, and {2,3} drains, four to one.
+
+    Each step of the four starts the count of present steps anew, so that it never comes to four.
+    """
+    engines = node([1, 1, 1, 1], {(2,), (2, 3), (0, 1, 2, 3)}, k=4, max_pause_s=0.5)
+    engines.run_until(10.0)
+    assert len(steps(engines, 2, 2)) >= 10.0 / (0.5 + 4 * EVENLY_S) - 1
+    assert len(steps(engines, 2, 1)) > 100
+
+
+def test_pauses_shorter_than_steps_do_not_starve_the_present_lane() -> None:
+    """Engine 0: lane 1 is present, and two older lanes are late again as soon as the other has run."""
+    for hard in (True, False):
+        engines = node([1, 1, 1, 1], {(0,), (0, 1), (0, 1, 2, 3)}, hard=hard, k=4, max_pause_s=0.001)
+        engines.run_until(10.0)
+        counts = [len(steps(engines, 0, size)) for size in (1, 2, 4)]
+        assert min(counts) > 10.0 / EVENLY_S / 5, counts
+
+
+# ---- k to one
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_a_present_group_and_an_older_lane_of_one_engine(k: int) -> None:
+    """On the leader and on a member: k steps of the group, one of lane 1, and so on."""
+    engines = node([2, 2], {(0, 1), (0,), (1,)}, k=k)
+    engines.run_until(5.0)
+    for engine in (0, 1):
+        assert set(runs(engines, engine)) == {(2, k), (1, 1)}
+        assert len(runs(engines, engine)) > 20
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_a_present_lane_of_one_engine_and_an_older_group(k: int) -> None:
+    """On the leader, whose steps decide; the member runs what is ordered."""
+    engines = node([1, 1], {(0, 1), (0,), (1,)}, k=k)
+    engines.run_until(5.0)
+    assert set(runs(engines, 0)) == {(1, k), (2, 1)}
+    assert {size for size, _ in runs(engines, 1)} == {1, 2}
+    assert len(steps(engines, 1, 2)) in range(len(steps(engines, 0, 2)) - 1, len(steps(engines, 0, 2)) + 2)
+
+
+@pytest.mark.parametrize(("step_s", "in_a_row"), [(0.2, 10), (0.02, 1), (0.005, 1)])
+def test_an_older_lane_of_short_steps_makes_several(step_s: float, in_a_row: int) -> None:
+    """It gets the time of one step of the present lane: coming together costs the group more than stepping."""
+    engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: 0.02 if len(group) == 2 else step_s)
+    engines.run_until(20.0)
+    assert {count for size, count in runs(engines, 0) if size == 2} <= {in_a_row, max(1, in_a_row - 1)}
+    assert len(steps(engines, 0, 2)) > 20 / (step_s + 0.02) / 2
+
+
+def test_members_keep_still_while_an_older_groups_turn_goes_on() -> None:
+    """Its steps follow each other at once, so that engines stand still only for as long as a step of theirs took."""
+    engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: {2: 0.02, 1: (0.2, 0.1)[group[0]]}[len(group)])
+    engines.run_until(20.0)
+    for engine, longest_s in ((0, 0.2), (1, 0.1)):
+        ends = [ended for _, ended, _ in steps(engines, engine, 1)]
+        assert max(late - early for early, late in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
+    for (size, began), (after, ended) in pairwise((step[2], step[0]) for step in steps(engines, 1)):
+        assert (size, after) != (2, 2) or ended - began < 0.02 + STILL_S
+
+
+def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
+    """Its step was shorter than the one before, so there is time for another; but the members have gone on."""
+    ready = {1: True, 2: True}
+    for before_s, told in ((0.02, True), (0.1, False)):
+        turns = LaneArbiter(1, 10.0)
+        turns.switch(1, hard=False, weave_steps=1, now=0.0)
+        turns.ran(2, 0.0, more=False, led_here=True, took_s=before_s)
+        turns.ran(1, 0.1, more=True, led_here=True, took_s=0.1)
+        assert turns.announce(2) is told
+        turns.ran(2, 0.12, more=told, led_here=True, took_s=0.02)
+        assert turns.choose(0.12, ready, ticket=False) == StepTurn(2 if told else 1)
+
+
+def test_where_members_do_something_else_an_older_lane_pays_for_the_wait() -> None:
+    """Coming together costs it nothing, doing so again for its next step does."""
+    turns = LaneArbiter(1, 10.0)
+    turns.switch(1, hard=False, weave_steps=1, now=0.0)
+    ready = {1: True, 2: True}
+    turns.ran(1, 0.2, more=True, led_here=True, took_s=0.2)
+    for now in (0.4, 0.6):
+        assert turns.choose(now - 0.1, ready, ticket=False) == StepTurn(2)
+        assert turns.announce(2)
+        turns.ran(2, now, more=True, led_here=True, took_s=0.02, waited_s=0.2)
+    assert turns.choose(0.6, ready, ticket=False) == StepTurn(1)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_two_older_lanes_share_the_turns_that_are_not_the_presents(k: int) -> None:
+    """Each of them gets at most one step for k of the present lane, and at least one for k plus the other's."""
+    engines = node([2, 2, 2, 2], {(0, 1), (0,), (0, 1, 2, 3)}, k=k)
+    engines.run_until(10.0)
+    present, alone, wide = (len(steps(engines, 0, size)) for size in (2, 1, 4))
+    for older in (alone, wide):
+        assert present / (2 * k) - 2 <= older <= present / k + 2
+    assert present > 10.0 / EVENLY_S / 2
+
+
+def test_an_idle_present_lane_leaves_all_turns_to_older_ones() -> None:
+    """However many steps it could have."""
+    engines = node([2, 2], {(0,), (1,)}, k=1000)
+    engines.run_until(2.0)
+    for engine in (0, 1):
+        assert len(steps(engines, engine, 1)) >= 2.0 / EVENLY_S - 1
+
+
+# ---- hard
+
+
+@pytest.mark.parametrize(("present", "older"), [([2, 2], (0,)), ([2, 2], (1,)), ([1, 1], (0, 1))])
+def test_hard_leaves_older_lanes_alone_but_for_one_step_in_max_pause(present: list[int], older: Group) -> None:
+    """While the present lane is busy: not earlier, and not later than the step that is under way then."""
+    pause = 0.25
+    busy = {older, *Layout.uniform(2, present[0]).groups}
+    engines = node(present, busy, hard=True, k=1, max_pause_s=pause)
+    engines.run_until(10.0)
+    led = older[0]
+    mine = steps(engines, led, len(older))
+    assert len(mine) >= 10.0 / (pause + 3 * EVENLY_S) - 2
+    for (_, ended, _), (began, _, _) in pairwise(mine):
+        # a group's step is ordered when it is due, and begins when its members come to it
+        assert pause - TICK_S <= began - ended <= pause + 2 * EVENLY_S + 2 * ORDER_S
+    # none at once after the switch, but for what a member does before the first ticket has come
+    assert not [began for began, _, _ in mine if ORDER_S <= began < pause]
+    others = [step for step in steps(engines, led) if step[2] != len(older)]
+    assert sum(ended - began for began, ended, _ in others) > 10.0 * 0.7
+
+
+def test_hard_lets_older_lanes_run_when_the_present_one_is_idle() -> None:
+    """Nothing is paused for nothing."""
+    engines = node([2, 2], {(0,), (1,)}, hard=True)
+    engines.run_until(2.0)
+    assert len(steps(engines, 0, 1)) >= 2.0 / EVENLY_S - 1
+
+
+# ---- keeping still
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None:
+    """Its leader said that there is more, and nothing comes: after EXPECT_S it goes on with its own work."""
+    engines = node([2, 2], {(0, 1), (1,)}, hard=hard, k=1000)
+    engines.run_until(1.0)
+    assert [began for began, _, _ in steps(engines, 1, 1)] in ([], [0.0])  # before the first ticket came
+    engines.busy = {(1,)}
+    engines.run_until(2.0)
+    last = steps(engines, 1, 2)[-1][1]
+    alone = [step for step in steps(engines, 1, 1) if step[0] >= last]
+    assert last + EXPECT_S - TICK_S <= alone[0][0] <= last + EXPECT_S + 2 * TICK_S
+    assert all(later[0] == earlier[1] for earlier, later in pairwise(alone))
+    assert len(alone) > 20
+
+
+def test_nobody_keeps_still_after_the_last_step() -> None:
+    """The leader said that there is nothing more; nor does a leader wait for itself, nor anyone after a switch."""
+    ready = {1: True}
+    turns = LaneArbiter(1000, 1e6)
+    turns.switch(2, hard=False, weave_steps=1000, now=0.0)
+    turns.ran(2, 1.0, more=False, led_here=False)
+    assert turns.choose(1.0, ready, ticket=False) == StepTurn(1)
+    turns.ran(2, 2.0, more=True, led_here=True)
+    assert turns.choose(2.0, ready, ticket=False) == StepTurn(1)
+    turns.ran(2, 3.0, more=True, led_here=False)
+    assert isinstance(turns.choose(3.0, ready, ticket=False), Wait)
+    turns.switch(4, hard=False, weave_steps=1000, now=3.0)
+    assert turns.choose(3.0, ready, ticket=False) == StepTurn(1)
+
+
+# ---- each choice
+
+
+class Choices(RuleBasedStateMachine):
+    """Any history of steps, switches and choices against what was promised, kept in plain words."""
+
+    @initialize(k=st.integers(1, 3), max_pause_s=st.sampled_from([0.01, 0.2, 5.0]))
+    def begin(self, k: int, max_pause_s: float) -> None:
+        self.arbiter = LaneArbiter(k, max_pause_s)
+        self.k, self.max_pause_s, self.hard, self.present = k, max_pause_s, False, 1
+        self.now = 100.0
+        self.present_steps = 0
+        self.last: dict[int, float] = {}
+        self.still_until = 0.0
+        self.for_older = False
+        self.told: set[int] = set()
+        self.left_s = 0.0
+        self.turned: set[int] = set()
+        self.took_s: dict[int, float] = {}
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.02, 0.05, 0.3, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(present=st.sampled_from([1, 2, 4]), hard=st.booleans(), k=st.integers(1, 3))
+    def switch(self, present: int, hard: bool, k: int) -> None:
+        if present != self.present:
+            self.still_until = 0.0
+            self.last.setdefault(self.present, self.now)
+        self.present, self.hard, self.k, self.present_steps = present, hard, k, 0
+        self.left_s, self.turned = 0.0, set()
+        self.arbiter.switch(present, hard=hard, weave_steps=k, now=self.now)
+
+    @rule(
+        size=st.sampled_from([1, 2, 4]),
+        more=st.booleans(),
+        led_here=st.booleans(),
+        took_s=st.sampled_from([0.0, 0.01, 0.04]),
+        waited_s=st.sampled_from([0.0, 0.02]),
+    )
+    def a_step_has_run(self, size: int, more: bool, led_here: bool, took_s: float, waited_s: float) -> None:
+        self.last[size] = self.now
+        self.present_steps = self.present_steps + 1 if size == self.present else 0
+        if not led_here or size == self.present:
+            self.for_older = size != self.present
+            still_s = STILL_S if self.for_older else EXPECT_S
+            self.still_until = self.now + still_s if more and not led_here else 0.0
+        self.took_s[size] = took_s + (waited_s if size in self.turned else 0.0)
+        if size == self.present:
+            self.left_s, self.turned = self.took_s[size], set()
+        else:
+            self.left_s -= self.took_s[size]
+            self.turned.add(size)
+        self.arbiter.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
+
+    @rule(size=st.sampled_from([2, 4]))
+    def announce(self, size: int) -> None:
+        took_s = self.took_s.get(size, 0.0)
+        more = size == self.present or (not self.hard and self.left_s - took_s > took_s / 2)
+        assert self.arbiter.announce(size) is more
+        self.told = self.told | {size} if more else self.told - {size}
+
+    @rule(
+        ready=st.dictionaries(st.sampled_from([1, 2, 4]), st.booleans(), min_size=1),
+        ticket=st.booleans(),
+    )
+    def choose(self, ready: dict[int, bool], ticket: bool) -> None:
+        turn = self.arbiter.choose(self.now, ready, ticket=ticket)
+        older = {size for size, has_work in ready.items() if has_work and size != self.present}
+        still = self.now < self.still_until
+        busy = ticket or ready.get(self.present, False) or still
+        if busy:
+            for size in older:
+                self.last.setdefault(size, self.now)
+        if isinstance(turn, Serve):
+            assert ticket
+        elif isinstance(turn, StepTurn):
+            assert ready[turn.size]
+            if turn.size != self.present and busy:
+                late = self.now - self.last[turn.size] >= self.max_pause_s
+                in_turn = turn.size in self.turned and self.left_s > self.took_s[turn.size] / 2
+                in_turn = in_turn and turn.size in {1, *self.told}
+                assert late or (not self.hard and (in_turn or self.present_steps >= self.k))
+                assert in_turn or self.present_steps > 0 or not ready.get(self.present, False)
+            if turn.size == self.present:
+                assert not ticket  # others wait for a ticket, nobody for this
+                assert not (still and self.for_older)
+        else:
+            present = ready.get(self.present, False)
+            assert not ticket
+            assert not present or (still and self.for_older)
+            assert not older or still
+            assert (turn.timeout_s is None) == (not older and not present)
+            if turn.timeout_s is not None:
+                assert 0 <= turn.timeout_s <= EXPECT_S
+                after = self.arbiter.choose(self.now + turn.timeout_s + TICK_S, ready, ticket=False)
+                assert isinstance(after, StepTurn)
+                assert after.size in older or present
+
+
+TestChoices = Choices.TestCase
+TestChoices.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

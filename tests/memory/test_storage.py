@@ -1,0 +1,303 @@
+"""Storage of linear layers: whatever the ranks of a degree compute is, put together, the full product."""
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.memory.storage import (
+    NARROW,
+    PackedColumns,
+    PackedRows,
+    Product,
+    SharedLinear,
+    StridedColumns,
+    StridedRows,
+    rows_of_units,
+    sum_in_pairs,
+)
+
+DEGREES = (1, 2, 4, 8)
+
+
+def plain_pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    """Pack nothing: the product as torch has it, with a copy, so that parts of the original are not used unseen."""
+    weight = weight.clone()
+
+    def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
+        assert out.is_contiguous()
+        assert x.stride(-1) == 1 or x.shape[-1] == 1
+        out.copy_(torch.nn.functional.linear(x, weight, bias))
+
+    return multiply
+
+
+MakeColumns = Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], SharedLinear]
+COLUMNS: dict[str, MakeColumns] = {
+    "packed": lambda weight, bias, segments: PackedColumns(weight, bias, segments, plain_pack),
+    "strided": StridedColumns,
+}
+MakeRows = Callable[[torch.Tensor, torch.Tensor | None, Segment], SharedLinear]
+ROWS: dict[str, MakeRows] = {
+    "packed": lambda weight, bias, segment: PackedRows(weight, bias, segment, plain_pack),
+    "strided": StridedRows,
+}
+
+
+@dataclass
+class Fused:
+    """A fused column-parallel layer, whole numbers for weights so that sums are exact in any order."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    segments: tuple[Segment, ...]
+    x: torch.Tensor
+    widest: int
+
+    def full(self) -> torch.Tensor:
+        """Return the product with the whole weight."""
+        return torch.nn.functional.linear(self.x, self.weight, self.bias)
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    """Return whole numbers, as floats."""
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+@st.composite
+def fused_layers(draw: st.DrawFn) -> Fused:
+    """Draw a layer of one to four segments, cut anywhere or between heads, of which some may be fewer than ranks."""
+    widest = draw(st.sampled_from([2, 4, 8]))
+    heads = draw(st.none() | st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=4))
+    if heads is None:
+        sizes = [widest * n for n in draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))]
+    else:
+        sizes = [count * draw(st.integers(1, 5)) for count in heads]
+    inputs, seed = draw(st.integers(1, 9)), draw(st.integers(0, 99))
+    shape = draw(st.sampled_from([(1,), (7,), (2, 3), (0,)]))
+    bias = numbers(seed + 1, sum(sizes)) if draw(st.booleans()) else None
+    return Fused(
+        numbers(seed, sum(sizes), inputs),
+        bias,
+        segments_of(sizes, widest, heads),
+        numbers(seed + 2, *shape, inputs),
+        widest,
+    )
+
+
+def rows_of_rank(segments: tuple[Segment, ...], rank: int, degree: int) -> list[int]:
+    """Return the rows of the fused weight that a rank works on, segment by segment."""
+    rows, start = [], 0
+    for segment in segments:
+        for unit in segment.units_of(rank, degree):
+            first = start + unit * segment.unit_size
+            rows += range(first, first + segment.unit_size)
+        start += segment.size
+    return rows
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@settings(max_examples=120)
+@given(layer=fused_layers())
+def test_a_rank_computes_its_columns_of_the_full_product(kind: str, layer: Fused) -> None:
+    """Of each segment its own units, in the segments' order, bias included; all ranks together compute everything."""
+    full = layer.full()
+    storage = COLUMNS[kind](layer.weight, layer.bias, layer.segments)
+    for degree in [degree for degree in DEGREES if degree <= layer.widest]:
+        found = torch.full_like(full, float("nan"))
+        for rank in range(degree):
+            rows = rows_of_rank(layer.segments, rank, degree)
+            out = storage.part(rank, degree)(layer.x)
+            assert torch.equal(out, full[..., rows]), (rank, degree)
+            found[..., rows] = out
+        assert torch.equal(found, full)
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_one_segment_is_the_ranks_outputs_side_by_side(kind: str) -> None:
+    """What an all-gather makes of logits."""
+    weight, x = numbers(0, 24, 5), numbers(1, 3, 5)
+    storage = COLUMNS[kind](weight, None, (Segment(24, 8),))
+    for degree in DEGREES:
+        parts = [storage.part(rank, degree)(x) for rank in range(degree)]
+        assert torch.equal(torch.cat(parts, dim=-1), x @ weight.t())
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@settings(max_examples=80)
+@given(
+    outputs=st.integers(1, 9),
+    unit=st.integers(1, 5),
+    widest=st.sampled_from([1, 2, 4, 8]),
+    shape=st.sampled_from([(1,), (7,), (2, 3), (0,)]),
+    seed=st.integers(0, 99),
+)
+def test_the_ranks_partial_products_sum_to_the_full_one(
+    kind: str, outputs: int, unit: int, widest: int, shape: tuple[int, ...], seed: int
+) -> None:
+    """Each rank multiplies the columns that its inputs belong to, and the bias counts once."""
+    weight, x = numbers(seed, outputs, unit * widest), numbers(seed + 1, *shape, unit * widest)
+    bias = numbers(seed + 2, outputs) if seed % 2 else None
+    storage = ROWS[kind](weight, bias, Segment(unit * widest, widest))
+    for degree in [degree for degree in DEGREES if degree <= widest]:
+        width = unit * widest // degree
+        parts = [storage.part(r, degree)(x[..., r * width : (r + 1) * width].clone()) for r in range(degree)]
+        assert torch.equal(torch.stack(parts).sum(0), torch.nn.functional.linear(x, weight, bias))
+
+
+@settings(max_examples=60)
+@given(widest=st.sampled_from([2, 4, 8]), unit=st.integers(1, 40), tokens=st.integers(1, 5), seed=st.integers(0, 99))
+def test_packed_sums_have_the_same_bits_at_every_degree(widest: int, unit: int, tokens: int, seed: int) -> None:
+    """With real numbers, whose sums depend on their order: ranks that are added in pairs repeat what one rank does."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = (
+        torch.randn(13, unit * widest, generator=generator),
+        torch.randn(tokens, unit * widest, generator=generator),
+    )
+    bias = torch.randn(13, generator=generator)
+    storage = PackedRows(weight, bias, Segment(unit * widest, widest), plain_pack)
+    one = storage.part(0, 1)(x)
+    torch.testing.assert_close(one, torch.nn.functional.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    for degree in [degree for degree in DEGREES if 1 < degree <= widest]:
+        width = unit * widest // degree
+        parts = [storage.part(r, degree)(x[:, r * width : (r + 1) * width]) for r in range(degree)]
+        assert torch.equal(sum_in_pairs(parts), one)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("units", [2, 4, 8])
+def test_narrow_units_are_rounded_as_often_as_ranks_of_stock(units: int, dtype: torch.dtype) -> None:
+    """A rank of stock rounds its product and the sum over the ranks is rounded: so 1.41 times the error of one product.
+
+    However many units there are: each rounds less, as its product is smaller. To round at each addition gave 2.1.
+    """
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(128, 1024, generator=generator).to(dtype)
+    x = torch.randn(32, 1024, generator=generator).to(dtype)
+    exact = x.double() @ weight.double().t()
+
+    def error(found: torch.Tensor) -> float:
+        return float((found.double() - exact).square().mean().sqrt())
+
+    one = error(torch.nn.functional.linear(x, weight))
+    storage = PackedRows(weight, None, Segment(1024, units), plain_pack)
+    ours = storage.part(0, 1)(x)
+    assert ours.dtype == dtype
+    assert error(ours) / one <= 1.55
+
+
+def test_a_part_can_be_used_again_and_leaves_its_input_alone() -> None:
+    """Sums are made in place, but never in what a unit keeps or was given."""
+    weight, x = numbers(0, 6, 8), numbers(1, 3, 8)
+    for make in ROWS.values():
+        part = make(weight, None, Segment(8, 4)).part(0, 1)
+        before = x.clone()
+        first = part(x)
+        kept = first.clone()
+        assert torch.equal(part(x), kept)
+        assert torch.equal(first, kept)
+        assert torch.equal(x, before)
+    assert torch.equal(weight, numbers(0, 6, 8))
+
+
+@given(exponent=st.integers(0, 4))
+def test_sum_in_pairs(exponent: int) -> None:
+    """Neighbours first; a number of parts that is no power of two is refused."""
+    count = 2**exponent
+    parts = [torch.tensor([1e8 if n % 2 else -1e8, float(n)]) for n in range(count)]
+    total = torch.stack(parts).double().sum(0)
+    assert torch.equal(sum_in_pairs(parts).double(), total)
+    if count > 1:
+        with pytest.raises(ValueError, match="zip"):
+            sum_in_pairs([torch.zeros(1)] * (count + 1))
+
+
+def test_rows_of_units() -> None:
+    """A unit's rows of each segment in the fused weight."""
+    segments = (Segment(8, 4), Segment(4, 2), Segment(4, 2))
+    assert rows_of_units(segments, 1) == [slice(2, 4), slice(10, 12), slice(14, 16)]
+
+
+# ---- one copy
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a product holds on to, through closures, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_of(one)
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            yield from tensors_of(cell.cell_contents)
+
+
+def lies_in(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether every element of a view lies in the memory of a tensor."""
+    begin, end = whole.data_ptr(), whole.data_ptr() + whole.numel() * whole.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+    first = part.data_ptr()
+    return begin <= first and first + (last + 1) * part.element_size() <= end
+
+
+@settings(max_examples=60)
+@given(layer=fused_layers())
+def test_strided_columns_are_views_of_the_weight_as_loaded(layer: Fused) -> None:
+    """Each tensor that a part holds lies in the weight's memory or the bias's; a changed weight changes all parts."""
+    storage = StridedColumns(layer.weight, layer.bias, layer.segments)
+    parts = [(r, d, storage.part(r, d)) for d in DEGREES if d <= layer.widest for r in range(d)]
+    for _, _, part in parts:
+        held = list(tensors_of(part))
+        assert held
+        for tensor in held:
+            assert lies_in(tensor, layer.weight) or (layer.bias is not None and lies_in(tensor, layer.bias))
+    layer.weight.mul_(-2)
+    if layer.bias is not None:
+        layer.bias.add_(1)
+    full = layer.full()
+    for rank, degree, part in parts:
+        assert torch.equal(part(layer.x), full[..., rows_of_rank(layer.segments, rank, degree)])
+
+
+@given(unit=st.integers(1, 5), widest=st.sampled_from([1, 2, 4, 8]))
+def test_strided_rows_are_views_of_the_weight_as_loaded(unit: int, widest: int) -> None:
+    """As above, for row-parallel layers."""
+    weight, x = numbers(0, 6, unit * widest), numbers(1, 3, unit * widest)
+    storage = StridedRows(weight, None, Segment(unit * widest, widest))
+    parts = [(r, d, storage.part(r, d)) for d in DEGREES if d <= widest for r in range(d)]
+    for _, _, part in parts:
+        (held,) = tensors_of(part)
+        assert lies_in(held, weight)
+    weight.mul_(3)
+    for rank, degree, part in parts:
+        width = unit * widest // degree
+        columns = slice(rank * width, (rank + 1) * width)
+        assert torch.equal(part(x[:, columns]), x[:, columns] @ weight[:, columns].t())
+
+
+@settings(max_examples=40)
+@given(layer=fused_layers())
+def test_packed_units_hold_each_weight_once(layer: Fused) -> None:
+    """Each is packed once at the start, and parts of all degrees are made of those: no bytes for a further lane."""
+    packed: list[torch.Tensor] = []
+
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        packed.append(weight)
+        return plain_pack(weight, bias)
+
+    storage = PackedColumns(layer.weight, layer.bias, layer.segments, pack)
+    assert sum(weight.numel() for weight in packed) == layer.weight.numel()
+    units = len(packed)
+    for degree in [degree for degree in DEGREES if degree <= layer.widest]:
+        for rank in range(degree):
+            storage.part(rank, degree)
+    assert len(packed) == units
+    rows = torch.cat(packed).tolist()
+    assert sorted(rows) == sorted(layer.weight.tolist())

@@ -1,0 +1,205 @@
+"""The live view in a browser, against a live server of two engines with an API key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from flying_serving.testing.tiny import make_model
+from tests.live import ROOT, Server
+from tests.observe.view.browser import Watched, chromium
+
+pytestmark = pytest.mark.server
+
+KEY = "a-key"
+WITHIN_MS = 1000
+SIZES = {"phone": ViewportSize(width=390, height=844), "desktop": ViewportSize(width=1440, height=900)}
+ALONE, TOGETHER = [[0], [1]], [[0, 1]]
+
+INSIDE = """engines => {
+    const hull = document.querySelectorAll(".hull")[engines[0]].getBoundingClientRect();
+    const inside = Array.from(document.querySelectorAll(".engine")).map(tile => {
+        const { left, right, top, bottom } = tile.getBoundingClientRect();
+        return left > hull.left && right < hull.right && top > hull.top && bottom < hull.bottom;
+    });
+    return inside.every((is, engine) => is === engines.includes(engine));
+}"""
+"""Whether the outline of the first of these engines has them in it and no others."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    live = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, f"--api-key={KEY}")
+    live.http.headers["Authorization"] = f"Bearer {KEY}"
+    with live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(params=SIZES)
+def watched(server: Server, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    """A fresh tab, which does not know the key, of a server whose engines are alone."""
+    server.layout(ALONE)
+    with tab(browser, SIZES[request.param]) as found:
+        yield found
+        assert [url for url in found.asked if not url.startswith(server.url + "/")] == []
+
+
+@contextmanager
+def tab(browser: Browser, size: ViewportSize) -> Iterator[Watched]:
+    context = browser.new_context(viewport=size)
+    try:
+        yield Watched(context.new_page())
+    finally:
+        context.close()
+
+
+def enter(page: Page, server: Server, key: str = KEY) -> None:
+    """Open the view and give it the key."""
+    page.goto(f"{server.url}/flying/")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Show the server").click()
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing has to be scrolled sideways."""
+    found: bool = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    return found
+
+
+@contextmanager
+def load(server: Server, count: int) -> Iterator[None]:
+    """So many requests at a time, until the block is left."""
+    leaving: list[bool] = []
+
+    def ask(number: int) -> None:
+        while not leaving:
+            server.complete([number + 1] * 20, max_tokens=100, ignore_eos=True)
+
+    with ThreadPoolExecutor(count) as threads:
+        asked: list[Future[Any]] = [threads.submit(ask, number) for number in range(count)]
+        try:
+            yield
+        finally:
+            leaving.append(True)
+    for each in asked:
+        each.result()
+
+
+def test_layouts_change_on_screen_within_a_second(watched: Watched, server: Server) -> None:
+    """Under load: engines of a group in one outline, its degree, figures, and the switch with its reason."""
+    page = watched.page
+    enter(page, server)
+    expect(page.locator("#layout")).to_have_text("1+1")
+    with load(server, 4):
+        for groups, degrees, outlines in ((TOGETHER, "2", 1), (ALONE, "1+1", 2), (TOGETHER, "2", 1)):
+            server.layout(groups)
+            expect(page.locator("#layout")).to_have_text(degrees, timeout=WITHIN_MS)
+            expect(page.locator(".hull:not(.merged)")).to_have_count(outlines, timeout=WITHIN_MS)
+            for engines in groups:
+                for engine in engines:
+                    group = ",".join(map(str, engines))
+                    expect(page.locator(".engine").nth(engine)).to_have_attribute("data-group", group)
+                page.wait_for_function(INSIDE, arg=engines)
+                badge = page.locator(".hull").nth(engines[0]).locator(".badge")
+                expect(badge).to_have_text(f"TP {len(engines)}")
+            newest = page.locator("#switches li").first
+            expect(newest).to_contain_text("ordered by an operator")
+            expect(newest).to_contain_text("cutover")
+            assert fits(page)
+        expect(page.locator(".hull").first.locator(".load b")).not_to_have_text("0")
+        for figure in ("#ttft", "#tpot"):
+            expect(page.locator(f"{figure} b")).not_to_have_text("–")
+        expect(page.locator("#tokens b")).not_to_have_text("0")
+    assert watched.problems == []
+
+
+def test_the_key_is_asked_for_before_anything_else(watched: Watched, server: Server) -> None:
+    """Nothing is fetched without it; the tab then knows it, also when it is loaded again."""
+    page = watched.page
+    page.goto(f"{server.url}/flying/")
+    expect(page.get_by_label("API key")).to_be_visible()
+    expect(page.locator("#view")).to_be_hidden()
+    assert watched.looks() == 0 and fits(page)
+    enter(page, server)
+    expect(page.locator("#view")).to_be_visible()
+    page.reload()
+    expect(page.locator("#link")).to_have_text("live")
+    expect(page.get_by_label("API key")).to_be_hidden()
+    assert watched.problems == []
+
+
+def test_a_wrong_key_shows_nothing(watched: Watched, server: Server) -> None:
+    """The page says so and asks again; the browser itself logs the 401."""
+    page = watched.page
+    enter(page, server, "another-key")
+    expect(page.locator("#ask-why")).to_have_text("The server refused this API key.")
+    expect(page.locator("#view")).to_be_hidden()
+    assert page.evaluate("sessionStorage.length") == 0
+    assert len(watched.problems) == 1 and "401" in watched.problems[0]
+    page.get_by_label("API key").fill("schlüssel")
+    page.get_by_role("button", name="Show the server").click()
+    expect(page.locator("#ask-why")).to_contain_text("ASCII")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Show the server").click()
+    expect(page.locator("#view")).to_be_visible()
+
+
+@pytest.mark.parametrize("sent", ["", "Bearer another-key", f"Bearer {KEY}x", f"Basic {KEY}", KEY])
+def test_data_never_comes_without_the_key(server: Server, sent: str) -> None:
+    headers = {"Authorization": sent}
+    answer = server.http.get("/flying/view", headers=headers)
+    assert answer.status_code == 401
+    page = server.http.get("/flying/", headers=headers)
+    assert page.status_code == 200
+    assert server.model not in answer.text + page.text
+
+
+@pytest.mark.parametrize("watched", ["desktop"], indirect=True)
+def test_a_hidden_tab_does_not_ask(watched: Watched, server: Server) -> None:
+    """It goes on at once when it is seen again. The page's clock is the test's."""
+    page = watched.page
+    page.clock.install()
+    enter(page, server)
+    expect(page.locator("#link")).to_have_text("live")
+    page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    page.clock.run_for(1000)
+    before = watched.looks()
+    page.clock.run_for(60_000)
+    assert watched.looks() == before
+    page.evaluate("delete document.hidden")
+    with page.expect_response("**/flying/view"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    assert watched.looks() == before + 1
+
+
+@pytest.mark.parametrize("watched", ["desktop"], indirect=True)
+def test_a_server_that_does_not_answer_is_shown_as_lost(watched: Watched, server: Server) -> None:
+    """What was known stays, faded, until it answers again."""
+    page = watched.page
+    enter(page, server)
+    expect(page.locator("#link")).to_have_text("live")
+    page.route("**/flying/view", lambda route: route.abort())
+    expect(page.locator("#link")).to_have_text("no answer, trying again")
+    expect(page.locator("main.stale")).to_be_visible()
+    page.unroute("**/flying/view")
+    expect(page.locator("#link")).to_have_text("live")
+    expect(page.locator("main.stale")).to_have_count(0)
+
+
+def test_looks_are_not_logged(server: Server) -> None:
+    """A page would write three lines a second; other requests are logged as ever."""
+    assert server.http.get("/flying/view").status_code == 200
+    assert server.http.get("/flying/switches").status_code == 200
+    assert "GET /flying/switches" in server.log()
+    assert "GET /flying/view" not in server.log()

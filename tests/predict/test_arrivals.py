@@ -1,0 +1,83 @@
+"""Arrivals: how often requests come, as far as chance allows to say."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.predict.arrivals import BURST_S, Arrivals
+
+
+def after(times_s: list[float]) -> Arrivals:
+    """Return what is known after arrivals at these times."""
+    arrivals = Arrivals()
+    for time_s in times_s:
+        arrivals.add(time_s)
+    return arrivals
+
+
+def at_random(rate: float, seconds: float, seed: int, begin_s: float = 0.0) -> list[float]:
+    """Return times of arrivals."""
+    draw = random.Random(seed)
+    times_s = [begin_s + draw.expovariate(rate)]
+    while times_s[-1] < begin_s + seconds:
+        times_s.append(times_s[-1] + draw.expovariate(rate))
+    return times_s
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.0, 10.0, 100.0])
+def test_a_steady_rate_is_found(rate: float) -> None:
+    """Of arrivals at random: right on average, and hardly ever twice as high."""
+    arrivals, seen = Arrivals(), []
+    for time_s in at_random(rate, 400.0, 1):
+        if time_s > 50.0:
+            seen.append(arrivals.rate(time_s))
+        arrivals.add(time_s)
+    assert sum(seen) / len(seen) == pytest.approx(rate, rel=0.2)
+    assert sum(value > 2 * rate for value in seen) / len(seen) < 0.05
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_burst_is_noticed_at_once_and_its_end_soon(seed: int) -> None:
+    """Within a second or two, at four times the rate."""
+    quiet_s, burst_s = at_random(2.0, 60.0, seed), at_random(8.0, 30.0, seed, 61.0)
+    assert after(quiet_s).rate(60.0) < 4.0
+    assert after([*quiet_s, *(time_s for time_s in burst_s if time_s < 63.0)]).rate(63.0) > 4.0
+    over = after([*quiet_s, *burst_s])
+    assert over.rate(91.0) > 5.0
+    assert over.rate(94.0) < 3.0
+
+
+@settings(deadline=None)
+@given(times_s=st.lists(st.floats(0, 100), max_size=60).map(sorted), wait_s=st.floats(5, 50))
+def test_without_arrivals_the_rate_falls(times_s: list[float], wait_s: float) -> None:
+    """To nothing; it is never negative."""
+    arrivals = after(times_s)
+    now_s = times_s[-1] if times_s else 0.0
+    last, later = arrivals.rate(now_s), arrivals.rate(now_s + wait_s)
+    assert (last > 0) == bool(times_s)
+    assert 0.0 <= later <= max(1.0, last)
+    assert 0.0 <= arrivals.rate(now_s + 1000.0) < 0.02
+
+
+def test_many_at_once_are_no_trouble() -> None:
+    """Thousands in one moment after hours of silence: a very high rate, and it passes."""
+    arrivals = after([0.0, *[7200.0] * 5000])
+    assert 500.0 < arrivals.rate(7200.1) < 1e6
+    assert arrivals.rate(7230.0) < 10.0
+
+
+def test_how_long_bursts_last_is_learned() -> None:
+    """Of those that there were, and one of a usual length; one that goes on is expected to end, but not at once."""
+    arrivals = Arrivals()
+    assert arrivals.burst_s == BURST_S
+    for number in range(12):
+        begin_s = 60.0 * number
+        for time_s in (*at_random(1.0, 52.0, number, begin_s), *at_random(10.0, 8.0, number, begin_s + 52.0)):
+            arrivals.add(time_s)
+    assert arrivals.rate(720.0) > 6.0
+    assert arrivals.burst_s < 8.0
+    assert arrivals.rate(740.0) < 2.0
+    assert arrivals.burst_s == pytest.approx((BURST_S + 12 * 8.0) / 13, rel=0.25)
+    assert 0.5 < arrivals.usual_rate < 5.0

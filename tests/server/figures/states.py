@@ -1,0 +1,31 @@
+"""A server's state as the live view shows it, from a controller without engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.layout.groups import Layout
+from flying_serving.observe.view.rolling import Rolling
+from flying_serving.server.figures.state import state
+from tests.controller.shell import REPORT, settings
+
+
+def look(controller: Controller, rolling: Rolling, now_s: float) -> dict[str, Any]:
+    """The answer of `GET /flying/view`."""
+    return state(controller, rolling, now_s, started=0.0, model="llama", devices_per_engine=1, group_sizes=[1, 2, 4])
+
+
+def switched(mode: str = "weave") -> tuple[Controller, Rolling]:
+    """Of four engines one has a request with two tokens; then 0 and 1 merge, and more come than there is room for."""
+    controller, rolling = Controller(settings("manual", slots=1, capped=True)), Rolling(4)
+    rolling.look(1.0)
+    controller.arrived("old", RequestSpec(30, 50, 20), 1.0)
+    controller.tokens("old", 2, 1.5)
+    rolling.take(0, 0.25, 2, [0.5], [0.1], 1.5)
+    controller.order(Layout(((0, 1), (2,), (3,))), mode, None, 2.0)
+    controller.acknowledged([REPORT], 2.1)
+    for number in range(5):
+        controller.arrived(f"new{number}", RequestSpec(10, 20, 10), 3.0 + number)
+    return controller, rolling

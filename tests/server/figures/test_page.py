@@ -1,0 +1,145 @@
+"""What Prometheus reads of a controller, its switches and engines; and that the documentation says the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.layout.groups import Layout
+from flying_serving.observe.metrics.engine import EngineFigures
+from flying_serving.observe.metrics.histogram import Histogram
+from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
+from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.server.figures.predictions import Predictions
+from flying_serving.server.figures.switches import SwitchTally
+from tests.controller.shell import REPORT, settings
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+FIGURES = EngineFigures(
+    hard=True,
+    requests={1: (3, 1), 2: (2, 0)},
+    lent_blocks={2: 7, 4: 0},
+    steps={1: Histogram(STEP_BOUNDS_S).row, 2: [0.3, *[0] * 6, 1, *[0] * 6]},
+    prefix_cache={1: (100, 32), 2: (50, 0)},
+)
+
+
+def read(page: Page) -> dict[str, float]:
+    """Samples of a page by name and labels in the order of their names, without the model's name."""
+    registry, published = CollectorRegistry(), Published()
+    published.metrics = page.metrics
+    registry.register(published)
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == "llama"
+            labels = ",".join(sample.labels.values())
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_the_documentation_lists_exactly_these() -> None:
+    """Name, type, labels, unit and meaning, row by row."""
+    rows = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `flying:")]
+    expected = [
+        f"| `{f.name}` | {f.kind} | {', '.join(f'`{label}`' for label in f.labels)} | {f.unit} | {f.meaning} |"
+        for f in TABLE
+    ]
+    assert [re.sub(r" +", " ", row) for row in rows] == [re.sub(r" +", " ", row) for row in expected]
+
+
+@pytest.mark.parametrize("family", TABLE, ids=lambda family: family.name)
+def test_names_follow_the_conventions(family: object) -> None:
+    """Base units at the end, `_total` for counters and nothing else."""
+    name, kind, unit = family.name, family.kind, family.unit  # type: ignore[attr-defined]
+    assert re.fullmatch(r"flying:[a-z_]+", name)
+    assert name.endswith("_total") == (kind == "counter")
+    assert (unit == "seconds") == (re.search(r"(?<!request)_seconds$", name) is not None)
+    assert (unit == "request-seconds") == name.endswith("request_seconds_total")
+
+
+def test_layout_and_pool() -> None:
+    """Each engine has the size and the degree of its group; the pool's age is that of its head."""
+    controller = Controller(settings("static-dp"))
+    controller.layout = Layout(((0, 1), (2,), (3,)))
+    page = Page("llama")
+    put_controller(page, controller, 2, 50.0)
+    found = read(page)
+    assert found["flying:layout_info{2+1+1}"] == 1
+    assert [found[f"flying:engine_group_size{{{engine}}}"] for engine in range(4)] == [2, 2, 1, 1]
+    assert [found[f"flying:engine_degree{{{engine}}}"] for engine in range(4)] == [4, 4, 2, 2]
+    assert found["flying:pool_requests{}"] == found["flying:pool_oldest_age_seconds{}"] == 0
+
+
+def test_the_age_of_the_pool_is_that_of_its_head() -> None:
+    """All slots of all engines are taken, the others wait."""
+    controller = Controller(settings("load", slots=1))
+    for number in range(7):
+        controller.arrived(f"r{number}", RequestSpec(20, 30), 10.0 + number)
+    page = Page("llama")
+    put_controller(page, controller, 1, 50.0)
+    found = read(page)
+    assert found["flying:pool_requests{}"] == len(controller.pool) > 0
+    assert controller.pool.oldest_s is not None
+    assert found["flying:pool_oldest_age_seconds{}"] == 50.0 - controller.pool.oldest_s > 0
+
+
+def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
+    """Those with requests; by what the engine says, whose last order it was."""
+    controller = Controller(settings("manual", engines=2))
+    controller.arrived("r", RequestSpec(10, 20), 1.0)
+    group = controller.group_of("r")
+    assert group in ((0,), (1,))
+    controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
+    for figures, state in (({}, "woven"), ({0: FIGURES, 1: FIGURES}, "paused")):
+        page = Page("llama")
+        put_lanes(page, controller, (1, 2), figures)
+        set_ = sorted(name for name, value in read(page).items() if value)
+        bound = [f"flying:lane_state{{{engine},2,bound}}" for engine in (0, 1)]
+        assert set_ == sorted([*bound, f"flying:lane_state{{{group[0]},1,{state}}}"])
+
+
+def test_an_engines_own_figures() -> None:
+    """They come back as they were sent."""
+    page = Page("llama")
+    put_engine(page, 3, EngineFigures.of(FIGURES.to_plain()))
+    found = read(page)
+    assert found["flying:lane_requests_running{3,1}"] == 3
+    assert found["flying:lane_requests_waiting{3,1}"] == 1
+    assert found["flying:lent_blocks{3,2}"] == 7
+    assert found["flying:prefix_cache_queries_total{3,1}"] == 100
+    assert found["flying:prefix_cache_hits_total{3,1}"] == 32
+    assert found["flying:step_duration_seconds_sum{3,2}"] == pytest.approx(0.3)
+    assert found["flying:step_duration_seconds_count{3,2}"] == 1
+    assert found["flying:step_duration_seconds_bucket{3,2,0.05}"] == 0
+    assert found["flying:step_duration_seconds_bucket{3,2,0.1}"] == 1
+    assert found["flying:step_duration_seconds_count{3,1}"] == 0
+
+
+def test_switches_by_what_they_were() -> None:
+    """Those of every way to switch are there from the start, so that rates begin at 0."""
+    controller, tally = Controller(settings("manual", engines=2)), SwitchTally()
+    predictions = Predictions(settings().weights)
+    controller.order(Layout.uniform(2, 2), "soft", None, 2.0)
+    controller.acknowledged([REPORT], 2.1)
+    tally.update(controller.switches.kept)
+    predictions.count, predictions.gain, predictions.cost = 3, 4.0, 5.0
+    predictions.checked, predictions.predicted, predictions.measured = 6, 7.0, 8.0
+    page = Page("llama")
+    put_switches(page, tally, predictions)
+    found = read(page)
+    assert found["flying:switches_total{1+1,soft,operator,2}"] == 1
+    assert found["flying:switch_failures_total{soft}"] == 0
+    assert found["flying:switch_cutover_seconds_count{soft}"] == 1
+    assert found["flying:switch_cutover_seconds_sum{soft}"] == pytest.approx(0.002)
+    assert found["flying:switch_drain_seconds_count{hard}"] == 0
+    names = ["switch_predictions", "switch_predicted_gain_request_seconds", "switch_predicted_cost_request_seconds"]
+    assert [found[f"flying:{name}_total{{}}"] for name in names] == [3, 4, 5]
+    names = ["checked_predictions", "checked_predicted_request_seconds", "checked_measured_request_seconds"]
+    assert [found[f"flying:{name}_total{{}}"] for name in names] == [6, 7, 8]

@@ -1,0 +1,100 @@
+"""What is measured after a switch is what was predicted: request-seconds of the same requests, weighed alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.switches import Switch
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import Decision
+from flying_serving.predict.work import Weights
+from flying_serving.server.figures.predictions import Predictions
+
+APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
+HORIZON_S, WEIGHT = 20.0, 10.0
+
+
+def predictions() -> Predictions:
+    return Predictions(Weights(HORIZON_S, WEIGHT))
+
+
+def request(name: str, arrived_s: float, tokens: int = 0) -> RequestState:
+    return RequestState(name, RequestSpec(10, 20), (1, 2), 1, arrived_s, output_tokens=tokens)
+
+
+def switch(number: int, at_s: float, stay: float | None = 500.0) -> Switch:
+    decision = Decision(TOGETHER, "weave", "load: x", gain=200.0, cost=30.0, stay=stay)
+    return Switch(number, APART, TOGETHER, "weave", at_s, 0, decision, ordered_s=at_s)
+
+
+def totals(found: Predictions) -> tuple[int, float, float]:
+    return found.checked, found.predicted, found.measured
+
+
+def test_waiting_weighs_more_than_streaming() -> None:
+    """Ten request-seconds for a second without a token, one for any other."""
+    found = predictions()
+    old, new = request("old", 90.0, tokens=3), request("new", 99.0)
+    found.begun(switch(1, 100.0))
+    found.sample([old, new], 102.0)
+    new.output_tokens = 1
+    found.sample([old, new], 105.0)
+    found.sample([], 119.9)
+    assert totals(found) == (0, 0.0, 0.0)
+    found.sample([], 120.0)
+    assert not found.watching
+    assert totals(found) == (1, pytest.approx(500.0 - 200.0 + 30.0), pytest.approx(2 * WEIGHT + 3 + 5))
+
+
+def test_who_comes_within_the_horizon_counts_to_the_end_and_who_comes_later_does_not() -> None:
+    """The prediction is of whole requests."""
+    found = predictions()
+    found.begun(switch(1, 100.0))
+    found.sample([], 115.0)
+    within, late = request("within", 119.0, 1), request("late", 120.5, 1)
+    found.sample([within], 119.0)
+    found.sample([within, late], 121.0)
+    found.sample([within, late], 150.0)
+    assert found.checked == 0
+    found.sample([late], 150.1)
+    # a request counts for the time since the tick before it was first seen
+    assert totals(found) == (1, 330.0, pytest.approx(4.0 + 2.0 + 29.0))
+
+
+def test_another_switch_within_the_horizon_leaves_nothing_to_check() -> None:
+    """What follows is the work of both. After the horizon it changes nothing for the first."""
+    found = predictions()
+    found.begun(switch(1, 100.0))
+    found.begun(switch(2, 110.0))
+    found.sample([], 121.0)
+    assert found.checked == 0
+    found.begun(switch(3, 130.0))
+    found.sample([], 130.0)
+    assert found.checked == 1
+    found.sample([], 150.0)
+    assert found.checked == 2
+
+
+def test_a_switch_that_was_not_for_load_has_no_prediction_of_staying() -> None:
+    """A request could not have run otherwise, or an operator wanted it; neither counts as a prediction."""
+    found = predictions()
+    found.begun(switch(1, 100.0, stay=None))
+    ordered = Switch(2, APART, TOGETHER, "weave", 101.0, 0)
+    found.begun(ordered)
+    assert not found.watching
+    assert found.count == found.gain == found.cost == 0
+    found.begun(switch(3, 102.0))
+    found.begun(Switch(4, TOGETHER, APART, "weave", 103.0, 0))
+    assert (found.count, found.gain, found.cost) == (1, 200.0, 30.0)
+    assert not found.watching, "an operator's switch, too, comes between"
+
+
+def test_a_switch_that_failed_is_not_checked() -> None:
+    """It did not take place."""
+    found = predictions()
+    one = switch(1, 100.0)
+    found.begun(one)
+    one.failed("engine 1 did not answer", 101.0)
+    found.sample([], 125.0)
+    assert totals(found) == (0, 0.0, 0.0)

@@ -1,0 +1,76 @@
+"""What the live view is told of a server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.layout.groups import Layout
+from flying_serving.observe.view.rolling import Rolling
+from flying_serving.server.figures.state import SHOWN_SWITCHES
+from tests.controller.shell import REPORT, settings
+from tests.server.figures.states import look, switched
+
+
+def test_an_idle_server() -> None:
+    """Every engine alone, nothing held, nothing measured."""
+    found = look(Controller(settings("manual")), Rolling(4), 1.0)
+    assert found["layout"] == [[0], [1], [2], [3]]
+    assert [group["degree"] for group in found["groups"]] == [1, 1, 1, 1]
+    assert [engine["kv_usage"] for engine in found["engines"]] == [0.0] * 4
+    assert found["pool"] == {"requests": 0, "urgent": 0, "prompt_tokens": 0, "oldest_s": None}
+    assert found["rolling"]["ttft_mean_ms"] is None
+    assert (found["others"], found["switches"], found["running"]) == ([], [], 0)
+
+
+@pytest.mark.parametrize(("mode", "turns"), [("weave", "woven"), ("hard", "paused")])
+def test_groups_of_an_older_layout_stand_aside(mode: str, turns: str) -> None:
+    """With their requests and whose turn it is, until those have ended."""
+    controller, rolling = switched(mode)
+    found = look(controller, rolling, 9.0)
+    (other,) = found["others"]
+    assert (other["engines"], other["requests"], other["turns"]) == ([0], 1, turns)
+    assert (other["held_tokens"], other["prefill_tokens"]) == (32, 0)
+    assert found["groups"][0]["engines"] == [0, 1]
+    assert found["groups"][0]["degree"] == 2
+    controller.finished(["old"], 9.5)
+    assert look(controller, rolling, 9.6)["others"] == []
+
+
+def test_kv_usage_is_the_engines_own() -> None:
+    """As it was last told, None before that; and nothing once no request is left that could hold any."""
+    controller, rolling = switched()
+    assert [engine["kv_usage"] for engine in look(controller, rolling, 9.0)["engines"]] == [0.25, None, None, None]
+    controller.finished(["old", *(f"new{number}" for number in range(5))], 9.5, aborted=True)
+    assert [engine["kv_usage"] for engine in look(controller, rolling, 9.6)["engines"]] == [0.0] * 4
+
+
+def test_the_task_pool() -> None:
+    """How many wait, how long the first of them, and how much they bring."""
+    controller, rolling = switched()
+    found = look(controller, rolling, 9.0)
+    waiting = len(controller.pool)
+    assert found["pool"]["requests"] == waiting > 0
+    assert found["pool"]["prompt_tokens"] == 10 * waiting
+    assert found["pool"]["oldest_s"] == 9.0 - (3.0 + 5 - waiting)
+    assert found["running"] == 6 - waiting
+    controller.arrived("now", RequestSpec(10, 20, 10, priority=-1), 9.0)
+    assert look(controller, rolling, 9.0)["pool"]["urgent"] == 1
+
+
+def test_switches_are_the_last_and_open_ones_say_so() -> None:
+    """All of it is JSON."""
+    controller, rolling = switched()
+    found = look(controller, rolling, 9.0)
+    assert [(each["mode"], each["open"]) for each in found["switches"]] == [("weave", True)]
+    controller.finished(["old"], 9.5)
+    for number in range(SHOWN_SWITCHES + 3):
+        controller.order(Layout.uniform(4, 2 if number % 2 else 4), "weave", None, 10.0 + number)
+        controller.acknowledged([REPORT], 10.1 + number)
+    found = look(controller, rolling, 99.0)
+    assert len(found["switches"]) == SHOWN_SWITCHES
+    assert found["switches"][-1]["number"] == found["switch_count"] == SHOWN_SWITCHES + 4
+    assert json.loads(json.dumps(found)) == found

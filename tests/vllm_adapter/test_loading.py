@@ -1,0 +1,68 @@
+"""Random weights for a check: everything that a checkpoint would have matters, and nothing else is touched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from flying_serving.vllm_adapter.loading import RandomWeights, parameters_on_meta, saved_buffers
+
+
+class Gate(nn.Module):
+    """A router with a bias that a checkpoint has, and a scale and a table that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 8))
+        self.register_buffer("correction_bias", torch.zeros(4))
+        self.register_buffer("counts", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer("_k_scale", torch.tensor(1.0))
+        self.register_buffer("table", torch.zeros(4), persistent=False)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.other = Gate(), Gate()
+
+
+def drawn() -> Model:
+    model = Model()
+    RandomWeights.load_weights(SimpleNamespace(), model, None)  # type: ignore[arg-type]
+    return model
+
+
+def test_buffers_of_checkpoints_are_drawn_by_name() -> None:
+    model, again = drawn(), drawn()
+    assert model.gate.correction_bias.unique().numel() == 4
+    assert torch.equal(model.gate.correction_bias, again.gate.correction_bias)
+    assert not torch.equal(model.gate.correction_bias, model.other.correction_bias)
+    assert torch.equal(model.gate.weight, again.gate.weight)
+    assert model.gate.weight.abs().min() > 0
+
+
+def test_what_is_computed_or_counted_stays() -> None:
+    gate = drawn().gate
+    assert gate._k_scale == 1.0
+    assert not gate.table.any()
+    assert not gate.counts.any()
+
+
+def test_saved_buffers_are_named_as_in_the_model() -> None:
+    assert [name for name, _ in saved_buffers(Gate(), "gate")] == [
+        "gate.correction_bias",
+        "gate.counts",
+        "gate._k_scale",
+    ]
+    assert next(saved_buffers(Gate()))[0] == "correction_bias"
+
+
+def test_a_parameter_on_the_meta_device_is_the_object_that_it_was() -> None:
+    parameter, module = nn.Parameter(torch.zeros(3)), nn.Module()
+    parameter.output_dim = 0  # type: ignore[attr-defined]
+    with parameters_on_meta():
+        module.weight = parameter
+    assert module.weight is parameter
+    assert (parameter.is_meta, parameter.requires_grad, parameter.output_dim) == (True, False, 0)  # type: ignore[attr-defined]

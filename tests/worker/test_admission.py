@@ -1,0 +1,214 @@
+"""Group sizes that real models admit, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.attention import Attention
+
+from flying_serving.errors import ConfigError, WeightError
+from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_one
+from flying_serving.worker import admission
+from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
+from flying_serving.worker.binding.share import SharedWeights
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 515,
+    "max_position_embeddings": 512,
+}
+LLAMA = COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 128}
+OPT = COMMON | {"architectures": ["OPTForCausalLM"], "model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64}
+QWEN2_MOE = COMMON | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "intermediate_size": 6,  # of layers that are not of experts: there are none
+}
+BLOOM = {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "hidden_size": 96,
+    "n_layer": 2,
+    "n_head": 8,
+    "vocab_size": 512,
+    "seq_length": 512,
+}
+FALCON = COMMON | {
+    "architectures": ["FalconForCausalLM"],
+    "model_type": "falcon",
+    "alibi": True,
+    "bias": True,
+    "multi_query": False,
+    "parallel_attn": False,
+    "new_decoder_architecture": False,
+}
+GPT_OSS = COMMON | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "head_dim": 64,
+    "intermediate_size": 128,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+EXPERTS = "model.layers.0.mlp.experts"
+CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
+    ("all", LLAMA, {}),
+    ("all-with-slopes-computed-while-building", BLOOM, {}),
+    (
+        "feed-forward",
+        LLAMA | {"intermediate_size": 132},
+        {8: "model.layers.0.mlp.gate_up_proj: 132 columns do not divide by 8"},
+    ),
+    (
+        "feed-forward-of-another-name",
+        OPT | {"ffn_dim": 130},
+        {
+            4: "model.decoder.layers.0.fc1: 130 columns do not divide by 4",
+            8: "model.decoder.layers.0.fc1: 130 columns do not divide by 8",
+        },
+    ),
+    (
+        "heads",
+        LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 4},
+        {8: "model.layers.0.self_attn: AssertionError at `assert self.total_num_heads % tp_size == 0`"},
+    ),
+    ("experts", QWEN2_MOE, {8: "model.layers.0.mlp: Tensor parallel size 8 is greater than the number of experts 4."}),
+    (
+        "shared-experts",
+        QWEN2_MOE | {"shared_expert_intermediate_size": 66},
+        {
+            4: "model.layers.0.mlp.shared_expert.gate_up_proj: 66 columns do not divide by 4",
+            8: "model.layers.0.mlp.shared_expert.gate_up_proj: 66 columns do not divide by 8",
+        },
+    ),
+    (
+        "experts-themselves",
+        QWEN2_MOE | {"num_experts": 8, "moe_intermediate_size": 68},
+        {8: "model.layers.0.mlp.experts.routed_experts: 68 columns of an expert do not divide by 8"},
+    ),
+    ("experts-that-can-be-shared", QWEN2_MOE | {"num_experts": 8}, {}),
+    ("a-bias-of-a-fused-layer-that-the-model-adds", FALCON, {}),
+    (
+        "experts-with-biases",
+        GPT_OSS,
+        dict.fromkeys((2, 4), f"{EXPERTS}.routed_experts: experts with biases cannot be shared between lanes yet")
+        | {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
+    ),
+)
+
+
+def configuration(path: Path, model: dict[str, Any]) -> VllmConfig:
+    """vLLM's, of a model of which there is nothing but its configuration."""
+    (path / "config.json").write_text(json.dumps(model))
+    args = EngineArgs(model=str(path), dtype="float32", enforce_eager=True, max_model_len=256, skip_tokenizer_init=True)
+    return args.create_engine_config()
+
+
+@pytest.mark.parametrize(("model", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_sizes_that_do_not_divide_are_named_with_their_layer(
+    model: dict[str, Any], expected: dict[int, str], tmp_path: Path
+) -> None:
+    """Each size by itself: a width that eight do not divide leaves four and two."""
+    found = obstacles(configuration(tmp_path, model), (2, 4, 8))
+    assert found == expected
+
+
+def test_what_is_found_while_weights_are_shared_refuses_that_size_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever the last step of sharing says: as an engine that binds its lanes would."""
+    refuse = SharedWeights.bind
+
+    def bind(self: SharedWeights, model: torch.nn.Module, rank: int, degree: int) -> None:
+        refuse(self, model, rank, degree)
+        if degree == 4:
+            raise WeightError("model.norm.weight: shape (3,) in a lane is no part of (64,) in lane 1")
+
+    monkeypatch.setattr(SharedWeights, "bind", bind)
+    found = obstacles(configuration(tmp_path, LLAMA), (2, 4, 8))
+    assert found == {4: "model.norm.weight: shape (3,) in a lane is no part of (64,) in lane 1"}
+
+
+def test_anatomy_is_of_one_engine(tmp_path: Path) -> None:
+    """Two layers that are alike; 155,520 numbers, with what pads the vocabulary to 576."""
+    found = anatomy(configuration(tmp_path, LLAMA))
+    layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
+    assert found.weight_bytes == 4 * (2 * layer + 2 * 576 * 64 + 64)
+    assert list(found.kinds.values()) == [0]
+
+
+def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
+    """Three blocks of 128 tokens, one of which vLLM keeps: 256 tokens in an engine, 512 in a group of two."""
+    config = configuration(tmp_path, LLAMA)
+    block_bytes = 2 * 2 * 128 * 64 * 4
+    config.model_config.max_model_len = 512
+    expected = KVPlan(blocks=3, block_bytes=block_bytes, block_tokens=128, max_model_len=512)
+    assert kv_plan(config, 3 * block_bytes, widest=2) == expected
+    with pytest.raises(ConfigError, match=r"^To serve at least one request with the model's max seq len \(512\)"):
+        kv_plan(config, 3 * block_bytes, widest=1)
+
+
+def test_a_model_that_vllm_cannot_build_is_left_to_its_engines(tmp_path: Path) -> None:
+    config = configuration(tmp_path, LLAMA)
+    config.model_config.hf_config.hidden_act = "nothing"
+    assert obstacles(config, (2, 4)) == {}
+    with world_of_one(config), pytest.raises(ValueError, match="nothing"):
+        module_tree(config, torch.device("cpu"))
+
+
+def test_slopes_are_those_of_the_rank(tmp_path: Path) -> None:
+    """ALiBi's are numbers that the model computes while it is built, for the heads of its rank."""
+    config = configuration(tmp_path, BLOOM)
+    config.parallel_config.data_parallel_size = 1
+    with world_of_one(config), first_of(2):
+        tree = module_tree(config, torch.device("cpu"))
+    attention = next(module for module in tree.modules() if isinstance(module, Attention))
+    assert attention.impl.alibi_slopes.tolist() == pytest.approx([2.0**-n for n in range(1, 5)])
+
+
+def _fails(*_: Any) -> dict[int, str]:
+    raise RuntimeError("no port\nis free")
+
+
+def _ends(*_: Any) -> dict[int, str]:
+    os._exit(3)
+
+
+def _hangs(*_: Any) -> dict[int, str]:
+    time.sleep(60)
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("examine", "says"),
+    [
+        (_fails, "--model: no port is free"),
+        (_ends, "--model: the process that builds the model ended with 3"),
+        (_hangs, "--model: the model was not built without weights within 1 s"),
+    ],
+)
+def test_a_question_without_an_answer_ends_the_start(monkeypatch: pytest.MonkeyPatch, examine: Any, says: str) -> None:
+    monkeypatch.setattr(admission, "examine", examine)
+    monkeypatch.setattr(admission, "DEADLINE_S", 20.0 if examine is not _hangs else 1.0)
+    with pytest.raises(ConfigError, match=f"^{says}$"):
+        obstacles(VllmConfig(), (2,))
+
+
+def test_no_size_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", None)
+    assert obstacles(VllmConfig(), ()) == {}
