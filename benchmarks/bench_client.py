@@ -3,8 +3,8 @@
 python -m benchmarks.bench_client [--streams 2000] [--tokens-per-s 5000] [--hold-s 30]
 
 The client is kept on one core; a mock server in a process of its own sends the tokens, on the others. Requests come
-evenly until that number of streams run at a time, and are then replaced as they end. A second replay is more than
-any client can follow (every answer at once, as fast as they come): there the client has to say that it fell behind.
+evenly until that number of streams run at a time, and are then replaced for a while as they end. A second replay is
+more than any client can follow (every answer at once, as fast as they come): the client has to say that it fell behind.
 """
 
 import argparse

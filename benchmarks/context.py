@@ -28,7 +28,7 @@ import httpx
 import numpy as np
 
 from benchmarks.client import prompt
-from benchmarks.policies import FLAGS, LENGTHS, OUT, REGIMES, flag
+from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, REGIMES, flag
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.bench.client import Target
 from flying_serving.bench.run import ReplaySettings, measure, probe
@@ -158,13 +158,14 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
         flags = [*FLAGS, *context_flags(args.engines, args.kv_tokens), *REGIMES[args.regime]]
-        auto = systems.start(System("auto", model, [*flags, "--policy=auto"], ours=True))
+        link = LINKS.get(args.regime)
+        auto = systems.start(System("auto", model, [*flags, "--policy=auto"], ours=True, link=link))
         auto.resume()
         held = auto.ask("status")["capacity_tokens"]["1"]
         auto.pause()
         if held >= args.long_tokens:
             raise SystemExit(f"an engine holds {held} tokens: a long prompt of {args.long_tokens} needs no group")
-        manual = systems.start(System("unaware", model, [*flags, "--policy=manual"], ours=True))
+        manual = systems.start(System("unaware", model, [*flags, "--policy=manual"], ours=True, link=link))
         for _ in range(args.rounds):
             for name in args.runs:
                 system = manual if name.startswith("unaware") else auto

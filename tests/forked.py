@@ -13,13 +13,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from unittest.mock import patch
 
 from flying_serving.cli.serve import allocator_environment
 from flying_serving.testing.servers import CPU_ENVIRONMENT, Start
+from flying_serving.worker.parent import end_with_parent
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = CPU_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
@@ -31,6 +33,7 @@ IMPORTS = [
     "flying_serving.worker.worker",
 ]
 _context = multiprocessing.get_context("forkserver")
+_started: list[Forked] = []
 
 
 class Forked:
@@ -57,6 +60,7 @@ class Forked:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        _started.append(self)
 
     @property
     def returncode(self) -> int | None:
@@ -109,7 +113,7 @@ def run(words: Sequence[str], timeout_s: float, planted: str = "") -> subprocess
 
 
 def _run(words: list[str], environment: dict[str, str], files: Sequence[Path], planted: str) -> None:
-    os.setpgid(0, 0)
+    _be_like_a_command()
     for number, path in enumerate(files, start=1):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
@@ -122,5 +126,27 @@ def _run(words: list[str], environment: dict[str, str], files: Sequence[Path], p
 
     try:
         main()
-    finally:
-        atexit._run_exitfuncs()  # as an interpreter does that ends; a process of multiprocessing does not
+    finally:  # as an interpreter does that ends; a process of multiprocessing does not
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+
+
+def _be_like_a_command() -> None:
+    """Undo what multiprocessing gives a process; end with the one that forks, which ends with pytest."""
+    os.setpgid(0, 0)
+    os.chdir(ROOT)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    end_with_parent()
+    multiprocessing.set_start_method("fork", force=True)
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._pid = None  # type: ignore[attr-defined]
+
+
+@atexit.register
+def _end_all() -> None:
+    """End what nobody has stopped, before multiprocessing waits for it without limit."""
+    for process in _started:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -57,6 +57,8 @@ def main() -> None:
     models = list({model.name: model for model in found}.values())
     if options.list:
         _end("\n".join(model.name for model in models), 0)
+    if options.stock and (options.folder == cache.FOLDER or options.record_stock):
+        parser.error("--stock needs a --folder of its own: answers of another machine are not to be kept as this one's")
     cache.FOLDER = options.folder
     cache.make_folders()
     if options.stock:

@@ -217,6 +217,7 @@ class Model:
 
 
 VARIANTS: tuple[Model, ...] = (
+    Model("FalconForCausalLM", "biases", {"bias": True, "parallel_attn": False}),
     Model("FalconForCausalLM", "new decoder", {"new_decoder_architecture": True}),
     Model(
         "FalconForCausalLM",

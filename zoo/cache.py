@@ -11,14 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from zoo.architectures import ADJUSTED, Model, fields_of, model_class
+from zoo.architectures import ADJUSTED, MAX_MODEL_LEN, Model, fields_of, model_class
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".zoo"
 STOCK = ("stock-1", "stock-2")
 KINDS = ("checkpoint", *STOCK, "lanes")
 """The folder of a checkpoint; what stock vLLM answered at TP 1 and 2; what became of the server."""
-_ASIDE = ("bench", "demo", "sim", "view", "workload", "tracing", "metrics", "policy")
+_ASIDE = ("bench", "demo", "observe", "predict", "results", "sim", "testing", "workload")
 """Packages that no answer depends on: which layout a server chooses is not asked here."""
 
 
@@ -42,10 +42,13 @@ def forget(model: Model, *kinds: str, but_current: bool = True) -> None:
 
 
 def record_stock(models: Iterable[Model], path: Path) -> None:
-    """Write what stock vLLM answered to a file, for `take_stock` on another machine."""
-    kept = {
-        model.name: {"key": _keys(model)["answers"], **{kind: load(model, kind) for kind in STOCK}} for model in models
-    }
+    """Write what stock vLLM answered to a file, for `take_stock` on another machine. ValueError if it did not."""
+    kept = {}
+    for model in models:
+        answers = {kind: load(model, kind) for kind in STOCK}
+        if any(found is None or found["answers"] is None for found in answers.values()):
+            raise ValueError(f"stock vLLM has no answers of {model.name} at every degree")
+        kept[model.name] = {"key": _keys(model)["answers"], **answers}
     path.write_text(json.dumps(kept), encoding="utf-8")
 
 
@@ -57,7 +60,7 @@ def take_stock(models: Iterable[Model], path: Path) -> None:
     recorded = json.loads(path.read_text(encoding="utf-8"))
     for model in models:
         if recorded.get(model.name, {}).get("key") != _keys(model)["answers"]:
-            raise ValueError(f"{path} is not of {model.name} as it is now: python -m zoo --record-stock {path} NAMES")
+            raise ValueError(f"{path} is not of {model.name} as it is now: python -m tests.zoo.record")
         for kind in STOCK:
             path_of(model, kind).write_text(json.dumps(recorded[model.name][kind]), encoding="utf-8")
 
@@ -90,7 +93,7 @@ def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
     made_with = _source("checkpoints.py", "../flying_serving/testing/tiny.py")
     checkpoint = _key(made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers"))
-    asked = _source("stock.py", "requests.py")
+    asked = _source("stock.py", "requests.py"), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
     lanes = _key(checkpoint, _source("lanes.py", "requests.py", "survey.py"), machine(), _server())
     return {

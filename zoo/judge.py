@@ -72,14 +72,24 @@ def judge(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> R
         return Row(*name, verdict, tuple(lanes["sizes"]), f"stock vLLM: {stock[1]['reason']}")
     if lanes["status"] == "failed":
         return Row(*name, FAILED, detail=lanes["reason"])
+    if lanes["status"] == "differs":
+        return _self_check_failed(name, lanes, stock)
     return _compared(name, lanes, stock)
+
+
+def _self_check_failed(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
+    """A lane that differs from lane 1 is refused where stock vLLM's TP 2 differs from TP 1 too; else we failed."""
+    if stock[2]["answers"] is None:
+        return Row(*name, REFUSED, detail=f"{lanes['reason']} (stock vLLM at TP 2: {stock[2]['reason']})")
+    apart = compare(stock[2]["answers"], stock[1]["answers"]).wrong is not None
+    return Row(*name, REFUSED if apart else FAILED, detail=f"{lanes['reason']}{_stock_apart(stock)}")
 
 
 def needs(lanes: Outcome) -> tuple[int, ...]:
     """Degrees at which stock vLLM must be asked to judge this server."""
     if lanes["status"] in ("refused", "late"):
         return ()
-    return DEGREES if "2" in lanes["answers"] else (1,)
+    return DEGREES if "2" in lanes["answers"] or lanes["status"] == "differs" else (1,)
 
 
 def _compared(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +31,7 @@ FLAGS = (
     "--kv-cache-memory-bytes=67108864",
 )
 TOKEN_ID = "token_id:"
+_STEPS = re.compile(r'^flying:step_duration_seconds_count\{.*group_size="(\d+)".*\} (\S+)$', re.M)
 
 
 class Ended(Exception):
@@ -76,8 +79,9 @@ class Server(ServerProcess):
         return list(status["group_sizes"]), {int(size): reason for size, reason in status["not_offered"].items()}
 
     def answers(self, degree: int) -> dict[str, Any]:
-        """Ask everything of the lanes of one degree. Raises Ended if the server ends of it."""
+        """Ask everything of the lanes of one degree. Raises Ended if the server ends of it, or others have answered."""
         found: dict[str, Any] = {}
+        before = self._steps()
         try:
             for requests in (BATCH, AFTER):
                 with ThreadPoolExecutor(len(requests)) as pool:
@@ -88,7 +92,18 @@ class Server(ServerProcess):
                 self.process.wait(1.0)
             log = f"{self.log()}\n{error!r} {_body(error)}"
             raise Ended(self.process.poll(), log, late=isinstance(error, httpx.TimeoutException)) from None
+        stepped = {size for size, count in self._steps().items() if count > before.get(size, 0)}
+        if stepped != {degree}:  # with one device for each engine that is the group size
+            raise Ended(None, f"requests of degree {degree} ran in groups of {sorted(stepped)} engines")
         return found
+
+    def _steps(self) -> dict[int, int]:
+        """Steps that have been made, by group size."""
+        count: Counter[int] = Counter()
+        text = self._http.get("/metrics").raise_for_status().text
+        for size, steps in _STEPS.findall(text):
+            count[int(size)] += int(float(steps))
+        return count
 
     def _ask(self, request: Request, degree: int) -> dict[str, Any]:
         body = {

@@ -21,6 +21,8 @@ from zoo.stock import ENVIRONMENT, answer_all
 REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
 _PREFIX = "flying-serving: "
+_LANE = "this lane"
+"""In what the self-check of lanes says."""
 _ELSEWHERE = "Please check the logs"
 _RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout))(?::\s*(.*))?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -116,7 +118,7 @@ class _Asking:
 def _end_of(ended: Ended) -> Outcome:
     said = refusal(ended)
     if said is not None:
-        return {"status": "refused", "reason": said}
+        return {"status": "differs" if _LANE in said else "refused", "reason": said}
     return {"status": "late" if ended.late else "failed", "reason": root_cause(ended.log)}
 
 

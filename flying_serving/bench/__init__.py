@@ -1,1 +1,1 @@
-"""Measuring a server: replay of a workload, results with the time of every token, metrics. Needs no torch, no vLLM."""
+"""Measuring a server: replay of a workload, servers to compare, reports. Needs no torch, no vLLM."""

@@ -62,7 +62,7 @@ class ShmGroup:
         deadline_s: float = 60.0,
         names: Sequence[str] | None = None,
     ) -> None:
-        """Attach as `rank` of `world` ranks to the file at `path` (under /dev/shm), which the first rank creates.
+        """Attach as `rank` of `world` to the file at `path` (under /dev/shm), which the rank that comes first creates.
 
         Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the start.
         `names` are for errors. Raises ValueError if the file is not for such a group or the rank was taken before, and

@@ -1,1 +1,1 @@
-"""The demo and the tiny random models that it and the tests run on."""
+"""The demo: `python -m flying_serving.demo`."""

@@ -3,7 +3,8 @@
 First by order: eight streams, and layouts that change under them. Then by themselves: a burst between two quiet times,
 served with policy `auto` and, for comparison, with both fixed layouts.
 
-Exit code 0: every request got all its tokens, every switch was made, and the block bookkeeping adds up.
+Exit code 0: every request got all its tokens, every switch was made, and after the first part the block bookkeeping
+adds up.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Moves:
         self._word_until_s = now_s + HOLD_S
 
     def announce(self, arrivals: int, tickets: int, now_s: float) -> None:
-        """How many requests whose KV is elsewhere are about to come here, and how many tickets bring KV.
+        """How many requests whose KV is elsewhere are about to come, and how many tickets with this engine bring KV.
 
         They are best served together: an engine that begins a step in between keeps all others waiting.
         """

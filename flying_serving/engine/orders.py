@@ -38,7 +38,7 @@ class Orders:
 
         Args:
             group: engines, this one among them.
-            mode: one of MODES (a sequential or soft switch is ordered when nothing is left to mode).
+            mode: one of MODES (a sequential or soft switch is ordered when no request of the old layout is left).
             weave_steps: steps of the new layout for each step of an older one.
             sent_s: when the client ordered it (CLOCK_MONOTONIC).
 

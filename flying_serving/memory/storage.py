@@ -169,6 +169,15 @@ def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0]
 
 
+def bias_part(bias: torch.Tensor, segments: Sequence[Segment], rank: int, degree: int) -> torch.Tensor:
+    """What of a fused bias belongs to the part of `rank` of `degree`: a view, or a copy for several segments."""
+    pieces = []
+    for segment, of_segment in zip(segments, bias.split([segment.size for segment in segments]), strict=True):
+        units = segment.units_of(rank, degree)
+        pieces.append(of_segment[units.start * segment.unit_size : units.stop * segment.unit_size])
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
 class StridedColumns:
     """Column-parallel over the weight as it was loaded: one product per segment, written into one output."""
 

@@ -48,7 +48,7 @@ class Work:
         running: requests that stream, in whatever group.
         begun: what groups have left of other prompts, in prompts of mean length.
         usual_rate: what the rate falls back to if it is higher than that now.
-        burst_s: seconds until the next burst, as expected.
+        burst_s: seconds until then, as expected: how long a rate above the usual one still lasts.
     """
 
     rate: float

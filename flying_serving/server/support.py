@@ -55,6 +55,11 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
+        (
+            not getattr(model.hf_text_config, "is_causal", True),
+            "--model",
+            f"attention that is not causal ({model.architecture})",
+        ),
         (_slides(config), "--model", f"models whose every layer has a sliding window ({model.architecture})"),
         (not model.enforce_eager, "--enforce-eager=False", "torch.compile and CUDA graphs"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),

@@ -68,7 +68,7 @@ class Machine(Protocol):
         """How long steps of a lane of ours take: those of a degree, and what it costs to coordinate `size` engines."""
 
     def moving(self, degree: int) -> MoveCost | None:
-        """The cost of moving KV between groups of a number of devices; None if KV cannot move."""
+        """The cost of moving KV between groups among `degree` devices; None if KV cannot move."""
 
 
 @dataclass(frozen=True)

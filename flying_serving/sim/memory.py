@@ -58,7 +58,7 @@ def kv_capacity_tokens(
     utilization: float = GPU_MEMORY_UTILIZATION,
     activations: float | None = None,
 ) -> int:
-    """Tokens that a group holds when its devices pool their KV memory.
+    """Tokens that a group of `degree` devices holds when its engines pool their KV memory.
 
     Args:
         model: whose KV cache it is.

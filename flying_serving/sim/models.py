@@ -74,7 +74,7 @@ class Model:
         return self.layers * (self.attention_params + experts * self.feed_forward_params + self.hidden * self.experts)
 
     def flops_per_token(self, context_tokens: int = 0) -> float:
-        """Floating-point operations of one token's layers when it attends to `context` tokens."""
+        """Floating-point operations of one token's layers when it attends to `context_tokens`."""
         full = (self.layers - self.sliding_layers) * context_tokens
         sliding = self.sliding_layers * min(context_tokens, self.sliding_window)
         return 2.0 * self.active_params + 4.0 * self.heads * self.head_dim * (full + sliding)

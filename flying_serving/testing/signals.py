@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def ended_by_signals() -> Iterator[None]:
     """While the body runs, SIGTERM and SIGHUP end it as Ctrl-C does, so that its `finally` clauses run.
 
-    They become SIGINT: an event loop raises that in its task, where an exception would end in some callback.
+    They become SIGINT: an event loop hands that to its handler, where an exception would end in some callback.
     SIGINT itself is obeyed too where a shell has it ignored, as it does for what it runs in the background.
     """
 

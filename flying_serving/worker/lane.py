@@ -80,14 +80,11 @@ class Lane:
             lane1: lane 1's KV configuration.
 
         Raises:
-            ConfigError: if a block would not keep its bytes, layers' KV differs in size (Gemma 4), or attention is not
-                causal (HRM-Text).
+            ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma 4).
         """
         self.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
         with self.pool.activate(self.size), set_current_vllm_config(self.config):
-            specs = self.runner.get_kv_cache_spec()
-            _refuse_not_causal(specs.values(), self.config.model_config.architecture)
-            kv = get_kv_cache_configs(self.config, [specs], [buffer.numel()])[0]
+            kv = get_kv_cache_configs(self.config, [self.runner.get_kv_cache_spec()], [buffer.numel()])[0]
             if any(isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) for group in kv.kv_cache_groups):
                 raise Unsupported("--model: layers whose KV differs in size cannot be served by Flying Serving yet")
             kv.kv_cache_layout = lane1.kv_cache_layout
@@ -119,7 +116,7 @@ class Lane:
             torch.random.set_rng_state(outside)
 
 
-def _refuse_not_causal(specs: Iterable[KVCacheSpec], architecture: str) -> None:
+def refuse_not_causal(specs: Iterable[KVCacheSpec], architecture: str) -> None:
     """Raise Unsupported if prompt tokens see later ones: what a moved request has given out is computed as its prompt.
 
     vLLM serves such models without chunked prefill, and never schedules a prompt that is longer than a step.

@@ -25,7 +25,7 @@ from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, batches, calibrate
 from flying_serving.worker.exchange import KVExchange
 from flying_serving.worker.heap import give_back_freed
-from flying_serving.worker.lane import Lane, lane_config, run_step, without_layers
+from flying_serving.worker.lane import Lane, lane_config, refuse_not_causal, run_step, without_layers
 from flying_serving.worker.parent import end_with_parent
 from flying_serving.worker.progress import phase
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
@@ -102,6 +102,9 @@ class LaneWorker:
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
+        with told_to_server(self.deployment.run_dir, self.engine):
+            specs = self.model_runner.get_kv_cache_spec()  # type: ignore[attr-defined]
+            refuse_not_causal(specs.values(), self.vllm_config.model_config.architecture)  # type: ignore[attr-defined]
         super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         self._blocks, self._lane1_kv = kv_cache_config.num_blocks, kv_cache_config
         cache = self.model_runner.kv_caches[0]  # type: ignore[attr-defined]

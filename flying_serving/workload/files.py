@@ -11,7 +11,7 @@ import msgspec
 
 from flying_serving.errors import WorkloadError
 from flying_serving.workload.json_rows import decode_row
-from flying_serving.workload.json_traces import MooncakeRow
+from flying_serving.workload.json_traces import HashedRow
 from flying_serving.workload.model import MAX_TOKENS, Request, Workload, blocks_of, check_blocks, check_order
 
 FORMAT: Final = "flying-serving-workload"
@@ -81,5 +81,5 @@ def save_timed_trace(workload: Workload, path: Path) -> None:
         for request in workload.requests:
             blocks = blocks_of(request.prompt_tokens, workload.block_tokens)
             ids = request.hash_ids or tuple(itertools.islice(fresh, blocks))
-            row = MooncakeRow(request.arrival_s, request.prompt_tokens, request.output_tokens, ids)
+            row = HashedRow(request.arrival_s, request.prompt_tokens, request.output_tokens, ids)
             stream.write(encoder.encode(row) + b"\n")

@@ -33,7 +33,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 HashId = Annotated[int, msgspec.Meta(ge=0, le=MAX_HASH_ID)]
 
 
-class MooncakeRow(msgspec.Struct, frozen=True):
+class HashedRow(msgspec.Struct, frozen=True):
     """One line of such a trace; other columns, like `chat_id`, mean nothing to a replay."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
@@ -57,12 +57,12 @@ class Units:
 
 
 MOONCAKE = Units(seconds=0.001, block_tokens=MOONCAKE_BLOCK_TOKENS, bin_s=MOONCAKE_BIN_S, from_first=True)
-_ROW = msgspec.json.Decoder(MooncakeRow)
+_ROW = msgspec.json.Decoder(HashedRow)
 
 
 def read(lines: Iterable[tuple[int, str]], file: str, units: Units, seed: int) -> list[Request]:
     """Requests of a trace. Rounded times are spread inside their bins with the seed."""
-    rows: list[MooncakeRow] = []
+    rows: list[HashedRow] = []
     for number, row in _rows(lines, file):
         if rows and row.timestamp < rows[-1].timestamp:
             allowed = f"not before the row before it ({rows[-1].timestamp})"
@@ -102,7 +102,7 @@ def guess_units(lines: Iterable[tuple[int, str]], file: str) -> Units:
     raise WorkloadError("file", f"{number} short prompts", allowed, file=file)
 
 
-def _rows(lines: Iterable[tuple[int, str]], file: str) -> Iterator[tuple[int, MooncakeRow]]:
+def _rows(lines: Iterable[tuple[int, str]], file: str) -> Iterator[tuple[int, HashedRow]]:
     for number, text in lines:
         row = decode_row(_ROW, text, file, number)
         if not math.isfinite(row.timestamp):
@@ -110,5 +110,5 @@ def _rows(lines: Iterable[tuple[int, str]], file: str) -> Iterator[tuple[int, Mo
         yield number, row
 
 
-def _request(index: int, arrival_s: float, row: MooncakeRow) -> Request:
+def _request(index: int, arrival_s: float, row: HashedRow) -> Request:
     return Request(index, arrival_s, row.input_length, row.output_length, hash_ids=row.hash_ids)

@@ -29,7 +29,7 @@ def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) ->
 
 
 def first(workload: Workload, requests: int) -> Workload:
-    """The first `count` requests, or all if there are fewer."""
+    """The first requests, or all if there are fewer."""
     if requests < 1:
         raise WorkloadError("requests", requests, "at least 1")
     return workload.having(workload.requests[:requests])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, StartedEngines, findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.worker.admission import KVPlan, anatomy
-from tests.forked import run
+from tests.forked import ENVIRONMENT, ROOT, run
 from tests.live import Server
 
 DOCTOR_S = 120
@@ -150,6 +152,19 @@ def test_a_configuration_alone_is_enough(
     assert done.returncode == code, done.stdout + done.stderr[-3000:]
     for text in says:
         assert text in said, done.stdout
+
+
+@pytest.mark.server
+def test_doctor_is_a_command_that_says_nothing_else(tmp_path: Path) -> None:
+    """Started by a shell: no line of vLLM's log stands beside the table."""
+    line = [sys.executable, "-m", "flying_serving.cli.main", "doctor", str(written(tmp_path, GEMMA2))]
+    line += ["--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864"]
+    done = subprocess.run(
+        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=DOCTOR_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "group size 2" in done.stdout
+    assert "INFO" not in done.stdout + done.stderr
 
 
 @pytest.mark.server

@@ -254,7 +254,7 @@ def test_kv_that_nobody_fetches_is_let_go() -> None:
     assert not moves
 
 
-def test_kv_that_is_parked_does_not_cost_others_theirs() -> None:
+def test_kv_that_is_retained_does_not_cost_others_theirs() -> None:
     """Where a running request would be preempted it goes at once; other lanes keep theirs."""
     node = Node()
     moves = node.moves((0,))

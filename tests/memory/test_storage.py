@@ -19,6 +19,7 @@ from flying_serving.memory.storage import (
     SharedLinear,
     StridedColumns,
     StridedRows,
+    bias_part,
     rows_of_units,
     sum_in_pairs,
 )
@@ -301,3 +302,18 @@ def test_packed_units_hold_each_weight_once(layer: Fused) -> None:
     assert len(packed) == units
     rows = torch.cat(packed).tolist()
     assert sorted(rows) == sorted(layer.weight.tolist())
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.parametrize("heads", [(8, 8, 8), (8, 2, 2), (8, 1, 1)], ids=["all", "grouped", "one KV head"])
+@pytest.mark.parametrize("widest", [2, 4, 8])
+def test_a_bias_that_the_model_adds_is_cut_as_the_product_is(kind: str, heads: tuple[int, ...], widest: int) -> None:
+    """Queries, keys and values each for itself; ranks that share a KV head have the same piece of its bias."""
+    segments = segments_of([4 * count for count in heads], widest, heads)
+    size = sum(segment.size for segment in segments)
+    bias = torch.arange(size, dtype=torch.float32)
+    storage = COLUMNS[kind](torch.zeros(size, 3), bias, segments)
+    for degree in (degree for degree in DEGREES if degree <= widest):
+        for rank in range(degree):
+            product = storage.part(rank, degree)(torch.zeros(1, 3))[0]
+            assert torch.equal(bias_part(bias, segments, rank, degree), product)

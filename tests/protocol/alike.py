@@ -39,22 +39,22 @@ def freeze(thing: Any) -> Any:
 
 def forget_times(engine: Engine) -> None:
     """Forget how long ago things were, as far as it makes no difference."""
-    turns = engine.arbiter
-    turns._present_steps = min(turns._present_steps, turns.weave_steps)
-    turns._left_s = max(turns._left_s, 0.0)
-    turns._expect_until = max(turns._expect_until, NOW_S)
+    arbiter = engine.arbiter
+    arbiter._present_steps = min(arbiter._present_steps, arbiter.weave_steps)
+    arbiter._left_s = max(arbiter._left_s, 0.0)
+    arbiter._expect_until = max(arbiter._expect_until, NOW_S)
     engine._alone_at = engine._alone_at if engine._alone_at > NOW_S else 0.0
     # only lanes that are led here are asked for; of those that are late it matters only which came first
     led = [size for size, lane in engine.lanes().items() if lane.has_requests() or not engine.settings.endless]
-    turns._took_s = {size: took_s for size, took_s in turns._took_s.items() if size in led}
-    ages = {size: NOW_S - at for size, at in turns._stepped_at.items() if size in led}
+    arbiter._took_s = {size: took_s for size, took_s in arbiter._took_s.items() if size in led}
+    ages = {size: NOW_S - at for size, at in arbiter._stepped_at.items() if size in led}
     if engine.settings.exact:
         late = sorted({age for age in ages.values() if age >= PAUSE_S})
         ranks = {age: PAUSE_S + rank for rank, age in enumerate(late)}
     else:
         ranks = {age: rank / 1024 for rank, age in enumerate(sorted(set(ages.values())))}
         engine.overdue = {}
-    turns._stepped_at = {size: NOW_S - ranks.get(age, age) for size, age in ages.items()}
+    arbiter._stepped_at = {size: NOW_S - ranks.get(age, age) for size, age in ages.items()}
     for leader in engine.leaders.values():
         leader._retry_at = max(leader._retry_at, NOW_S)
         leader._ask_at = max(leader._ask_at, NOW_S)

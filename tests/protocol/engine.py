@@ -268,9 +268,9 @@ class Engine(FlyingEngineCore):
 
     def pass_time(self) -> None:
         """Let a tick pass."""
-        turns = self.arbiter
-        turns._stepped_at = {size: at - TICK_S for size, at in turns._stepped_at.items()}
-        turns._expect_until -= TICK_S
+        arbiter = self.arbiter
+        arbiter._stepped_at = {size: at - TICK_S for size, at in arbiter._stepped_at.items()}
+        arbiter._expect_until -= TICK_S
         self._alone_at -= TICK_S
         for leader in self.leaders.values():
             leader._retry_at -= TICK_S

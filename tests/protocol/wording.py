@@ -47,4 +47,4 @@ def _name(ticket: Ticket) -> str:
             what = f"{ticket.count}, {ticket.needed} of them at once,"
         case BlocksReserved() | RecallBlocks():
             what = str(ticket.count)
-    return f"{type(ticket).__name__.removesuffix('Ticket')} {what} of {ticket.group}"
+    return f"{type(ticket).__name__} {what} of {ticket.group}"

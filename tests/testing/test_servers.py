@@ -113,6 +113,8 @@ def test_a_paused_server_can_go_on_and_be_ended(tmp_path: Path) -> None:
     with started(SERVER, tmp_path, free_port()) as one:
         one.wait_until_ready(READY_S)
         with Health(one.url) as health:
+            one.pause()
+            assert not health.answers()
             one.resume()
             assert health.answers()
         one.pause()

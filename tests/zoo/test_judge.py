@@ -55,6 +55,17 @@ def test_servers_that_end_are_refusals_failures_or_stocks_fault() -> None:
     assert judge(NAME, lanes(status="failed"), {1: NO_STOCK}).verdict == STOCK
 
 
+def test_a_lane_that_fails_its_check_is_our_failure_unless_stock_differs_too() -> None:
+    served = lanes(status="differs", reason="group size 2: this lane does not compute what lane 1 does", answers={})
+    assert needs(served) == (1, 2)
+    assert judge(NAME, served, STOCKS).verdict == FAILED
+    apart = judge(NAME, served, {**STOCKS, 2: {"answers": answers(0.01), "reason": ""}})
+    assert apart.verdict == REFUSED
+    assert "TP 2, beside TP 1" in apart.detail
+    none = judge(NAME, served, STOCKS | {2: NO_STOCK})
+    assert (none.verdict, "stock vLLM at TP 2: RuntimeError: no kernel" in none.detail) == (REFUSED, True)
+
+
 def test_what_is_served_and_cannot_be_compared_is_not_fine() -> None:
     assert judge(NAME, lanes(), {1: NO_STOCK, 2: NO_STOCK}).verdict == BLIND
 

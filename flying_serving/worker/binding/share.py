@@ -25,6 +25,7 @@ from flying_serving.memory.storage import (
     SharedLinear,
     StridedColumns,
     StridedRows,
+    bias_part,
 )
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
 from flying_serving.worker.binding.experts import expert_unit, install_experts
@@ -55,6 +56,7 @@ class SharedWeights:
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
         self._segments: dict[str, tuple[Segment, ...]] = {}
+        self._copies: list[torch.Tensor] = []
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._experts: dict[str, list[tuple[Any, Module]]] = {}
         heads = _lm_head_weights(model)
@@ -166,12 +168,9 @@ class SharedWeights:
         """A column-parallel layer's bias that the model adds itself, so that it is not part of the product."""
         if degree == 1:
             return cast(Parameter, full.bias)
-        parts, segments = [], self._segments[name]
-        for segment, bias in zip(segments, full.bias.data.split([s.size for s in segments]), strict=True):
-            units = segment.units_of(rank, degree)
-            parts.append(bias[units.start * segment.unit_size : units.stop * segment.unit_size])
-        part = parts[0] if len(parts) == 1 else torch.cat(parts)
+        part = bias_part(full.bias.data, self._segments[name], rank, degree)
         self._storages.add(part.untyped_storage().data_ptr())
+        self._copies.append(part)  # an address of `_storages` must not be given to another tensor
         return Parameter(part, requires_grad=False)
 
     def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:

@@ -1,0 +1,10 @@
+"""Record what stock vLLM answers for the models of test_ways.py: `python -m tests.zoo.record`."""
+
+import subprocess
+import sys
+
+from tests.live import ROOT
+from tests.zoo.test_ways import RECORDED, WAYS
+
+if __name__ == "__main__":
+    sys.exit(subprocess.run([sys.executable, "-m", "zoo", f"--record-stock={RECORDED}", *WAYS], cwd=ROOT).returncode)
