@@ -114,7 +114,12 @@ def test_sigterm_ends_everything(server: Server) -> None:
         orders.append(httpx.post(f"{server.url}/flying/layout", json=body, timeout=DEATH_S))
 
     ordering = threading.Thread(target=order)
-    asyncio.run(streams_until(server, parts.others[0], signal.SIGTERM, first=ordering.start))
+
+    def ordered() -> None:
+        ordering.start()
+        wait_until(lambda: server.http.get("/flying/view").json()["changing"])
+
+    asyncio.run(streams_until(server, parts.others[0], signal.SIGTERM, first=ordered))
     ordering.join(DEATH_S)
     wait_until_nothing_is_left(server, parts, TERM_S)
     assert time.monotonic() - began_s < TERM_S + 5
