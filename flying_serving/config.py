@@ -14,8 +14,8 @@ KEY = "flying_serving"
 MAX_ENGINES = 8
 
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
-MOVING = ("soft", "migrate")
-"""With these some requests move when all engines have answered."""
+MIGRATING_MODES = ("soft", "migrate")
+"""With these some requests migrate when all engines have answered."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
 
 

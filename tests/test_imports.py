@@ -21,6 +21,7 @@ ORDER = (
     "controller",
     "policy",
     "predict",
+    "migration",
     "worker",
     "vllm_adapter",
     "memory",

@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from flying_serving.comm.mapped import reserve
 
 _LANES = 4  # group sizes 1, 2, 4, 8
-_SLOT = 8  # one double per engine and lane
+_ENTRY_BYTES = 8  # one double per engine and lane
 
 
 class StepBoard:
     """Times of the last steps of all engines of a server, in one small file that they map.
 
-    Times are CLOCK_MONOTONIC seconds, which all processes of a node share. A slot has one writer, and a double that
+    Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer, and a double that
     is written whole is read whole, so there is no lock.
     """
 
     def __init__(self, path: str, engines: int) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            size = max(engines * _LANES * _SLOT, mmap.PAGESIZE)
+            size = max(engines * _LANES * _ENTRY_BYTES, mmap.PAGESIZE)
             reserve(file, path, size)
             self._map = mmap.mmap(file, size)
         finally:

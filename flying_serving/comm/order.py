@@ -14,18 +14,18 @@ from collections.abc import Sequence
 
 from flying_serving.comm.mapped import reserve
 
-_SLOT = 8  # one unsigned 64-bit number per engine
+_ENTRY_BYTES = 8  # one unsigned 64-bit number per engine
 
 
-class TicketOrder:
-    """Numbers for tickets, shared by all engines of a server through one small file.
+class SequenceNumbers:
+    """Sequence numbers of messages, shared by all engines of a server through one small file.
 
     The lock belongs to the open file, so the kernel releases it when its holder dies.
     """
 
     def __init__(self, path: str, engines: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        size = max(engines * _SLOT, mmap.PAGESIZE)
+        size = max(engines * _ENTRY_BYTES, mmap.PAGESIZE)
         reserve(self._file, path, size)
         self._map = mmap.mmap(self._file, size)
         self._next = memoryview(self._map).cast("Q")
@@ -42,7 +42,7 @@ class TicketOrder:
         return numbers
 
     def taken(self, member: int) -> int:
-        """How many numbers of a member have been taken: their tickets are there or on their way."""
+        """How many numbers of a member have been taken: their messages are there or on their way."""
         return self._next[member]
 
     def close(self) -> None:

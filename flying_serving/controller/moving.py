@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from flying_serving.controller.commands import Command, Dispatch
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
-from flying_serving.layout.groups import Group, Layout, cover
+from flying_serving.layout.groups import Group, Layout, enclosing_group
 
 
 def to_move(
@@ -44,5 +44,5 @@ def exchanges(
     arrivals = Counter(target[0] for _, target in moves)
     tickets: Counter[int] = Counter()
     for source, target in set(moves):
-        tickets.update(cover(source, target, sizes) or ())
+        tickets.update(enclosing_group(source, target, sizes) or ())
     return {engine: (arrivals[engine], tickets[engine]) for engine in sorted({*tickets, *awaiting})}

@@ -10,7 +10,7 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
 from flying_serving.errors import RequestError
-from flying_serving.layout.groups import Group, Layout, cover
+from flying_serving.layout.groups import Group, Layout, enclosing_group
 from flying_serving.predict.moves import MoveCost
 from flying_serving.predict.work import LaneFigures
 
@@ -110,7 +110,7 @@ class Placing:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
         if tracked.kept_in is None:
             return None
-        both = cover(tracked.kept_in, group, self.capacity.tokens)
+        both = enclosing_group(tracked.kept_in, group, self.capacity.tokens)
         lane = lanes.get(len(both)) if both is not None else None
         return lane.move if lane is not None else None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from flying_serving.config import MOVING
+from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.gaps import TokenGaps
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
@@ -60,7 +60,7 @@ class Switch:
     def awaiting(self) -> list[int]:
         """Engines that, once they have answered, begin no step before they hear what moves."""
         changed = [group for group in self.new.groups if group not in self.old.groups]
-        return [engine for group in changed for engine in group] if self.mode in MOVING else []
+        return [engine for group in changed for engine in group] if self.mode in MIGRATING_MODES else []
 
     def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
         """All engines have answered."""

@@ -21,20 +21,20 @@ class Aging:
 
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
-        self._came: defaultdict[Any, deque[tuple[float, str]]] = defaultdict(deque)
+        self._arrivals: defaultdict[Any, deque[tuple[float, str]]] = defaultdict(deque)
 
-    def came(self, scheduler: Any, request_id: str, now_s: float) -> None:
+    def arrived(self, scheduler: Any, request_id: str, now_s: float) -> None:
         """A request, or more of the prompt of one that is there, comes to a scheduler: call this before it has it."""
         if not by_priority(scheduler):
             return
-        came = self._came[scheduler]
+        arrivals = self._arrivals[scheduler]
         aged = []
-        while came and now_s - came[0][0] >= self._aging_s:
-            aged.append(came.popleft()[1])
+        while arrivals and now_s - arrivals[0][0] >= self._aging_s:
+            aged.append(arrivals.popleft()[1])
         promote(scheduler, aged)
-        if len(came) > 2 * len(scheduler.requests):
-            present = [entry for entry in came if entry[1] in scheduler.requests]
-            came.clear()
-            came.extend(present)
+        if len(arrivals) > 2 * len(scheduler.requests):
+            present = [entry for entry in arrivals if entry[1] in scheduler.requests]
+            arrivals.clear()
+            arrivals.extend(present)
         if request_id not in scheduler.requests:
-            came.append((now_s, request_id))
+            arrivals.append((now_s, request_id))

@@ -1,51 +1,47 @@
-"""The engine process: vLLM's EngineCore with lanes. Its loop is `run_busy_loop`, one screen."""
+"""The engine process: vLLM's EngineCore, which owns an `EngineLoop` over its scheduler and its executor."""
 
 from __future__ import annotations
 
 import queue
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import (
-    generate_scheduler_kv_cache_config,
-    get_request_block_hasher,
-    resolve_kv_cache_block_sizes,
-)
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
-from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, PauseMode
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.request import Request, RequestStatus
 
-from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
-from flying_serving.engine import tickets
-from flying_serving.engine.aging import Aging
-from flying_serving.engine.arbiter import LaneArbiter, Serve, Turn, Wait
-from flying_serving.engine.group import Leader, Member, in_physical_blocks
-from flying_serving.engine.leaving import Leaving
-from flying_serving.engine.moves import Led, Moves
-from flying_serving.engine.orders import Orders
-from flying_serving.engine.pausing import Pausing
-from flying_serving.engine.report import Report
-from flying_serving.engine.requests import LaneRequests
-from flying_serving.engine.steps import StepLog
-from flying_serving.engine.tracing import EngineTrace
-from flying_serving.layout.groups import aligned_group
+from flying_serving.engine.arbiter import Wait
+from flying_serving.engine.build import build
+from flying_serving.engine.ending import Ending
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import table
-from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engines import engine_classes
+from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
-RETRY_S = 0.005
-"""How long lane 1 leaves the engine to other lanes when nothing of it could run."""
+
+class CoreWithLanes(EngineCore):
+    """vLLM's core, and what is built over it: in the engine's main thread, before a request can come."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        built: Any = self
+        built.loop, built.utilities = build(built)
+
+    def _initialize_kv_caches(self, vllm_config: Any) -> Any:
+        deployment = deployment_of(vllm_config.additional_config)
+        heads = vllm_config.model_config.get_total_num_kv_heads()
+        with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
+            self.kv_config = super()._initialize_kv_caches(vllm_config)
+        return self.kv_config
 
 
-class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
-    """One engine: its own scheduler and worker (lane 1), a part in each group, and the groups that it leads."""
-
-    _alone_at = 0.0
+class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
+    """One engine: the host of an `EngineLoop`, whose lane 1 is vLLM's own scheduler and worker."""
 
     @staticmethod
     def run_engine_core(*args: Any, **kwargs: Any) -> None:
@@ -58,122 +54,18 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
             EngineCoreProc.run_engine_core(*args, **kwargs)
 
     def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
-        self.deployment = deployment_of(vllm_config.additional_config)
-        self.engine = engine_index
-        flying = self.deployment.flying
-        self.arbiter = LaneArbiter(flying.weave_steps, flying.max_pause_ms / 1000)
-        self.aging = Aging(flying.priority_aging_s)
-        self.members: dict[int, Member] = {}
-        self.leaders: dict[int, Leader] = {}
-        self._lane_of = {}
-        self._moved_from = {}
-        self._last_step_s = (0.0, 0.0)
-        self.trace: EngineTrace | None = None
-        with told_to_server(self.deployment.run_dir, engine_index):
+        self.ending = Ending(vllm_config.shutdown_timeout)
+        with told_to_server(deployment_of(vllm_config.additional_config).run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
-    def _initialize_kv_caches(self, vllm_config: Any) -> Any:
-        heads = vllm_config.model_config.get_total_num_kv_heads()
-        widest = lane_block_tokens(1, self.deployment.widest, self.deployment.devices, heads)
-        with pooled_capacity(widest):
-            kv_config = super()._initialize_kv_caches(vllm_config)
-            self._block_bytes = sum(tensor.size for tensor in kv_config.kv_cache_tensors) // kv_config.num_blocks
-            self._lane_configs = {size: self._lane_config(size) for size in self.deployment.lanes}
-        return kv_config
+    # ---- what the loop asks of vLLM's engine
 
-    def _lane_config(self, size: int) -> tuple[Any, Any]:
-        return self.model_executor.collective_rpc("lane_kv_config", args=(size,))[0]  # type: ignore[no-any-return]
+    def serves_on(self) -> bool:
+        """Whether the engine does not end yet."""
+        return bool(self._handle_shutdown())
 
-    def process_input_sockets(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's input thread: it starts when the scheduler exists and before a request can come, so groups go here."""
-        self._build_groups()
-        super().process_input_sockets(*args, **kwargs)
-
-    def _build_groups(self) -> None:
-        self.own = SchedulerPool(self.scheduler)
-        deadline_s = self.deployment.flying.collective_timeout_s
-        self.channel = tickets.Channel(
-            self.deployment.run_dir, self.engine, self.deployment.engines, self._wake, deadline_s
-        )
-        self._hashers: dict[int, Any] = dict.fromkeys(self.deployment.group_sizes, self.request_block_hasher)
-        for size, (config, kv_config) in self._lane_configs.items():
-            group = aligned_group(self.engine, size)
-            self.members[size] = Member(group, self.engine, self.own, self.channel)
-            block, hash_block = resolve_kv_cache_block_sizes(kv_config, config)
-            if self.request_block_hasher is not None:
-                hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-                self._hashers[size] = get_request_block_hasher(hash_block, hash_fn)
-            if group[0] == self.engine:
-                scheduler = config.scheduler_config.get_scheduler_cls()(
-                    vllm_config=config,
-                    kv_cache_config=generate_scheduler_kv_cache_config([kv_config]),
-                    structured_output_manager=self.structured_output_manager,
-                    log_stats=self.log_stats,
-                    block_size=block,
-                    hash_block_size=hash_block,
-                )
-                lend = self.deployment.flying.lend_blocks
-                self.leaders[size] = Leader(group, scheduler, self.channel, lend)
-        self.moves = Moves(
-            self.engine,
-            self._led(),
-            {1: self.scheduler.block_size}
-            | {size: k.kv_cache_groups[0].kv_cache_spec.block_size for size, (_, k) in self._lane_configs.items()},
-            self.members,
-            self.channel,
-            lambda method, *args: self.model_executor.collective_rpc(method, args=args)[0],
-            self._admit,
-            self._lacks,
-        )
-        self.report = Report(self.scheduler, self.own, self.members, self.leaders)
-        self.board = StepBoard(f"{self.deployment.run_dir}/steps", self.deployment.engines)
-        self.steps = StepLog(self.board)
-        self.steps.watch((self.engine,), self.scheduler)
-        for leader in self.leaders.values():
-            self.steps.watch(leader.group, leader.scheduler)
-        if self.deployment.flying.trace_out is not None:
-            self.trace = EngineTrace(self.deployment.flying.trace_out, self.engine, self.scheduler)
-
-    def _wake(self) -> None:
-        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
-
-    def run_busy_loop(self) -> None:
-        """Observe, decide, act, until shut down."""
-        with self.ending_quietly():
-            while self._handle_shutdown():
-                self._take_messages(None)
-                self.moves.begin(time.monotonic())
-                turn = self._choose()
-                if isinstance(turn, Wait):
-                    self._take_messages(turn)
-                elif isinstance(turn, Serve):
-                    self._serve(self.channel.receive())
-                elif turn.size == 1:
-                    self._step_alone()
-                else:
-                    self._emit(
-                        self.leaders[turn.size].order(time.monotonic(), goes_on=self.arbiter.announce(turn.size))
-                    )
-        raise SystemExit
-
-    def _choose(self) -> Turn:
-        now = time.monotonic()
-        if self.moves.holds(now):
-            return Serve() if self.channel.pending() else Wait(RETRY_S)
-        ready = {size: leader.ready(now) for size, leader in self.leaders.items()}
-        alone = self.scheduler.has_requests() or bool(self.batch_queue)
-        ready[1] = alone and now >= self._alone_at
-        turn = self.arbiter.choose(now, ready, ticket=self.channel.pending())
-        if isinstance(turn, Wait):
-            retries = [r for r in (leader.retry_in_s(now) for leader in self.leaders.values()) if r is not None]
-            if alone and not ready[1]:
-                retries.append(self._alone_at - now)
-            limits = [t for t in (turn.timeout_s, self.moves.retry_in_s(now), *retries) if t is not None]
-            return Wait(min(limits) if limits else None)
-        return turn
-
-    def _take_messages(self, wait: Wait | None) -> None:
-        """Handle what clients sent; with `wait`, block for the first message."""
+    def take_messages(self, wait: Wait | None) -> bool:
+        """Handle what clients sent; with `wait`, block for the first message. Whether there was any."""
         if wait is not None:
             if not self.has_work():
                 self._notify_idle_state_callbacks()
@@ -182,113 +74,114 @@ class FlyingEngineCore(LaneRequests, Orders, Leaving, Pausing, EngineCoreProc):
             try:
                 self._handle_client_request(*self.input_queue.get(timeout=wait.timeout_s))
             except queue.Empty:
-                return
-            self._alone_at = 0.0
+                return False
+        handled = wait is not None
         while not self.input_queue.empty():
             self._handle_client_request(*self.input_queue.get_nowait())
-            self._alone_at = 0.0
+            handled = True
+        return handled
 
-    def _step_alone(self) -> None:
-        started = time.monotonic()
-        self._reclaim_if_short()
-        if self._process_engine_step() or self.batch_queue:
-            self._ran(1, started, more=False, led_here=True)
-        else:  # older lanes may hold the blocks that it waits for: it is their turn
-            self._alone_at = time.monotonic() + RETRY_S
+    def has_own_steps(self) -> bool:
+        """Whether lane 1 has something to step."""
+        return self.scheduler.has_requests() or bool(self.batch_queue)
 
-    def _ran(self, size: int, started: float, *, more: bool, led_here: bool, plan: Any = None) -> None:
-        ended = time.monotonic()
-        self._last_step_s = (started, ended)
-        self.board.ended(self.engine, size, ended)
-        began = self.board.together_since(aligned_group(self.engine, size), size, started)
-        took_s, waited_s = max(0.0, ended - began), max(0.0, began - started)
-        self.arbiter.ran(size, ended, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
-        if self.trace is not None:
-            self.trace.stepped(size, plan, started, ended, waited_s)
+    def step_own(self) -> bool:
+        """Step lane 1 as vLLM does. Whether anything was computed, or is being computed."""
+        return self._process_engine_step() or bool(self.batch_queue)
 
-    def _serve(self, ticket: Any) -> None:
-        size = len(ticket.group)
-        if isinstance(ticket, tickets.RunStep):
-            self._step_together(size, ticket)
-        elif isinstance(ticket, tickets.MigrateKV):
-            self.moves.serve(ticket, time.monotonic())
-            self._alone_at = 0.0
-        elif isinstance(ticket, tickets.ReserveBlocks):
-            self._want_back(self.members[size].offer(ticket), but=size)
-        elif isinstance(ticket, tickets.LendBlocks):
-            self.members[size].lent.commit(ticket.blocks)
-        elif isinstance(ticket, tickets.ReturnBlocks):
-            self.members[size].lent.take_back(ticket.blocks)
-            self._alone_at = 0.0
-        elif isinstance(ticket, tickets.BlocksReserved):
-            self.leaders[size].granted(ticket, time.monotonic())
-        elif isinstance(ticket, tickets.RecallBlocks):
-            self.leaders[size].give_back(ticket.count)
+    def add_own(self, request: Request, wave: int) -> None:
+        """Give a request to lane 1's scheduler as vLLM does."""
+        super().add_request(request, wave)
 
-    def _step_together(self, size: int, ticket: tickets.RunStep) -> None:
-        started = time.monotonic()
-        member = self.members[size]
-        member.in_use = ticket.in_use
-        plan = in_physical_blocks(ticket.plan, member.lent)
-        output = self.model_executor.collective_rpc("execute_lane", args=(size, plan, ticket.grammar))[0]
-        leader = self.leaders.get(size)
-        if leader is not None:
-            self._process_aborts_queue()
-            self._emit(leader.finish(ticket.plan, output))
-        elif stats := self.report.due(started, idle=not ticket.more):
-            self._emit({0: EngineCoreOutputs(scheduler_stats=stats)})
-        self._ran(size, started, more=ticket.more, led_here=leader is not None, plan=ticket.plan)
+    def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
+        return self.model_executor.collective_rpc("on_lanes", args=(function, *args))[0]
 
-    def _emit(self, outputs: dict[int, Any] | None) -> None:
+    def process_aborts(self) -> None:
+        """Handle the client's aborts, which may come while a step is made."""
+        self._process_aborts_queue()
+
+    def emit(self, outputs: dict[int, Any] | None) -> None:
+        """Send outputs to clients, by client."""
         for output in (outputs or {}).items():
             self.output_queue.put_nowait(output)
 
-    def _reclaim_if_short(self) -> None:
-        lending = any(member.lent.lent_count for member in self.members.values())
-        waiting = self.scheduler.waiting or self.scheduler.kv_holding_waiting
-        if lending and (waiting or self.own.free_count() < len(self.scheduler.running)):
-            self._want_back(self.own.missing_for_next(), but=1)
+    def wake(self) -> None:
+        """End a wait for the client's messages. Any thread may call it."""
+        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
-    def _want_back(self, missing: int, *, but: int) -> None:
-        """The lane of groups of size `but` misses blocks: ask those that are lent to other lanes back."""
-        for size, member in self.members.items():
-            if missing and size != but:
-                member.want_back(missing, time.monotonic())
+    # ---- what vLLM asks of its engine
 
-    def _lacks(self, size: int, missing: int) -> None:
-        """Blocks are missing for KV that is to come to the lane of this size."""
-        if size == 1:
-            self._want_back(missing, but=1)
-        else:
-            self.leaders[size].lacks(missing, time.monotonic())
+    def run_busy_loop(self) -> None:
+        """The loop, until the engine is shut down."""
+        with self.ending.quietly(self):
+            self.loop.run()
+        raise SystemExit
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
+        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input thread."""
+        self.request_block_hasher = self.loop.requests.note_route(request)
+        made, wave = super().preprocess_add_request(request)
+        resume(made, request, self.structured_output_manager)
+        return made, wave
+
+    def add_request(self, request: Request, request_wave: int = 0) -> None:
+        """To the lane that the client chose, at once or when its KV has arrived."""
+        self.loop.add(request, request_wave)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """In whichever lane they are."""
+        self.loop.abort(list(request_ids))
 
     def has_work(self) -> bool:
-        """Whether any lane has requests or a ticket waits."""
-        return (
-            super().has_work()
-            or self.channel.pending()
-            or bool(self.moves)
-            or any(leader.scheduler.has_requests() for leader in self.leaders.values())
+        """Whether any lane has requests, or a message waits."""
+        return super().has_work() or self.loop.has_work()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """vLLM's utility, in every lane."""
+        return self.loop.reset_prefix_caches(
+            reset_running_requests=reset_running_requests, reset_connector=reset_connector
         )
+
+    def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
+        """vLLM's utility (`/pause` in dev mode); it is over when no lane that this engine leads has anything to do.
+
+        Raises:
+            ValueError: for a mode that vLLM does not have.
+        """
+        for leader in self.loop.lanes.leaders.values() if mode in get_args(PauseMode) else ():
+            if mode == "abort":
+                self._send_abort_outputs(leader.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED))
+            leader.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+        return super().pause_scheduler(mode, clear_cache)
+
+    def resume_scheduler(self) -> None:
+        """vLLM's utility, in every lane."""
+        for leader in self.loop.lanes.leaders.values():
+            leader.scheduler.set_pause_state(PauseState.UNPAUSED)
+        super().resume_scheduler()
+
+    def _handle_shutdown(self) -> bool:
+        return self.ending.waits or super()._handle_shutdown()
+
+    def _reject_add_in_shutdown(self, request: Any) -> bool:
+        return not self.ending.waits and super()._reject_add_in_shutdown(request)
+
+    def _reject_utility_in_shutdown(self, client_idx: int, call_id: int, method_name: str) -> bool:
+        return False  # as long as it is here it may answer: that it ends is no failure of the call
+
+    def flying_leave(self) -> None:
+        """Utility: no request is left in the whole server."""
+        self.ending.may_leave = True
+
+    def __getattr__(self, name: str) -> Any:
+        """The other utilities of the client, which vLLM calls by name."""
+        if name.startswith("flying_"):
+            return getattr(self.utilities, name)
+        raise AttributeError(name)
 
     def shutdown(self) -> None:
         """vLLM's, once the trace is written."""
-        if self.trace is not None:
-            self.trace.close()
+        if "loop" in vars(self) and self.loop.instruments.trace is not None:
+            self.loop.instruments.trace.close()
         super().shutdown()
-
-    def _led(self) -> dict[int, Led]:
-        led = {size: Led(leader.scheduler, leader.pool) for size, leader in self.leaders.items()}
-        return {1: Led(self.scheduler, self.own)} | led
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """vLLM's utility, in every lane; blocks that are lent stay so.
-
-        Steps that are ordered run first: vLLM drops what they would give requests that are reset meanwhile, and in its
-        own engine no step is under way here.
-        """
-        while reset_running_requests and any(leader.outstanding for leader in self.leaders.values()):
-            self._serve(self.channel.receive())
-        options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
-        lent = sum(len(member.lent.physical()) for member in self.members.values())
-        return all([self.own.forget(lent, **options), *(leader.forget(**options) for leader in self.leaders.values())])

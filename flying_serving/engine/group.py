@@ -7,9 +7,9 @@ from typing import Any
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from flying_serving.engine.tickets import (
+from flying_serving.engine.channel import Sender
+from flying_serving.engine.messages import (
     BlocksReserved,
-    Channel,
     LendBlocks,
     RecallBlocks,
     ReserveBlocks,
@@ -57,7 +57,7 @@ class Member:
         channel: to the other engines.
     """
 
-    def __init__(self, group: Group, engine: int, own: SchedulerPool, channel: Channel) -> None:
+    def __init__(self, group: Group, engine: int, own: SchedulerPool, channel: Sender) -> None:
         self.group = group
         self.size = len(group)
         self._engine = engine
@@ -91,11 +91,11 @@ class Member:
 class Leader:
     """The group's scheduler, on its lowest engine, and the blocks that the members have lent to it."""
 
-    def __init__(self, group: Group, scheduler: Any, channel: Channel, lend_blocks: int) -> None:
+    def __init__(self, group: Group, pool: SchedulerPool, channel: Sender, lend_blocks: int) -> None:
         self.group = group
         self.size = len(group)
-        self.scheduler = scheduler
-        self.pool = SchedulerPool(scheduler)
+        self.pool = pool
+        self.scheduler = pool.scheduler
         self.borrowed = BorrowedBlocks(self.pool)
         self._channel = channel
         self._lend_blocks = lend_blocks
@@ -118,7 +118,7 @@ class Leader:
     def order(self, now: float, *, goes_on: bool = True) -> Any:
         """Order the next step, and blocks if they are short. Returns outputs if nothing can run, so no model is needed.
 
-        `goes_on`: whether it will be this lane's turn again at once, so that the members keep still for it.
+        `goes_on`: whether this lane goes on at once, so that the members hold for it.
 
         What can run with the blocks that there are does not wait for more: it would keep its own meanwhile, and lanes
         that are all short of blocks could go on taking each other's for ever.
@@ -132,7 +132,7 @@ class Leader:
             self._retry_at = now + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
-        if grammar is not None:  # vLLM's buffer serves all lanes here; another may step before this ticket is served
+        if grammar is not None:  # vLLM's buffer serves all lanes here; another may step before this message is served
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self.outstanding = True

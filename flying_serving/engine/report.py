@@ -1,38 +1,26 @@
-"""What an engine says of all its lanes, whichever has just stepped: vLLM's statistics, and the admin route's."""
+"""What an engine reports of all its lanes together: vLLM's statistics, and those of the admin route."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from flying_serving.engine.group import Leader, Member
-from flying_serving.vllm_adapter.blocks import SchedulerPool, report_through
+from flying_serving.engine.lane import Lanes
+from flying_serving.vllm_adapter.blocks import report_through
 
 REPORT_S = 1.0
 """How often a member reports, which has no outputs of the group's steps that could carry it."""
 
 
 class Report:
-    """Statistics of one engine.
+    """Statistics of one engine: of all its lanes."""
 
-    Args:
-        scheduler: lane 1's.
-        own: its block pool, the engine's physical blocks.
-        members: the engine's part in each group, by size.
-        leaders: the groups that it leads, by size.
-    """
-
-    def __init__(
-        self, scheduler: Any, own: SchedulerPool, members: Mapping[int, Member], leaders: Mapping[int, Leader]
-    ) -> None:
-        self._schedulers = {1: scheduler} | {size: leader.scheduler for size, leader in leaders.items()}
-        self._own = own
-        self._members = members
-        self._reported_at = 0.0
-        self.prefix_cache: dict[int, tuple[int, int]] = dict.fromkeys(self._schedulers, (0, 0))
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._reported_at_s = 0.0
+        self.prefix_cache: dict[int, tuple[int, int]] = dict.fromkeys(lanes.schedulers, (0, 0))
         """Prompt tokens (looked up, found) by the lanes that this engine leads, as far as vLLM counts them."""
-        for size, each in self._schedulers.items():
+        for size, each in lanes.schedulers.items():
             report_through(each, partial(self.complete, size))
 
     def complete(self, size: int, stats: Any) -> None:
@@ -43,34 +31,39 @@ class Report:
         counts = self.counts().values()
         stats.num_running_reqs = sum(running for running, _ in counts)
         stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
-        stats.kv_cache_usage = self.blocks_in_use() / self._own.total
+        stats.kv_cache_usage = self.blocks_in_use() / self._lanes.own.total
 
     def blocks_in_use(self) -> int:
         """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count."""
-        lent = sum(member.lent.lent_count + len(member.lent.offered) for member in self._members.values())
-        return self._own.total - self._own.free_count() - lent + sum(m.in_use for m in self._members.values())
+        lent = sum(member.lent.lent_count + len(member.lent.offered) for member in self._lanes.members.values())
+        return (
+            self._lanes.own.total
+            - self._lanes.own.free_count()
+            - lent
+            + sum(m.in_use for m in self._lanes.members.values())
+        )
 
     def due(self, now: float, *, idle: bool) -> Any:
         """A member's SchedulerStats now and then, and when its group has become idle; else None."""
-        if not idle and now - self._reported_at < REPORT_S:
+        if not idle and now - self._reported_at_s < REPORT_S:
             return None
-        self._reported_at = now
-        return self._schedulers[1].make_stats()
+        self._reported_at_s = now
+        return self._lanes.schedulers[1].make_stats()
 
     def counts(self) -> dict[int, tuple[int, int]]:
         """Requests (running, waiting) of the lanes that this engine leads."""
-        return {size: scheduler.get_request_counts() for size, scheduler in self._schedulers.items()}
+        return {size: scheduler.get_request_counts() for size, scheduler in self._lanes.schedulers.items()}
 
     def lent_blocks(self) -> dict[int, int]:
         """Blocks that this engine's groups have of it."""
-        return {size: member.lent.lent_count for size, member in self._members.items()}
+        return {size: member.lent.lent_count for size, member in self._lanes.members.items()}
 
     def status(self) -> dict[str, Any]:
         """What each lane holds, for `GET /flying/status`."""
         lanes = {str(size): {"running": r, "waiting": w} for size, (r, w) in self.counts().items()}
         return {
             "lanes": lanes,
-            "blocks": self._own.total + 1,
-            "free_blocks": self._own.free_count(),
+            "blocks": self._lanes.own.total + 1,
+            "free_blocks": self._lanes.own.free_count(),
             "lent_blocks": {str(size): count for size, count in self.lent_blocks().items()},
         }

@@ -1,75 +1,70 @@
-"""A request's way into the engine: to the scheduler of its lane, at once or when its KV has come, and out again."""
+"""A request's way into the lanes of an engine, and out of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable
 
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.aging import Aging
-from flying_serving.engine.group import Leader
-from flying_serving.engine.moves import Moves
-from flying_serving.layout.groups import aligned_group
-from flying_serving.vllm_adapter.history import resume
-from flying_serving.vllm_adapter.keys import LANE_KEY, MOVED_FROM_KEY
+from flying_serving.engine.lane import HashBlocks, Lanes
+from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.vllm_adapter.keys import LANE_KEY, MIGRATED_FROM_KEY
+
+Route = tuple[int, tuple[Group, str] | None]
+"""The group size of a request's lane; and, if its KV is elsewhere, the group that has it and the request's id there."""
 
 
 class LaneRequests:
-    """The part of an engine that takes requests, before vLLM's in the order of base classes."""
+    """The requests of all lanes of an engine.
 
-    scheduler: Any
-    leaders: dict[int, Leader]
-    moves: Moves
-    aging: Aging
-    structured_output_manager: Any
-    request_block_hasher: Any
-    _hashers: dict[int, Any]
-    _lane_of: dict[str, int]
-    _moved_from: dict[str, tuple[int, int, str]]
+    Args:
+        lanes: of the engine.
+        add_own: gives a request to lane 1's scheduler, as vLLM does.
+        aging_s: see `Aging`.
+        clock: seconds.
+    """
 
-    def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
-        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input thread."""
+    def __init__(
+        self, lanes: Lanes, add_own: Callable[[Request, int], None], aging_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._lanes = lanes
+        self._add_own = add_own
+        self._aging = Aging(aging_s)
+        self._clock = clock
+        self._routes: dict[str, Route] = {}
+
+    def note_route(self, request: EngineCoreRequest) -> HashBlocks | None:
+        """Note where the client sends a request; returns how its blocks are hashed there. Runs in the input thread."""
         params = request.sampling_params
         extra = (params.extra_args or {}) if params is not None else {}
-        size = extra.pop(LANE_KEY, 1)
-        if size != 1:
-            self._lane_of[request.request_id] = size
-        if MOVED_FROM_KEY in extra:
-            self._moved_from[request.request_id] = extra.pop(MOVED_FROM_KEY)
-        self.request_block_hasher = self._hashers[size]
-        made, wave = super().preprocess_add_request(request)  # type: ignore[misc]
-        resume(made, request, self.structured_output_manager)
-        return made, wave
+        size, migrated_from = extra.pop(LANE_KEY, 1), extra.pop(MIGRATED_FROM_KEY, None)
+        source = None
+        if migrated_from is not None:
+            first, old_size, old_id = migrated_from
+            source = aligned_group(first, old_size), old_id
+        if size != 1 or source is not None:
+            self._routes[request.request_id] = size, source
+        return self._lanes.by_size[size].hash_blocks
 
-    def add_request(self, request: Request, request_wave: int = 0) -> None:
-        """To the scheduler of the lane that the client chose, at once or when its KV is there."""
-        size = self._lane_of.pop(request.request_id, 1)
-        moved_from = self._moved_from.pop(request.request_id, None)
-        if moved_from is None:
-            self._admit(request, size, request_wave)
-            return
-        first, old_size, old_id = moved_from
-        self.moves.expect(request, size, aligned_group(first, old_size), old_id, time.monotonic())
+    def route_of(self, request_id: str) -> Route:
+        """What `note_route` has noted, once."""
+        return self._routes.pop(request_id, (1, None))
 
-    def _admit(self, request: Request, size: int, wave: int = 0) -> None:
-        scheduler = self.scheduler if size == 1 else self.leaders[size].scheduler
-        self.aging.came(scheduler, request.request_id, time.monotonic())
+    def admit(self, request: Request, size: int, wave: int = 0) -> None:
+        """Give a request to the scheduler of a lane."""
+        scheduler = self._lanes.schedulers[size]
+        self._aging.arrived(scheduler, request.request_id, self._clock())
         if size == 1:
-            super().add_request(request, wave)  # type: ignore[misc]
+            self._add_own(request, wave)
         else:
             scheduler.add_request(request)
         if request.num_output_tokens:
             request.take_events()  # it began elsewhere: that it is queued is no news to vLLM's metrics
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """In whichever lane they are."""
-        ids = list(request_ids)
-        for scheduler in self._schedulers():
-            scheduler.finish_requests([i for i in ids if i in scheduler.requests], RequestStatus.FINISHED_ABORTED)
-        self.moves.abort(ids)
-
-    def _schedulers(self) -> list[Any]:
-        return [self.scheduler, *(leader.scheduler for leader in self.leaders.values())]
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests, in whichever lane they are."""
+        for scheduler in self._lanes.schedulers.values():
+            here = [i for i in request_ids if i in scheduler.requests]
+            scheduler.finish_requests(here, RequestStatus.FINISHED_ABORTED)

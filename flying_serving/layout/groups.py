@@ -22,7 +22,7 @@ def aligned_group(engine: int, size: int) -> Group:
     return tuple(range(first, first + size))
 
 
-def cover(a: Group, b: Group, sizes: Iterable[int]) -> Group | None:
+def enclosing_group(a: Group, b: Group, sizes: Iterable[int]) -> Group | None:
     """The smallest aligned group of one of these sizes that holds all engines of both, or None."""
     first, last = min(a[0], b[0]), max(a[-1], b[-1])
     size = next((size for size in sorted(sizes) if first // size == last // size), None)

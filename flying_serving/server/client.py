@@ -69,7 +69,7 @@ class FlyingClient(EngineRequests, PausingClient):
             EngineDeadError: if engines are gone, once all is done that needs none.
         """
         for engine, counts in exchanges(commands, self.deployment.group_sizes, awaiting).items():
-            self.tell(engine, "flying_moving", *counts)
+            self.tell(engine, "flying_announce_migrations", *counts)
         sent, left, failed = [], deque(commands), set()
         dead: EngineDeadError | None = None
         while left:

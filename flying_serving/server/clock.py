@@ -59,7 +59,7 @@ async def _calibrate(client: EngineCalls) -> None:
             Step.of_probe(int(size), seconds, int(tokens), bool(is_prefill), int(context))
             for size, seconds, tokens, is_prefill, context in rows
         )
-    rows = [row for each in await asyncio.gather(*client.of_engines("flying_move_costs")) for row in each]
+    rows = [row for each in await asyncio.gather(*client.of_engines("flying_migration_costs")) for row in each]
     client.controller.moves = fit_moves(rows)
     first = client.controller.layout
     if first != Layout.uniform(client.deployment.engines, 1):

@@ -14,7 +14,7 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.server.encoding import shown
-from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
+from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY
 
 DEGREE_KEY = "tp_degree"
 DEADLINE_KEY = "queue_deadline_s"
@@ -53,7 +53,7 @@ class Streams:
         if params is None:
             return RequestSpec(prompt, prompt, priority=priority)
         extra = params.extra_args or {}
-        for key in (LANE_KEY, HISTORY_KEY, MOVED_FROM_KEY):
+        for key in (LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY):
             if key in extra:
                 raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
@@ -122,7 +122,7 @@ class Streams:
         if stream.tokens:
             extra[HISTORY_KEY] = list(stream.tokens)
         if dispatch.moved_from is not None:
-            extra[MOVED_FROM_KEY] = (dispatch.moved_from[0], len(dispatch.moved_from), old_id)
+            extra[MIGRATED_FROM_KEY] = (dispatch.moved_from[0], len(dispatch.moved_from), old_id)
         params.extra_args = extra or None
         return _copy(request, stream.engine_id, params)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from flying_serving.config import MOVING
-from flying_serving.engine.arbiter import LaneArbiter, Serve, StepTurn, Wait
+from flying_serving.config import MIGRATING_MODES
+from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.moves import MoveCost
@@ -171,7 +171,7 @@ class Cluster:
                 if size != order.size:
                     lane.preempt_all()
         engine.arbiter.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
-        engine.held = order.mode in MOVING and order.size != before
+        engine.held = order.mode in MIGRATING_MODES and order.size != before
         order.done(now)
         return order.size != before
 
@@ -205,22 +205,22 @@ class Cluster:
         now = self.clock.now_s
         ready = {size: size not in engine.outstanding and lane.requests > 0 for size, lane in engine.led.items()}
         while True:
-            turn = engine.arbiter.choose(now, ready, ticket=bool(engine.inbox))
-            if isinstance(turn, Serve):
+            turn = engine.arbiter.choose(now, ready, message=bool(engine.inbox))
+            if isinstance(turn, ServeMessage):
                 self._join(engine, engine.inbox.popleft())
                 return
             if isinstance(turn, Wait):
                 if turn.timeout_s is not None and any(ready.values()):
                     self._wake(engine, now + max(turn.timeout_s, SHORTEST_S))
                 return
-            assert isinstance(turn, StepTurn)
+            assert isinstance(turn, StepLane)
             if self._begin(engine, turn.size):
                 return
             ready[turn.size] = False
 
     def _obvious(self, engine: SimEngine) -> int | None:
         """0: the oldest ticket; a size: a step of the present lane; None: ask `LaneArbiter.choose` (slow)."""
-        if engine.arbiter.keeps_still(self.clock.now_s):
+        if engine.arbiter.holds(self.clock.now_s):
             return None
         present, ready = engine.arbiter.present, 0
         for size, lane in engine.led.items():
@@ -284,7 +284,7 @@ class Cluster:
         for engine in engines:
             engine.busy = False
             waited_s = max(0.0, now - took_s - engine.came_s)
-            engine.arbiter.ran(lane.size, now, more=more, led_here=engine is leader, took_s=took_s, waited_s=waited_s)
+            engine.arbiter.ran(lane.size, now, more=more, leads=engine is leader, took_s=took_s, waited_s=waited_s)
         leader.outstanding.discard(lane.size)
         if first or ended:
             self._on_tokens(first, ended)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flying_serving.layout.groups import Group, cover
+from flying_serving.layout.groups import Group, enclosing_group
 from flying_serving.sim.cluster import Cluster
 from flying_serving.sim.requests import SimRequest
 
@@ -52,7 +52,7 @@ class KVTransfers:
         if not tokens:
             self._arrived(target, requests)
             return
-        both = cover(source, target, shape.sizes)
+        both = enclosing_group(source, target, shape.sizes)
         assert both is not None
         self._cluster.meet(both, shape.moves[len(both)].seconds(tokens), self._arrived, target, requests)
 

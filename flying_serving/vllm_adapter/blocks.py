@@ -25,7 +25,7 @@ class SchedulerPool:
     """`flying_serving.memory.lending.Pool` over the BlockPool of a vLLM scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
         self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
@@ -49,13 +49,13 @@ class SchedulerPool:
 
     def pin(self, request_id: str) -> list[int]:
         """Keep a request's blocks, in its order, whatever becomes of it, until `unpin`."""
-        blocks: list[int] = list(self._scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+        blocks: list[int] = list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
         self._pool.touch([self._pool.blocks[b] for b in blocks])
         self._pinned.append(blocks)
         return blocks
 
     def unpin(self, blocks: list[int]) -> None:
-        """Let pinned blocks go."""
+        """Free pinned blocks."""
         self._pinned.remove(blocks)
         self.give(blocks[::-1])  # as vLLM frees them: the end of a request is evicted first
 
@@ -67,7 +67,7 @@ class SchedulerPool:
         """
         if tokens == 0:  # vLLM allocates nothing for nothing
             return 0, []
-        manager = self._scheduler.kv_cache_manager
+        manager = self.scheduler.kv_cache_manager
         cached, start, _ = manager.get_computed_blocks(request)
         made = manager.allocate_slots(
             request,
@@ -86,24 +86,24 @@ class SchedulerPool:
 
     def missing_for(self, request: Any) -> int:
         """Blocks that are missing for all of a request's tokens."""
-        return max(0, -(-request.num_tokens // self._scheduler.block_size) - self.free_count())
+        return max(0, -(-request.num_tokens // self.scheduler.block_size) - self.free_count())
 
     def arrived(self, request: Any, tokens: int) -> None:
         """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it now."""
         self._ahead.discard(request.request_id)
         request.num_computed_tokens = tokens
-        self._scheduler.kv_cache_manager.cache_blocks(request, tokens)
+        self.scheduler.kv_cache_manager.cache_blocks(request, tokens)
 
-    def let_go(self, request: Any) -> None:
-        """No KV comes for a request after all."""
+    def release(self, request: Any) -> None:
+        """Free the blocks that were set aside for a request: no KV arrives for it."""
         self._ahead.discard(request.request_id)
-        self._scheduler.kv_cache_manager.free(request)
+        self.scheduler.kv_cache_manager.free(request)
 
     def requests_own(self) -> set[int]:
         """Blocks that requests hold, those that come or go included, the null block left out."""
-        manager = self._scheduler.kv_cache_manager
+        manager = self.scheduler.kv_cache_manager
         owned = {block for blocks in self._pinned for block in blocks}
-        for request_id in (*self._scheduler.requests, *self._ahead):
+        for request_id in (*self.scheduler.requests, *self._ahead):
             for blocks in manager.get_block_ids(request_id):
                 owned.update(blocks)
         return owned - {self._pool.null_block.block_id}
@@ -124,23 +124,23 @@ class SchedulerPool:
         """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but by others."""
         self._pool.num_gpu_blocks -= outside
         try:
-            return bool(self._scheduler.reset_prefix_cache(**options))
+            return bool(self.scheduler.reset_prefix_cache(**options))
         finally:
             self._pool.num_gpu_blocks += outside
 
     def reserved(self) -> int:
         """Blocks that the scheduler's unfinished requests may still need until they end."""
-        manager = self._scheduler.kv_cache_manager
+        manager = self.scheduler.kv_cache_manager
         total = 0
-        for request in self._scheduler.requests.values():
-            tokens = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
-            needed = -(-tokens // self._scheduler.block_size)
+        for request in self.scheduler.requests.values():
+            tokens = min(request.num_prompt_tokens + request.max_tokens, self.scheduler.max_model_len)
+            needed = -(-tokens // self.scheduler.block_size)
             total += max(0, needed - len(manager.get_block_ids(request.request_id)[0]))
         return total
 
     def needed_by_running(self) -> int:
         """Blocks that requests which have begun need beside theirs for the tokens they have and the next one."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         needed = 0
         for request in (*scheduler.running, *scheduler.kv_holding_waiting):
             blocks = -(-(request.num_tokens + 1) // scheduler.block_size)
@@ -149,15 +149,15 @@ class SchedulerPool:
 
     def missing_for_next(self) -> int:
         """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         return self._missing((*scheduler.running, *scheduler.kv_holding_waiting, *scheduler.waiting), 1)
 
     def missing_for_running(self, ahead: int = 0) -> int:
         """Blocks without which the next step would preempt a request, were each `ahead` tokens longer."""
-        return self._missing(self._scheduler.running, ahead)
+        return self._missing(self.scheduler.running, ahead)
 
     def _missing(self, requests: Sequence[Any], ahead: int) -> int:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         manager = scheduler.kv_cache_manager
         budget = scheduler.max_num_scheduled_tokens
         needed = 0

@@ -151,17 +151,3 @@ def rebind_without_llvmlite(original: Any, overrides: Any) -> None:
         original(overrides)
     finally:
         sys.modules.update(hidden)
-
-
-def dummy_run(runner: Any, tokens: int) -> None:
-    """vLLM's own step on made-up tokens."""
-    runner._dummy_run(tokens)
-
-
-def share_embeds(runner: Any, lane1: Any) -> None:
-    """Let a lane's runner use lane 1's buffer of input embeddings, shape (tokens of a step, hidden).
-
-    Each runner has one, of a hundred MB for a large model, though only multimodal models and prompts given as
-    embeddings use it. Lanes take turns, so they need one at most.
-    """
-    runner.inputs_embeds = lane1.inputs_embeds

@@ -6,7 +6,7 @@ import random
 import sys
 import time
 
-from flying_serving.comm.order import TicketOrder
+from flying_serving.comm.order import SequenceNumbers
 
 NESTED = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3))
 
@@ -17,7 +17,7 @@ def say(what: object) -> None:
     sys.stdout.flush()
 
 
-def take(order: TicketOrder, chance: random.Random, nested: bool) -> tuple[list[int], list[int]]:
+def take(order: SequenceNumbers, chance: random.Random, nested: bool) -> tuple[list[int], list[int]]:
     """Take numbers for random members."""
     members = list(chance.choice(NESTED)) if nested else chance.sample(range(4), chance.randint(1, 4))
     return members, order.take(members)
@@ -25,7 +25,7 @@ def take(order: TicketOrder, chance: random.Random, nested: bool) -> tuple[list[
 
 def main(path: str, what: str, seed: str) -> None:
     """Take numbers, 50 for each line that comes in; or take the lock and keep it."""
-    order = TicketOrder(path, 4)
+    order = SequenceNumbers(path, 4)
     if what == "hold":
         order.take([0, 1])
         fcntl.flock(order._file, fcntl.LOCK_EX)

@@ -10,14 +10,14 @@ import pytest
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.comm.mapped import reserve
-from flying_serving.comm.order import TicketOrder
+from flying_serving.comm.order import SequenceNumbers
 from flying_serving.comm.shm import SLOT_BYTES, ShmGroup
 from flying_serving.errors import SharedMemoryFull
 
 MIB = 1 << 20
-MAKERS: dict[str, Callable[[str], StepBoard | TicketOrder | ShmGroup]] = {
+MAKERS: dict[str, Callable[[str], StepBoard | SequenceNumbers | ShmGroup]] = {
     "board": lambda path: StepBoard(path, 8),
-    "order": lambda path: TicketOrder(path, 8),
+    "order": lambda path: SequenceNumbers(path, 8),
     "group": lambda path: ShmGroup(path, 0, 2),
 }
 

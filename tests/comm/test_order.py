@@ -1,4 +1,4 @@
-"""TicketOrder: numbers without gaps, one order that all members share, and a lock that dies with its holder."""
+"""SequenceNumbers: numbers without gaps, one order that all members share, and a lock that dies with its holder."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.comm.order import TicketOrder
+from flying_serving.comm.order import SequenceNumbers
 
 ROOT = Path(__file__).parents[2]
 ENGINES = 4
@@ -111,7 +111,7 @@ def test_processes_that_take_at_the_same_time_share_one_order(path: str, what: s
 def test_any_sequence_of_takes(takes: list[tuple[int, list[int], int]]) -> None:
     """Each member's numbers count up from 0, whichever of three openings of the file they are taken through."""
     with TemporaryDirectory(dir="/dev/shm") as directory:
-        orders = [TicketOrder(f"{directory}/order", ENGINES) for _ in range(3)]
+        orders = [SequenceNumbers(f"{directory}/order", ENGINES) for _ in range(3)]
         expected = [0] * ENGINES
         for opening, members, count in takes:
             numbers = orders[opening].take(members[:count])
@@ -124,7 +124,7 @@ def test_any_sequence_of_takes(takes: list[tuple[int, list[int], int]]) -> None:
 
 def test_a_killed_holder_lets_go_of_the_lock(path: str) -> None:
     """Others wait while it lives, and go on at once when it is killed, where it left off."""
-    order = TicketOrder(path, ENGINES)
+    order = SequenceNumbers(path, ENGINES)
     with Taker(path, "hold") as holder, ThreadPoolExecutor(1) as pool:
         assert holder.heard() == "held"
         waiter = pool.submit(order.take, [1, 2])
@@ -137,7 +137,7 @@ def test_a_killed_holder_lets_go_of_the_lock(path: str) -> None:
 
 def test_an_error_inside_does_not_keep_the_lock(path: str) -> None:
     """A member that does not exist raises, and the next take goes on as if nothing had been."""
-    orders = [TicketOrder(path, ENGINES) for _ in range(2)]
+    orders = [SequenceNumbers(path, ENGINES) for _ in range(2)]
     with pytest.raises(IndexError):
         orders[0].take([0, 10**6])
     with ThreadPoolExecutor(1) as pool:
@@ -149,10 +149,10 @@ def test_an_error_inside_does_not_keep_the_lock(path: str) -> None:
 def test_the_file_goes_on_where_it_was_and_nothing_stays_open(path: str) -> None:
     """An engine that opens it later sees the same numbers; closing gives back the descriptor and the map."""
     before = len(os.listdir("/proc/self/fd"))
-    first = TicketOrder(path, ENGINES)
+    first = SequenceNumbers(path, ENGINES)
     assert first.take([3, 0]) == [0, 0]
     first.close()
-    second = TicketOrder(path, ENGINES)
+    second = SequenceNumbers(path, ENGINES)
     assert second.take([0, 1, 2, 3]) == [1, 0, 0, 1]
     second.close()
     assert len(os.listdir("/proc/self/fd")) == before

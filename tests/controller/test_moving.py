@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.moving import exchanges
-from flying_serving.layout.groups import Group, aligned_group, cover
+from flying_serving.layout.groups import Group, aligned_group, enclosing_group
 
 SIZES = (1, 2, 4)
 GROUPS = [aligned_group(engine, size) for size in SIZES for engine in range(0, 4, size)]
@@ -19,7 +19,7 @@ def test_each_engine_is_told_of_what_comes_and_of_each_exchange_once(pairs: list
     commands = [Dispatch(str(n), to, 3, 99, came) for n, (came, to) in enumerate(pairs)]
     told = exchanges(commands, SIZES)
     moves = [(came, to) for came, to in pairs if came is not None]
-    members = Counter(engine for came, to in set(moves) for engine in cover(came, to, SIZES) or ())
+    members = Counter(engine for came, to in set(moves) for engine in enclosing_group(came, to, SIZES) or ())
     assert {engine: tickets for engine, (_, tickets) in told.items()} == dict(members)
     for engine, (arrivals, _) in told.items():
         assert arrivals == sum(to[0] == engine for _, to in moves)

@@ -1,7 +1,7 @@
-"""Engines with real LaneArbiter in virtual time: steps take as long as they are told to, tickets travel, groups meet.
+"""Engines with real LaneArbiter in virtual time: steps take as long as they are told to, messages travel, groups step.
 
-Everything about models and blocks is left out; what is modelled is who may run when. The order of tickets is the one
-that `comm/order.py` makes: a leader's ticket gets its place in all inboxes at once, and arrives a little later.
+Everything about models and blocks is left out; what is modelled is who may run when. The order of messages is the one
+that `comm/order.py` makes: a leader's message gets its place in all inboxes at once, and arrives a little later.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flying_serving.engine.arbiter import LaneArbiter, Serve, StepTurn, Wait
+from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.layout.groups import Group, aligned_group
 
 NEVER = float("inf")
@@ -17,13 +17,13 @@ TICK_S = 1e-6
 
 
 @dataclass
-class Ticket:
-    """A step of a group: when it arrives at members other than its leader, and who has come to it since when."""
+class GroupStep:
+    """A step of a group: when it arrives at members other than its leader, and who waits in it since when."""
 
     group: Group
     arrives: float
     more: bool
-    came: dict[int, float] = field(default_factory=dict)
+    here_since: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -32,10 +32,10 @@ class EngineState:
 
     arbiter: LaneArbiter
     wakes: float = 0.0
-    came: float = 0.0
+    waits_since: float = 0.0
     """When it began to wait for the other members of its step."""
-    inbox: list[Ticket] = field(default_factory=list)
-    at: Ticket | None = None
+    inbox: list[GroupStep] = field(default_factory=list)
+    at: GroupStep | None = None
     stepping: int | None = None
     ordered: set[int] = field(default_factory=set)
     ran: list[tuple[float, float, int]] = field(default_factory=list)
@@ -47,16 +47,20 @@ class Node:
     """Engines 0..n-1 whose lanes have work without end, or as `has_work` says.
 
     Args:
-        turns: one for each engine.
+        arbiters: one for each engine.
         busy: groups that have work, single engines as groups of one.
         step_s: how long the next step of a group takes.
-        order_s: how long a leader takes to order a step, and its ticket to arrive.
+        order_s: how long a leader takes to order a step, and its message to arrive.
     """
 
     def __init__(
-        self, turns: list[LaneArbiter], busy: set[Group], step_s: Callable[[Group], float], order_s: Callable[[], float]
+        self,
+        arbiters: list[LaneArbiter],
+        busy: set[Group],
+        step_s: Callable[[Group], float],
+        order_s: Callable[[], float],
     ) -> None:
-        self.engines = [EngineState(t) for t in turns]
+        self.engines = [EngineState(t) for t in arbiters]
         self.busy = busy
         self.step_s = step_s
         self.order_s = order_s
@@ -84,16 +88,16 @@ class Node:
     def _end_step(self, number: int, engine: EngineState) -> None:
         size, engine.stepping = engine.stepping, None
         assert size is not None
-        led_here = number % size == 0
+        leads = number % size == 0
         more = engine.at.more if engine.at is not None else False
         began = engine.ran[-1][0]
         engine.ran[-1] = (began, self.now, size)
-        if engine.at is not None and led_here:
+        if engine.at is not None and leads:
             engine.ordered.discard(size)
         engine.at = None
-        waited_s = began - engine.came if size > 1 else 0.0
+        waited_s = began - engine.waits_since if size > 1 else 0.0
         took_s = self.now - began
-        engine.arbiter.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
+        engine.arbiter.ran(size, self.now, more=more, leads=leads, took_s=took_s, waited_s=waited_s)
 
     def _choose(self, number: int, engine: EngineState) -> None:
         ready = {
@@ -102,38 +106,38 @@ class Node:
             if size <= len(self.engines) and number % size == 0
         }
         arrived = bool(engine.inbox) and engine.inbox[0].arrives <= self.now
-        turn = engine.arbiter.choose(self.now, ready, ticket=arrived)
-        if isinstance(turn, Serve):
-            self._come(number, engine, engine.inbox.pop(0))
-        elif isinstance(turn, StepTurn) and turn.size == 1:
+        action = engine.arbiter.choose(self.now, ready, message=arrived)
+        if isinstance(action, ServeMessage):
+            self._enter(number, engine, engine.inbox.pop(0))
+        elif isinstance(action, StepLane) and action.size == 1:
             self._begin(engine, 1, self.step_s((number,)))
-        elif isinstance(turn, StepTurn):
-            self._order(number, engine, turn.size)
+        elif isinstance(action, StepLane):
+            self._order(number, engine, action.size)
         else:
-            assert isinstance(turn, Wait)
-            engine.waits.append((self.now, turn.timeout_s))
+            assert isinstance(action, Wait)
+            engine.waits.append((self.now, action.timeout_s))
             arrives = engine.inbox[0].arrives if engine.inbox else NEVER
-            timeout = NEVER if turn.timeout_s is None else max(turn.timeout_s, TICK_S)  # it may round to nothing
+            timeout = NEVER if action.timeout_s is None else max(action.timeout_s, TICK_S)  # it may round to nothing
             engine.wakes = min(arrives, self.now + timeout)
 
     def _order(self, number: int, engine: EngineState, size: int) -> None:
         engine.ordered.add(size)
         engine.wakes = self.now + self.order_s()
         group = aligned_group(number, size)
-        ticket = Ticket(group, engine.wakes, more=engine.arbiter.announce(size))
+        step = GroupStep(group, engine.wakes, more=engine.arbiter.announce(size))
         for member in group:
             state = self.engines[member]
-            state.inbox.append(ticket)
+            state.inbox.append(step)
             if state.at is None and state.stepping is None and member != number:
                 state.wakes = min(state.wakes, max(self.now, state.inbox[0].arrives))
 
-    def _come(self, number: int, engine: EngineState, ticket: Ticket) -> None:
-        engine.at, engine.wakes, engine.came = ticket, NEVER, self.now
-        ticket.came[number] = self.now
-        if len(ticket.came) == len(ticket.group):
-            duration = self.step_s(ticket.group)
-            for member in ticket.group:
-                self._begin(self.engines[member], len(ticket.group), duration)
+    def _enter(self, number: int, engine: EngineState, step: GroupStep) -> None:
+        engine.at, engine.wakes, engine.waits_since = step, NEVER, self.now
+        step.here_since[number] = self.now
+        if len(step.here_since) == len(step.group):
+            duration = self.step_s(step.group)
+            for member in step.group:
+                self._begin(self.engines[member], len(step.group), duration)
 
     def _begin(self, engine: EngineState, size: int, duration: float) -> None:
         engine.stepping = size

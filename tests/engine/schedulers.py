@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.stats import SchedulerStats
 
-from flying_serving.engine.tickets import Ticket
+from flying_serving.engine.messages import Message
 
 BLOCK = 4
 
@@ -30,6 +31,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens beyond the prompt."""
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def computed(self) -> int:
@@ -98,6 +104,8 @@ class Manager:
 
 class FakeScheduler:
     """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when blocks run out."""
+
+    policy = SchedulingPolicy.FCFS
 
     def __init__(self, blocks: int, *, budget: int = 8, max_running: int = 4, pool: Any = None) -> None:
         self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK) if pool is None else pool
@@ -273,16 +281,16 @@ def cached_requests(names: Iterable[str], new_block_ids: Sequence[tuple[list[int
 
 
 class Inboxes:
-    """Tickets of all engines, in the order in which they were sent: `of(engine)` is a Channel's sending half."""
+    """Messages of all engines, in the order in which they were sent: `of(engine)` is a Channel's sending half."""
 
     def __init__(self, engines: int) -> None:
-        self.of_engine: list[deque[Ticket]] = [deque() for _ in range(engines)]
+        self.of_engine: list[deque[Message]] = [deque() for _ in range(engines)]
 
-    def send(self, members: Sequence[int], ticket: Ticket) -> None:
+    def send(self, members: Sequence[int], message: Message) -> None:
         """Append to the inboxes of all members at once."""
         for member in members:
-            self.of_engine[member].append(ticket)
+            self.of_engine[member].append(message)
 
-    def read(self, engine: int) -> Ticket:
-        """Return an engine's next ticket."""
+    def read(self, engine: int) -> Message:
+        """Return an engine's next message."""
         return self.of_engine[engine].popleft()

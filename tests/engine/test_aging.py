@@ -27,10 +27,14 @@ BLOCK = 16
 class Lane:
     """One of vLLM's schedulers without a model: every request gets the same token again and again."""
 
-    def __init__(self, policy: str, *, blocks: int = 100, slots: int = 1) -> None:
+    def __init__(self, policy: str, *, blocks: int = 100, max_num_seqs: int = 1) -> None:
         model = make_model(ROOT / ".models" / "llama", "llama")
         args = EngineArgs(
-            str(model), max_model_len=512, max_num_seqs=slots, scheduling_policy=policy, enable_prefix_caching=False
+            str(model),
+            max_model_len=512,
+            max_num_seqs=max_num_seqs,
+            scheduling_policy=policy,
+            enable_prefix_caching=False,
         )
         config = args.create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
@@ -40,10 +44,10 @@ class Lane:
         self.aging = Aging(AGING_S)
         self.count = 0
 
-    def come(self, request_id: str, priority: int, now_s: float, *, tokens: int = 4, outputs: int = 400) -> Request:
+    def arrive(self, request_id: str, priority: int, now_s: float, *, tokens: int = 4, outputs: int = 400) -> Request:
         params = SamplingParams(max_tokens=outputs, ignore_eos=True)
         made = Request(request_id, [1] * tokens, params, None, arrival_time=now_s, priority=priority)
-        self.aging.came(self.scheduler, request_id, now_s)
+        self.aging.arrived(self.scheduler, request_id, now_s)
         self.scheduler.add_request(made)
         return made
 
@@ -66,9 +70,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def until_begun(lane: Lane, name: str, *, every_s: float) -> float:
     """One urgent request after another comes, each when one has ended. Returns when `name` is scheduled."""
     now_s = 0.0
-    lane.come(name, 0, now_s)
+    lane.arrive(name, 0, now_s)
     for number in range(60):
-        lane.come(f"urgent {number}", -5, now_s, outputs=1)
+        lane.arrive(f"urgent {number}", -5, now_s, outputs=1)
         now_s += every_s
         if name in lane.step():
             return now_s
@@ -83,18 +87,18 @@ def test_urgent_requests_pass_one_until_it_has_aged() -> None:
 def test_another_policy_is_left_alone() -> None:
     """First come, first served does not starve anyone."""
     lane = Lane("fcfs")
-    old = lane.come("old", 3, 0.0)
-    lane.come("new", 0, 2 * AGING_S)
+    old = lane.arrive("old", 3, 0.0)
+    lane.arrive("new", 0, 2 * AGING_S)
     assert old.priority == 3
     assert noted(lane) == []
 
 
-def test_what_has_aged_is_not_preempted_for_what_came_later() -> None:
+def test_an_aged_request_is_not_preempted_for_a_later_one() -> None:
     """Two that run share blocks for one of them only: the one that goes is the later one, however urgent."""
-    lane = Lane("priority", blocks=1 + 8, slots=2)
-    lane.come("old", 0, 0.0, tokens=60)
+    lane = Lane("priority", blocks=1 + 8, max_num_seqs=2)
+    lane.arrive("old", 0, 0.0, tokens=60)
     lane.step()
-    lane.come("urgent", -5, AGING_S, tokens=60)
+    lane.arrive("urgent", -5, AGING_S, tokens=60)
     assert lane.step() == {"old", "urgent"}
     for _ in range(12):
         scheduled = lane.step()
@@ -102,17 +106,17 @@ def test_what_has_aged_is_not_preempted_for_what_came_later() -> None:
 
 
 def noted(lane: Lane) -> list[str]:
-    """Return of whom it is known when they came."""
-    return [request_id for came in lane.aging._came.values() for _, request_id in came]
+    """Return of whom it is known when they arrived."""
+    return [request_id for arrivals in lane.aging._arrivals.values() for _, request_id in arrivals]
 
 
 def test_what_is_over_is_passed_by() -> None:
-    """Nothing is left of requests that came long ago."""
+    """Nothing is left of requests that arrived long ago."""
     lane = Lane("priority")
     for number in range(5):
-        lane.come(f"r{number}", 0, float(number), outputs=1)
+        lane.arrive(f"r{number}", 0, float(number), outputs=1)
         lane.step()
-    lane.come("last", 0, 100.0)
+    lane.arrive("last", 0, 100.0)
     assert noted(lane) == ["last"]
 
 
@@ -120,10 +124,10 @@ def test_what_is_over_is_passed_by() -> None:
 def test_what_is_over_is_forgotten_before_it_would_have_aged(aborted: bool) -> None:
     """Whatever happens within that time: one entry for each that is there, and at most as many of others."""
     lane = Lane("priority")
-    lane.come("old", 9, 0.0)
+    lane.arrive("old", 9, 0.0)
     for number in range(300):
         name = f"r{number}"
-        lane.come(name, 0, AGING_S * number / 300, outputs=1)
+        lane.arrive(name, 0, AGING_S * number / 300, outputs=1)
         assert len(noted(lane)) <= 2 * len(lane.scheduler.requests)
         if aborted:
             lane.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -133,28 +137,28 @@ def test_what_is_over_is_forgotten_before_it_would_have_aged(aborted: bool) -> N
 
 
 def test_what_was_kept_ages_when_others_were_forgotten() -> None:
-    """With the time at which it came."""
+    """With the time at which it arrived."""
     lane = Lane("priority")
     for number in range(20):
-        lane.come(f"r{number}", 0, 0.1 * number)
+        lane.arrive(f"r{number}", 0, 0.1 * number)
     lane.scheduler.finish_requests(
         [f"r{number}" for number in range(20) if number != 5], RequestStatus.FINISHED_ABORTED
     )
     for number in range(20, 23):
-        lane.come(f"r{number}", 0, 5.0)
+        lane.arrive(f"r{number}", 0, 5.0)
     assert noted(lane) == ["r5", "r20", "r21", "r22"]
     kept = lane.scheduler.requests["r5"]
-    lane.come("before", -5, 0.5 + AGING_S - 0.01)
+    lane.arrive("before", -5, 0.5 + AGING_S - 0.01)
     assert kept.priority == 0
-    lane.come("after", -5, 0.5 + AGING_S)
+    lane.arrive("after", -5, 0.5 + AGING_S)
     assert kept.priority == FOREMOST
 
 
 def test_more_of_a_prompt_is_no_arrival() -> None:
-    """A request ages from when it came, once."""
+    """A request ages from when it arrived, once."""
     lane = Lane("priority")
-    lane.come("a", 0, 0.0)
-    lane.aging.came(lane.scheduler, "a", 1.0)
+    lane.arrive("a", 0, 0.0)
+    lane.aging.arrived(lane.scheduler, "a", 1.0)
     assert noted(lane) == ["a"]
 
 
@@ -176,9 +180,9 @@ def one_arrival(compared: list[str], waiting: int, aged: int) -> int:
     """Return what it takes where so many wait, the later the more urgent, and so many have just aged."""
     lane = Lane("priority")
     for number in range(waiting):
-        lane.come(f"{number:05}", -number, 0.0 if number < aged else 1.0)
+        lane.arrive(f"{number:05}", -number, 0.0 if number < aged else 1.0)
     compared.clear()
-    lane.aging.came(lane.scheduler, "next", AGING_S)
+    lane.aging.arrived(lane.scheduler, "next", AGING_S)
     assert sum(request.priority == FOREMOST for request in lane.scheduler.requests.values()) == aged
     return len(compared)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from flying_serving.engine.arbiter import EXPECT_S, STILL_S, LaneArbiter, Serve, StepTurn, Wait
+from flying_serving.engine.arbiter import HOLD_OLDER_S, HOLD_S, LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.layout.groups import Group, Layout
 from tests.engine.node import NEVER, TICK_S, Node
 
@@ -29,10 +29,10 @@ def node(
     step_s: Any = None,
 ) -> Node:
     """Return engines in a layout, their steps of 20 ms each unless said otherwise."""
-    turns = [LaneArbiter(k, max_pause_s) for _ in present]
-    for one, size in zip(turns, present, strict=True):
+    arbiters = [LaneArbiter(k, max_pause_s) for _ in present]
+    for one, size in zip(arbiters, present, strict=True):
         one.switch(size, hard=hard, weave_steps=k, now=0.0)
-    return Node(turns, busy, step_s or (lambda group: EVENLY_S), lambda: ORDER_S)
+    return Node(arbiters, busy, step_s or (lambda group: EVENLY_S), lambda: ORDER_S)
 
 
 def steps(node: Node, engine: int, size: int | None = None) -> list[tuple[float, float, int]]:
@@ -71,11 +71,11 @@ def test_every_lane_with_work_gets_a_step_in_time(
     steps of the others; also where pauses are shorter than steps, and other leaders' steps come in between.
     """
     chance = random.Random(seed)
-    turns = [LaneArbiter(k, max_pause_s) for _ in range(4)]
-    for one, size in zip(turns, present, strict=True):
+    arbiters = [LaneArbiter(k, max_pause_s) for _ in range(4)]
+    for one, size in zip(arbiters, present, strict=True):
         one.switch(size, hard=hard, weave_steps=k, now=0.0)
     engines = Node(
-        turns,
+        arbiters,
         busy,
         lambda group: slow.get(group, 0.02) * chance.uniform(0.8, 1.2),
         lambda: chance.uniform(0.0001, 0.002),
@@ -104,13 +104,13 @@ def test_switches_starve_nobody(
 ) -> None:
     """One lane has work all the time, others come and go, and layouts change at any moment."""
     chance = random.Random(seed)
-    turns = [LaneArbiter(1, 0.1) for _ in range(4)]
-    engines = Node(turns, {always}, lambda group: chance.uniform(0.005, 0.05), lambda: chance.uniform(0.0001, 0.002))
+    arbiters = [LaneArbiter(1, 0.1) for _ in range(4)]
+    engines = Node(arbiters, {always}, lambda group: chance.uniform(0.005, 0.05), lambda: chance.uniform(0.0001, 0.002))
     end = 0.0
     for present, busy, hard, k in phases:
         engines.busy = busy | {always}
         for engine, size in enumerate(present):
-            turns[engine].switch(size, hard=hard, weave_steps=k, now=engines.now)
+            arbiters[engine].switch(size, hard=hard, weave_steps=k, now=engines.now)
             engines.look_again(engine)
         end += chance.uniform(0.01, 2.0)
         engines.run_until(end)
@@ -171,44 +171,44 @@ def test_an_older_lane_of_short_steps_makes_several(step_s: float, in_a_row: int
 
 
 def test_members_keep_still_while_an_older_groups_turn_goes_on() -> None:
-    """Its steps follow each other at once, so that engines stand still only for as long as a step of theirs took."""
+    """Its steps follow each other at once, so that engines wait only for as long as a step of theirs took."""
     engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: {2: 0.02, 1: (0.2, 0.1)[group[0]]}[len(group)])
     engines.run_until(20.0)
     for engine, longest_s in ((0, 0.2), (1, 0.1)):
         ends = [ended for _, ended, _ in steps(engines, engine, 1)]
         assert max(late - early for early, late in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
     for (size, began), (after, ended) in pairwise((step[2], step[0]) for step in steps(engines, 1)):
-        assert (size, after) != (2, 2) or ended - began < 0.02 + STILL_S
+        assert (size, after) != (2, 2) or ended - began < 0.02 + HOLD_OLDER_S
 
 
 def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
     """Its step was shorter than the one before, so there is time for another; but the members have gone on."""
     ready = {1: True, 2: True}
     for before_s, told in ((0.02, True), (0.1, False)):
-        turns = LaneArbiter(1, 10.0)
-        turns.switch(1, hard=False, weave_steps=1, now=0.0)
-        turns.ran(2, 0.0, more=False, led_here=True, took_s=before_s)
-        turns.ran(1, 0.1, more=True, led_here=True, took_s=0.1)
-        assert turns.announce(2) is told
-        turns.ran(2, 0.12, more=told, led_here=True, took_s=0.02)
-        assert turns.choose(0.12, ready, ticket=False) == StepTurn(2 if told else 1)
+        arbiters = LaneArbiter(1, 10.0)
+        arbiters.switch(1, hard=False, weave_steps=1, now=0.0)
+        arbiters.ran(2, 0.0, more=False, leads=True, took_s=before_s)
+        arbiters.ran(1, 0.1, more=True, leads=True, took_s=0.1)
+        assert arbiters.announce(2) is told
+        arbiters.ran(2, 0.12, more=told, leads=True, took_s=0.02)
+        assert arbiters.choose(0.12, ready, message=False) == StepLane(2 if told else 1)
 
 
 def test_where_members_do_something_else_an_older_lane_pays_for_the_wait() -> None:
     """Coming together costs it nothing, doing so again for its next step does."""
-    turns = LaneArbiter(1, 10.0)
-    turns.switch(1, hard=False, weave_steps=1, now=0.0)
+    arbiters = LaneArbiter(1, 10.0)
+    arbiters.switch(1, hard=False, weave_steps=1, now=0.0)
     ready = {1: True, 2: True}
-    turns.ran(1, 0.2, more=True, led_here=True, took_s=0.2)
+    arbiters.ran(1, 0.2, more=True, leads=True, took_s=0.2)
     for now in (0.4, 0.6):
-        assert turns.choose(now - 0.1, ready, ticket=False) == StepTurn(2)
-        assert turns.announce(2)
-        turns.ran(2, now, more=True, led_here=True, took_s=0.02, waited_s=0.2)
-    assert turns.choose(0.6, ready, ticket=False) == StepTurn(1)
+        assert arbiters.choose(now - 0.1, ready, message=False) == StepLane(2)
+        assert arbiters.announce(2)
+        arbiters.ran(2, now, more=True, leads=True, took_s=0.02, waited_s=0.2)
+    assert arbiters.choose(0.6, ready, message=False) == StepLane(1)
 
 
 @pytest.mark.parametrize("k", [2, 3, 8])
-def test_two_older_lanes_share_the_turns_that_are_not_the_presents(k: int) -> None:
+def test_two_older_lanes_share_the_arbiters_that_are_not_the_presents(k: int) -> None:
     """Each of them gets at most one step for k of the present lane, and at least one for k plus the other's."""
     engines = node([2, 2, 2, 2], {(0, 1), (0,), (0, 1, 2, 3)}, k=k)
     engines.run_until(10.0)
@@ -218,7 +218,7 @@ def test_two_older_lanes_share_the_turns_that_are_not_the_presents(k: int) -> No
     assert present > 10.0 / EVENLY_S / 2
 
 
-def test_an_idle_present_lane_leaves_all_turns_to_older_ones() -> None:
+def test_an_idle_present_lane_leaves_all_arbiters_to_older_ones() -> None:
     """However many steps it could have."""
     engines = node([2, 2], {(0,), (1,)}, k=1000)
     engines.run_until(2.0)
@@ -242,7 +242,7 @@ def test_hard_leaves_older_lanes_alone_but_for_one_step_in_max_pause(present: li
     for (_, ended, _), (began, _, _) in pairwise(mine):
         # a group's step is ordered when it is due, and begins when its members come to it
         assert pause - TICK_S <= began - ended <= pause + 2 * EVENLY_S + 2 * ORDER_S
-    # none at once after the switch, but for what a member does before the first ticket has come
+    # none at once after the switch, but for what a member does before the first message has arrived
     assert not [began for began, _, _ in mine if ORDER_S <= began < pause]
     others = [step for step in steps(engines, led) if step[2] != len(older)]
     assert sum(ended - began for began, ended, _ in others) > 10.0 * 0.7
@@ -255,20 +255,20 @@ def test_hard_lets_older_lanes_run_when_the_present_one_is_idle() -> None:
     assert len(steps(engines, 0, 1)) >= 2.0 / EVENLY_S - 1
 
 
-# ---- keeping still
+# ---- holding
 
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None:
-    """Its leader said that there is more, and nothing comes: after EXPECT_S it goes on with its own work."""
+    """Its leader said that there is more, and nothing comes: after HOLD_S it goes on with its own work."""
     engines = node([2, 2], {(0, 1), (1,)}, hard=hard, k=1000)
     engines.run_until(1.0)
-    assert [began for began, _, _ in steps(engines, 1, 1)] in ([], [0.0])  # before the first ticket came
+    assert [began for began, _, _ in steps(engines, 1, 1)] in ([], [0.0])  # before the first message arrived
     engines.busy = {(1,)}
     engines.run_until(2.0)
     last = steps(engines, 1, 2)[-1][1]
     alone = [step for step in steps(engines, 1, 1) if step[0] >= last]
-    assert last + EXPECT_S - TICK_S <= alone[0][0] <= last + EXPECT_S + 2 * TICK_S
+    assert last + HOLD_S - TICK_S <= alone[0][0] <= last + HOLD_S + 2 * TICK_S
     assert all(later[0] == earlier[1] for earlier, later in pairwise(alone))
     assert len(alone) > 20
 
@@ -276,16 +276,16 @@ def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None
 def test_nobody_keeps_still_after_the_last_step() -> None:
     """The leader said that there is nothing more; nor does a leader wait for itself, nor anyone after a switch."""
     ready = {1: True}
-    turns = LaneArbiter(1000, 1e6)
-    turns.switch(2, hard=False, weave_steps=1000, now=0.0)
-    turns.ran(2, 1.0, more=False, led_here=False)
-    assert turns.choose(1.0, ready, ticket=False) == StepTurn(1)
-    turns.ran(2, 2.0, more=True, led_here=True)
-    assert turns.choose(2.0, ready, ticket=False) == StepTurn(1)
-    turns.ran(2, 3.0, more=True, led_here=False)
-    assert isinstance(turns.choose(3.0, ready, ticket=False), Wait)
-    turns.switch(4, hard=False, weave_steps=1000, now=3.0)
-    assert turns.choose(3.0, ready, ticket=False) == StepTurn(1)
+    arbiters = LaneArbiter(1000, 1e6)
+    arbiters.switch(2, hard=False, weave_steps=1000, now=0.0)
+    arbiters.ran(2, 1.0, more=False, leads=False)
+    assert arbiters.choose(1.0, ready, message=False) == StepLane(1)
+    arbiters.ran(2, 2.0, more=True, leads=True)
+    assert arbiters.choose(2.0, ready, message=False) == StepLane(1)
+    arbiters.ran(2, 3.0, more=True, leads=False)
+    assert isinstance(arbiters.choose(3.0, ready, message=False), Wait)
+    arbiters.switch(4, hard=False, weave_steps=1000, now=3.0)
+    assert arbiters.choose(3.0, ready, message=False) == StepLane(1)
 
 
 # ---- each choice
@@ -301,11 +301,11 @@ class Choices(RuleBasedStateMachine):
         self.now = 100.0
         self.present_steps = 0
         self.last: dict[int, float] = {}
-        self.still_until = 0.0
+        self.hold_until_s = 0.0
         self.for_older = False
         self.told: set[int] = set()
         self.left_s = 0.0
-        self.turned: set[int] = set()
+        self.sliced: set[int] = set()
         self.took_s: dict[int, float] = {}
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.02, 0.05, 0.3, 6.0]))
@@ -315,33 +315,33 @@ class Choices(RuleBasedStateMachine):
     @rule(present=st.sampled_from([1, 2, 4]), hard=st.booleans(), k=st.integers(1, 3))
     def switch(self, present: int, hard: bool, k: int) -> None:
         if present != self.present:
-            self.still_until = 0.0
+            self.hold_until_s = 0.0
             self.last.setdefault(self.present, self.now)
         self.present, self.hard, self.k, self.present_steps = present, hard, k, 0
-        self.left_s, self.turned = 0.0, set()
+        self.left_s, self.sliced = 0.0, set()
         self.arbiter.switch(present, hard=hard, weave_steps=k, now=self.now)
 
     @rule(
         size=st.sampled_from([1, 2, 4]),
         more=st.booleans(),
-        led_here=st.booleans(),
+        leads=st.booleans(),
         took_s=st.sampled_from([0.0, 0.01, 0.04]),
         waited_s=st.sampled_from([0.0, 0.02]),
     )
-    def a_step_has_run(self, size: int, more: bool, led_here: bool, took_s: float, waited_s: float) -> None:
+    def a_step_has_run(self, size: int, more: bool, leads: bool, took_s: float, waited_s: float) -> None:
         self.last[size] = self.now
         self.present_steps = self.present_steps + 1 if size == self.present else 0
-        if not led_here or size == self.present:
+        if not leads or size == self.present:
             self.for_older = size != self.present
-            still_s = STILL_S if self.for_older else EXPECT_S
-            self.still_until = self.now + still_s if more and not led_here else 0.0
-        self.took_s[size] = took_s + (waited_s if size in self.turned else 0.0)
+            hold_s = HOLD_OLDER_S if self.for_older else HOLD_S
+            self.hold_until_s = self.now + hold_s if more and not leads else 0.0
+        self.took_s[size] = took_s + (waited_s if size in self.sliced else 0.0)
         if size == self.present:
-            self.left_s, self.turned = self.took_s[size], set()
+            self.left_s, self.sliced = self.took_s[size], set()
         else:
             self.left_s -= self.took_s[size]
-            self.turned.add(size)
-        self.arbiter.ran(size, self.now, more=more, led_here=led_here, took_s=took_s, waited_s=waited_s)
+            self.sliced.add(size)
+        self.arbiter.ran(size, self.now, more=more, leads=leads, took_s=took_s, waited_s=waited_s)
 
     @rule(size=st.sampled_from([2, 4]))
     def announce(self, size: int) -> None:
@@ -352,39 +352,39 @@ class Choices(RuleBasedStateMachine):
 
     @rule(
         ready=st.dictionaries(st.sampled_from([1, 2, 4]), st.booleans(), min_size=1),
-        ticket=st.booleans(),
+        message=st.booleans(),
     )
-    def choose(self, ready: dict[int, bool], ticket: bool) -> None:
-        turn = self.arbiter.choose(self.now, ready, ticket=ticket)
+    def choose(self, ready: dict[int, bool], message: bool) -> None:
+        action = self.arbiter.choose(self.now, ready, message=message)
         older = {size for size, has_work in ready.items() if has_work and size != self.present}
-        still = self.now < self.still_until
-        busy = ticket or ready.get(self.present, False) or still
+        holds = self.now < self.hold_until_s
+        busy = message or ready.get(self.present, False) or holds
         if busy:
             for size in older:
                 self.last.setdefault(size, self.now)
-        if isinstance(turn, Serve):
-            assert ticket
-        elif isinstance(turn, StepTurn):
-            assert ready[turn.size]
-            if turn.size != self.present and busy:
-                late = self.now - self.last[turn.size] >= self.max_pause_s
-                in_turn = turn.size in self.turned and self.left_s > self.took_s[turn.size] / 2
-                in_turn = in_turn and turn.size in {1, *self.told}
-                assert late or (not self.hard and (in_turn or self.present_steps >= self.k))
-                assert in_turn or self.present_steps > 0 or not ready.get(self.present, False)
-            if turn.size == self.present:
-                assert not ticket  # others wait for a ticket, nobody for this
-                assert not (still and self.for_older)
+        if isinstance(action, ServeMessage):
+            assert message
+        elif isinstance(action, StepLane):
+            assert ready[action.size]
+            if action.size != self.present and busy:
+                overdue = self.now - self.last[action.size] >= self.max_pause_s
+                in_slice = action.size in self.sliced and self.left_s > self.took_s[action.size] / 2
+                in_slice = in_slice and action.size in {1, *self.told}
+                assert overdue or (not self.hard and (in_slice or self.present_steps >= self.k))
+                assert in_slice or self.present_steps > 0 or not ready.get(self.present, False)
+            if action.size == self.present:
+                assert not message  # others wait for a message, nobody for this
+                assert not (holds and self.for_older)
         else:
             present = ready.get(self.present, False)
-            assert not ticket
-            assert not present or (still and self.for_older)
-            assert not older or still
-            assert (turn.timeout_s is None) == (not older and not present)
-            if turn.timeout_s is not None:
-                assert 0 <= turn.timeout_s <= EXPECT_S
-                after = self.arbiter.choose(self.now + turn.timeout_s + TICK_S, ready, ticket=False)
-                assert isinstance(after, StepTurn)
+            assert not message
+            assert not present or (holds and self.for_older)
+            assert not older or holds
+            assert (action.timeout_s is None) == (not older and not present)
+            if action.timeout_s is not None:
+                assert 0 <= action.timeout_s <= HOLD_S
+                after = self.arbiter.choose(self.now + action.timeout_s + TICK_S, ready, message=False)
+                assert isinstance(after, StepLane)
                 assert after.size in older or present
 
 

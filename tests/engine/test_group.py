@@ -20,7 +20,14 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from flying_serving.engine.group import ASK_AGAIN_S, Leader, Member, in_physical_blocks
-from flying_serving.engine.tickets import BlocksReserved, LendBlocks, RecallBlocks, ReserveBlocks, ReturnBlocks, RunStep
+from flying_serving.engine.messages import (
+    BlocksReserved,
+    LendBlocks,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+    RunStep,
+)
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Layout, aligned_group
 from flying_serving.memory.lending import NULL_BLOCK, LentBlocks
@@ -41,30 +48,30 @@ class Pair:
         self.pools = [SchedulerPool(scheduler) for scheduler in self.own]
         self.members = [Member(GROUP, engine, pool, channel) for engine, pool in enumerate(self.pools)]
         self.scheduler = FakeScheduler(group_blocks or blocks)
-        self.leader = Leader(GROUP, self.scheduler, channel, lend_blocks)
+        self.leader = Leader(GROUP, SchedulerPool(self.scheduler), channel, lend_blocks)
 
     def kinds(self, engine: int) -> list[str]:
         """Return what waits in an inbox."""
-        return [type(ticket).__name__ for ticket in self.inboxes.of_engine[engine]]
+        return [type(message).__name__ for message in self.inboxes.of_engine[engine]]
 
     def serve(self, engine: int, now: float) -> Any:
-        """Let an engine do what its next ticket says, as its loop does; return a step's plan in its own blocks."""
-        ticket = self.inboxes.read(engine)
+        """Let an engine do what its next message says, as its loop does; return a step's plan in its own blocks."""
+        message = self.inboxes.read(engine)
         member = self.members[engine]
-        if isinstance(ticket, ReserveBlocks):
-            member.offer(ticket)
-        elif isinstance(ticket, LendBlocks):
-            member.lent.commit(ticket.blocks)
-        elif isinstance(ticket, ReturnBlocks):
-            member.lent.take_back(ticket.blocks)
-        elif isinstance(ticket, BlocksReserved):
-            self.leader.granted(ticket, now)
-        elif isinstance(ticket, RecallBlocks):
-            self.leader.give_back(ticket.count)
+        if isinstance(message, ReserveBlocks):
+            member.offer(message)
+        elif isinstance(message, LendBlocks):
+            member.lent.commit(message.blocks)
+        elif isinstance(message, ReturnBlocks):
+            member.lent.take_back(message.blocks)
+        elif isinstance(message, BlocksReserved):
+            self.leader.granted(message, now)
+        elif isinstance(message, RecallBlocks):
+            self.leader.give_back(message.count)
         else:
-            assert isinstance(ticket, RunStep)
-            member.in_use = ticket.in_use
-            return in_physical_blocks(ticket.plan, member.lent)
+            assert isinstance(message, RunStep)
+            member.in_use = message.in_use
+            return in_physical_blocks(message.plan, member.lent)
         return None
 
     def serve_all(self, now: float) -> None:
@@ -77,11 +84,11 @@ class Pair:
 
     def finish_step(self) -> None:
         """Let all members serve a step, which is what comes next."""
-        ticket = self.inboxes.of_engine[0][0]
-        assert isinstance(ticket, RunStep)
+        message = self.inboxes.of_engine[0][0]
+        assert isinstance(message, RunStep)
         for engine in GROUP:
             self.serve(engine, 0.0)
-        self.leader.finish(ticket.plan, "output")
+        self.leader.finish(message.plan, "output")
 
     def lend(self, count: int) -> None:
         """Let a round of lending take place."""
@@ -180,28 +187,28 @@ def test_a_step_goes_to_all_members_and_its_output_to_the_scheduler() -> None:
     assert not pair.leader.ready(1e9)
     assert pair.leader.retry_in_s(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == ["RunStep"]
-    ticket: Any = pair.inboxes.of_engine[1][0]
-    assert ticket.more
-    assert ticket.grammar is None
+    message: Any = pair.inboxes.of_engine[1][0]
+    assert message.more
+    assert message.grammar is None
     plans = [pair.serve(engine, 0.0) for engine in GROUP]
     for plan, member in zip(plans, pair.members, strict=True):
         assert plan.scheduled_new_reqs[0].block_ids == (member.lent.translate([1, 2]),)
-    assert pair.leader.finish(ticket.plan, "output") == {0: ("outputs of", ["first"])}
+    assert pair.leader.finish(message.plan, "output") == {0: ("outputs of", ["first"])}
     assert pair.scheduler.outputs == ["output"]
     assert pair.scheduler.done == ["first"]
 
 
 def test_a_step_carries_its_own_grammar_bitmask() -> None:
-    """Another lane's scheduler may fill vLLM's buffer anew before the members have served the ticket."""
+    """Another lane's scheduler may fill vLLM's buffer anew before the members have served the message."""
     pair = Pair()
     pair.lend(2)
     pair.scheduler.constrained = {"first"}
     pair.scheduler.bitmask[:] = 5
     pair.leader.order(0.0)
     pair.scheduler.bitmask[:] = 7
-    ticket: Any = pair.inboxes.of_engine[1][0]
-    assert ticket.grammar.structured_output_request_ids == ["first"]
-    assert ticket.grammar.grammar_bitmask.tolist() == [[5, 5]]
+    message: Any = pair.inboxes.of_engine[1][0]
+    assert message.grammar.structured_output_request_ids == ["first"]
+    assert message.grammar.grammar_bitmask.tolist() == [[5, 5]]
 
 
 def test_workers_are_told_of_finished_requests_though_nothing_else_runs() -> None:
@@ -209,10 +216,10 @@ def test_workers_are_told_of_finished_requests_though_nothing_else_runs() -> Non
     pair = Pair()
     pair.lend(2)
     pair.leader.order(0.0)
-    ticket: Any = pair.inboxes.of_engine[0][0]
+    message: Any = pair.inboxes.of_engine[0][0]
     for engine in GROUP:
         pair.serve(engine, 0.0)
-    pair.leader.finish(ticket.plan, "output")
+    pair.leader.finish(message.plan, "output")
     assert pair.leader.ready(0.0)
     assert pair.leader.order(0.0) is None
     last: Any = pair.inboxes.of_engine[0][0]
@@ -316,12 +323,12 @@ def test_what_can_run_does_not_wait_for_blocks() -> None:
     pair.scheduler.add("long", 9 * BLOCK, 1)
     assert pair.leader.order(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks", "RunStep"]
-    ticket: Any = pair.inboxes.of_engine[0][1]
-    assert list(ticket.plan.num_scheduled_tokens) == ["short"]
+    message: Any = pair.inboxes.of_engine[0][1]
+    assert list(message.plan.num_scheduled_tokens) == ["short"]
     for engine in GROUP:
         pair.serve(engine, 0.0)
         pair.serve(engine, 0.0)
-    pair.leader.finish(ticket.plan, "output")
+    pair.leader.finish(message.plan, "output")
     assert pair.leader._grants == {}  # the members' answers are behind the step
     assert pair.leader.ready(0.0)
     pair.leader.order(0.0)
@@ -351,8 +358,8 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     # but they are not
     assert pair.leader.order(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == []
-    for inbox, ticket in zip(pair.inboxes.of_engine, asked, strict=True):
-        inbox.append(ticket)
+    for inbox, message in zip(pair.inboxes.of_engine, asked, strict=True):
+        inbox.append(message)
     assert not pair.leader.ready(1e9)
     assert pair.leader.retry_in_s(1e9) is None
     pair.serve_all(0.0)
@@ -486,7 +493,7 @@ class Lives(RuleBasedStateMachine):
             for engine, pool in enumerate(self.pools)
         ]
         groups = [group for size in sizes for group in Layout.uniform(self.engines, size).groups]
-        self.leaders = [Leader(group, FakeScheduler(blocks), channel, lend_blocks) for group in groups]
+        self.leaders = [Leader(group, SchedulerPool(FakeScheduler(blocks)), channel, lend_blocks) for group in groups]
         self.content: list[dict[tuple[int, int], tuple[str, int]]] = [{} for _ in self.own]
         self.tables: list[dict[str, list[int]]] = [{} for _ in self.own]
         self.inside: list[Any] = [None for _ in self.own]
@@ -539,26 +546,26 @@ class Lives(RuleBasedStateMachine):
         engine %= self.engines
         if not self.inbox_can_be_read(engine):
             return
-        ticket = self.inboxes.read(engine)
-        member = self.members[engine][len(ticket.group)]
-        (leader,) = [leader for leader in self.leaders if leader.group == ticket.group]
-        if isinstance(ticket, ReserveBlocks):
-            self.want_back(engine, member.offer(ticket), but=member.size)
-        elif isinstance(ticket, LendBlocks):
-            member.lent.commit(ticket.blocks)
-        elif isinstance(ticket, ReturnBlocks):
-            member.lent.take_back(ticket.blocks)
-        elif isinstance(ticket, BlocksReserved):
-            leader.granted(ticket, self.now)
-        elif isinstance(ticket, RecallBlocks):
-            leader.give_back(ticket.count)
+        message = self.inboxes.read(engine)
+        member = self.members[engine][len(message.group)]
+        (leader,) = [leader for leader in self.leaders if leader.group == message.group]
+        if isinstance(message, ReserveBlocks):
+            self.want_back(engine, member.offer(message), but=member.size)
+        elif isinstance(message, LendBlocks):
+            member.lent.commit(message.blocks)
+        elif isinstance(message, ReturnBlocks):
+            member.lent.take_back(message.blocks)
+        elif isinstance(message, BlocksReserved):
+            leader.granted(message, self.now)
+        elif isinstance(message, RecallBlocks):
+            leader.give_back(message.count)
         else:
-            self.write(engine, in_physical_blocks(ticket.plan, member.lent))
-            self.inside[engine] = ticket
-            if all(self.inside[other] is ticket for other in ticket.group):
-                for other in ticket.group:
+            self.write(engine, in_physical_blocks(message.plan, member.lent))
+            self.inside[engine] = message
+            if all(self.inside[other] is message for other in message.group):
+                for other in message.group:
                     self.inside[other] = None
-                leader.finish(ticket.plan, None)
+                leader.finish(message.plan, None)
 
     def want_back(self, engine: int, missing: int, *, but: int) -> None:
         for size, member in self.members[engine].items():

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
-from flying_serving.engine.tickets import RunStep
 from tests.engine.schedulers import BLOCK
 from tests.engine.test_group import GROUP, Pair
 
@@ -16,10 +17,12 @@ BLOCKS = 12  # beside the null block
 
 def reports_of(pair: Pair) -> list[Report]:
     """Return the reports of both engines; the first leads the group."""
-    return [
-        Report(pair.own[engine], pair.pools[engine], {2: pair.members[engine]}, {2: pair.leader} if engine == 0 else {})
-        for engine in GROUP
-    ]
+    reports = []
+    for engine in GROUP:
+        leader = pair.leader if engine == 0 else None
+        group = Lane(GROUP, BLOCK, None, leader.pool if leader is not None else None, pair.members[engine], leader)
+        reports.append(Report(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group])))
+    return reports
 
 
 def step(pair: Pair) -> RunStep:
@@ -28,10 +31,10 @@ def step(pair: Pair) -> RunStep:
     pair.serve_all(0.0)
     if pair.leader.ready(0.0):
         pair.leader.order(0.0)
-    ticket = pair.inboxes.of_engine[0][0]
-    assert isinstance(ticket, RunStep)
+    message = pair.inboxes.of_engine[0][0]
+    assert isinstance(message, RunStep)
     pair.finish_step()
-    return ticket
+    return message
 
 
 def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold() -> None:
@@ -57,8 +60,8 @@ def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent() -> None:
     reports = reports_of(pair)
     pair.scheduler.add("r", BLOCK, 2)
     while pair.scheduler.has_requests():
-        ticket = step(pair)
-    assert not ticket.more
+        message = step(pair)
+    assert not message.more
     assert [member.lent.lent_count for member in pair.members] == [5, 5]
     assert [report.blocks_in_use() for report in reports] == [0, 0]
 

@@ -10,16 +10,17 @@ from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S
 if TYPE_CHECKING:
     from tests.protocol.engine import Engine
 
-_LOOKED_AT = ("_alone_at", "arbiter", "members", "leaders", "scheduler", "moves", "memory", "overdue")
 _SEEN_ELSEWHERE = frozenset(
-    {"pool", "_scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
-    | {"_led", "_block_tokens", "_members", "_rpc", "_admit", "_lacks"}
+    {"pool", "scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
+    | {"_lanes", "_call_workers", "_pools", "_send", "_admit", "_ask_blocks", "_sizes"}
 )
 
 
 def key_of(engine: Engine) -> Any:
     """Return all that matters of a state, as one hashable value."""
-    return (engine.engine, *(freeze(getattr(engine, name)) for name in _LOOKED_AT))
+    loop = engine.loop
+    parts = (loop._own_at_s, loop.arbiter, loop.lanes.members, loop.lanes.leaders, loop.lanes.schedulers)
+    return (engine.number, *map(freeze, (*parts, loop.migrations, engine.memory, engine.overdue)))
 
 
 def freeze(thing: Any) -> Any:
@@ -39,60 +40,62 @@ def freeze(thing: Any) -> Any:
 
 def forget_times(engine: Engine) -> None:
     """Forget how long ago things were, as far as it makes no difference."""
-    arbiter = engine.arbiter
+    loop, arbiter = engine.loop, engine.loop.arbiter
     arbiter._present_steps = min(arbiter._present_steps, arbiter.weave_steps)
-    arbiter._left_s = max(arbiter._left_s, 0.0)
-    arbiter._expect_until = max(arbiter._expect_until, NOW_S)
-    engine._alone_at = engine._alone_at if engine._alone_at > NOW_S else 0.0
-    # only lanes that are led here are asked for; of those that are late it matters only which came first
-    led = [size for size, lane in engine.lanes().items() if lane.has_requests() or not engine.settings.endless]
-    arbiter._took_s = {size: took_s for size, took_s in arbiter._took_s.items() if size in led}
-    ages = {size: NOW_S - at for size, at in arbiter._stepped_at.items() if size in led}
+    arbiter._slice_left_s = max(arbiter._slice_left_s, 0.0)
+    arbiter._hold_until_s = max(arbiter._hold_until_s, NOW_S)
+    loop._own_at_s = loop._own_at_s if loop._own_at_s > NOW_S else 0.0
+    # only lanes that are led here are asked for; of those that are overdue it matters only which was so first
+    lead = [size for size, lane in engine.schedulers.items() if lane.has_requests() or not engine.settings.endless]
+    arbiter._took_s = {size: took_s for size, took_s in arbiter._took_s.items() if size in lead}
+    ages = {size: NOW_S - at for size, at in arbiter._stepped_at_s.items() if size in lead}
     if engine.settings.exact:
-        late = sorted({age for age in ages.values() if age >= PAUSE_S})
-        ranks = {age: PAUSE_S + rank for rank, age in enumerate(late)}
+        overdue = sorted({age for age in ages.values() if age >= PAUSE_S})
+        ranks = {age: PAUSE_S + rank for rank, age in enumerate(overdue)}
     else:
         ranks = {age: rank / 1024 for rank, age in enumerate(sorted(set(ages.values())))}
         engine.overdue = {}
-    arbiter._stepped_at = {size: NOW_S - ranks.get(age, age) for size, age in ages.items()}
-    for leader in engine.leaders.values():
+    arbiter._stepped_at_s = {size: NOW_S - ranks.get(age, age) for size, age in ages.items()}
+    for leader in loop.lanes.leaders.values():
         leader._retry_at = max(leader._retry_at, NOW_S)
         leader._ask_at = max(leader._ask_at, NOW_S)
-    for member in engine.members.values():
+    for member in loop.lanes.members.values():
         member._needed_at = max(member._needed_at, NOW_S - TICK_S)
-    engine._last_step_s = (0.0, 0.0)
-    _forget_moves(engine)
+    loop.last_step_s = (0.0, 0.0)
+    _forget_migrations(engine)
 
 
-def _forget_moves(engine: Engine) -> None:
-    """Any of their waits may be over at any time: see `Late`. What was counted decides nothing."""
-    moves = engine.moves
-    moves.moved = moves.moved_tokens = moves.prefilled_again = 0
-    for waiting in (*moves._waiting, *moves._coming.values(), *moves._retained.values()):
+def _forget_migrations(engine: Engine) -> None:
+    """Any of their waits may be over at any time: see `Overdue`. What was counted decides nothing."""
+    source, target = engine.loop.migrations.source, engine.loop.migrations.target
+    target.migrated = target.migrated_tokens = target.prefilled_again = 0
+    for waiting in (*target.waiting, *target.arriving.values(), *source.retained.values()):
         waiting.since_s = NOW_S
 
 
 def rename_blocks(engine: Engine) -> None:
     """Number physical blocks in the order in which they are found: engines speak of group blocks.
 
-    But not always: of those for KV that comes to the engine's own lane a ticket is under way.
+    But not always: of those for KV that arrives in the engine's own lane a message is under way.
     """
-    lent = [member.lent for member in engine.members.values()]
-    requests = [engine.scheduler.requests[name] for name in sorted(engine.scheduler.requests)]
-    retained = [one for _, one in sorted(engine.moves._retained.items()) if one.size == 1]
-    told = {b for arrival in engine.moves._coming.values() if arrival.size == 1 for b in arrival.request.blocks}
+    own, migrations = engine.schedulers[1], engine.loop.migrations
+    lent = [member.lent for member in engine.loop.lanes.members.values()]
+    requests = [own.requests[name] for name in sorted(own.requests)]
+    retained = [one for _, one in sorted(migrations.source.retained.items()) if one.size == 1]
+    sent = {b for arrival in migrations.target.arriving.values() if arrival.size == 1 for b in arrival.request.blocks}
     found = [books.table[v] for books in lent for v in sorted(books.table)]
     found += [block for books in lent for block in books.offered]
     found += [block for holder in (*requests, *retained) for block in holder.blocks]
-    found += engine.scheduler.pool.free
-    others = [block for block in dict.fromkeys(found) if block and block not in told]
-    numbers = (number for number in range(1, engine.settings.blocks) if number not in told)
-    new = {block: block for block in (0, *told)} | dict(zip(others, numbers, strict=False))
+    found += own.pool.free
+    others = [block for block in dict.fromkeys(found) if block and block not in sent]
+    numbers = (number for number in range(1, engine.settings.blocks) if number not in sent)
+    new = {block: block for block in (0, *sent)} | dict(zip(others, numbers, strict=False))
     for books in lent:
         books.table = {v: new[books.table[v]] for v in sorted(books.table)}
         books.offered = [new[block] for block in books.offered]
     for holder in (*requests, *retained):
         holder.blocks = [new[block] for block in holder.blocks]
-    engine.own._pinned = [[new[block] for block in blocks] for blocks in engine.own._pinned]
-    engine.scheduler.pool.rename(new)
-    engine.memory.rename(new, engine.scheduler.pool.free)
+    pool = engine.loop.lanes.own
+    pool._pinned = [[new[block] for block in blocks] for blocks in pool._pinned]
+    own.pool.rename(new)
+    engine.memory.rename(new, own.pool.free)

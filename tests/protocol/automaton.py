@@ -9,11 +9,12 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from flying_serving.engine.tickets import MigrateKV, RunStep, Ticket
+from flying_serving.engine.messages import Message, RunStep
 from flying_serving.layout.groups import Group
+from flying_serving.migration.messages import MigrateKV
 from tests.protocol.alike import freeze, key_of
-from tests.protocol.engine import Engine, Late, Took, moving
-from tests.protocol.messages import Message
+from tests.protocol.client import ClientMessage
+from tests.protocol.engine import Engine, Overdue, Took, copied
 
 TICKS = (0, 1, 2)
 """How much time may have passed when an engine goes through its loop: none, all waits are over, all pauses too."""
@@ -25,9 +26,9 @@ class Did:
 
     Args:
         after: the number of its state.
-        sent: the tickets that it sent, by number, and to whom.
+        sent: the messages that it sent, by number, and to whom.
         done: the requests that it completed.
-        took: what became of the ticket.
+        took: what became of the message.
         wrong: what went wrong, if anything did: an exception of the production code, or a check that failed.
     """
 
@@ -47,30 +48,31 @@ class Facts:
         lent: by size of the group: the group blocks for which it has lent blocks, and how many it has offered.
         borrowed: by size of the groups that it leads: the group blocks that it may use.
         waits: whether requests wait here for room for their KV, and whether some is kept for others to fetch.
-        coming: whether KV of requests is ordered to come here.
+        arriving: whether the copy of KV to here is ordered.
     """
 
     busy: tuple[int, ...]
     lent: dict[int, tuple[frozenset[int], int]]
     borrowed: dict[int, frozenset[int]]
-    waits: Late
-    coming: bool
+    waits: Overdue
+    arriving: bool
 
     @classmethod
     def of(cls, engine: Engine) -> Facts:
         """Look at an engine."""
-        books = {size: member.lent for size, member in engine.members.items()}
+        lanes, migrations = engine.loop.lanes, engine.loop.migrations
+        books = {size: member.lent for size, member in lanes.members.items()}
         return cls(
-            tuple(size for size, scheduler in engine.lanes().items() if scheduler.has_requests()),
+            tuple(size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()),
             {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
-            {size: frozenset(leader.borrowed.held) for size, leader in engine.leaders.items()},
-            Late(bool(engine.moves._waiting), bool(engine.moves._retained)),
-            bool(engine.moves._coming),
+            {size: frozenset(leader.borrowed.held) for size, leader in lanes.leaders.items()},
+            Overdue(bool(migrations.target.waiting), bool(migrations.source.retained)),
+            bool(migrations.target.arriving),
         )
 
 
 class Engines:
-    """All states of engines that were met, and all tickets, by number.
+    """All states of engines that were met, and all messages, by number.
 
     Args:
         exact: whether time passes by itself (`Settings.exact`).
@@ -79,23 +81,23 @@ class Engines:
 
     def __init__(self, *, exact: bool, most_overdue: int) -> None:
         self.facts: list[Facts] = []
-        self.tickets: list[Ticket] = []
+        self.messages: list[Message] = []
         self._most_overdue = most_overdue
         self._ticks = (0,) if exact else TICKS
         self._states: list[bytes] = []
         self._numbers: dict[Hashable, int] = {}
-        self._ticket_numbers: dict[Hashable, int] = {}
+        self._message_numbers: dict[Hashable, int] = {}
         self._known: dict[Hashable, tuple[Did, ...]] = {}
-        self.moved: set[int] = set()
-        """Tickets of which some KV was there to be moved."""
+        self.copied: set[int] = set()
+        """Messages of which some KV was there to be copied."""
         self._offers: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def add(self, engine: Engine) -> Did:
         """Number a state, and check it."""
-        engine.flying_check()
+        engine.loop.lanes.check()
         worst = max(engine.overdue.values(), default=0)
         assert worst <= self._most_overdue, f"a lane is due, and others have made {worst} steps since"
-        sent = tuple((members, self._ticket(ticket)) for members, ticket in engine.channel.sent)
+        sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
         done = engine.settle()
         number = self._numbers.setdefault(key_of(engine), len(self._states))
@@ -108,51 +110,51 @@ class Engines:
         """Return how many states of engines there are."""
         return len(self._states)
 
-    def _ticket(self, ticket: Ticket) -> int:
-        key = (type(ticket), freeze(ticket))
-        number = self._ticket_numbers.setdefault(key, len(self.tickets))
-        if number == len(self.tickets):
-            self.tickets.append(ticket)
+    def _message(self, message: Message) -> int:
+        key = (type(message), freeze(message))
+        number = self._message_numbers.setdefault(key, len(self.messages))
+        if number == len(self.messages):
+            self.messages.append(message)
         return number
 
     def go_on(self, state: int, number: int | None) -> tuple[Did, ...]:
-        """Go once through the loop, with a ticket or none: all that may come of it."""
-        ticket = None if number is None else self.tickets[number]
-        late = [Late(*over) for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))]
-        # requests that move are looked after before all else: what else may be over comes just before or just after
-        times = [(ticks, Late()) for ticks in self._ticks] + [(0, over) for over in late[1:]]
-        deeds = [partial(Engine.go_on, ticket=ticket, ticks=ticks, late=over) for ticks, over in times]
+        """Go once through the loop, with a message or none: all that may come of it."""
+        message = None if number is None else self.messages[number]
+        overdue = [Overdue(*over) for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))]
+        # requests that migrate are looked after before all else: what else may be over is just before or just after
+        times = [(ticks, Overdue()) for ticks in self._ticks] + [(0, over) for over in overdue[1:]]
+        deeds = [partial(Engine.go_on, message=message, ticks=ticks, overdue=over) for ticks, over in times]
         return self._do(("go on", state, number), deeds)
 
     def step(self, state: int, number: int, aborting: tuple[str, ...] = ()) -> Did:
         """Make a step of a group."""
-        ticket = self.tickets[number]
-        assert isinstance(ticket, RunStep)
-        return self._do(("step", state, number, aborting), [lambda engine: engine.step(ticket, aborting)])[0]
+        message = self.messages[number]
+        assert isinstance(message, RunStep)
+        return self._do(("step", state, number, aborting), [lambda engine: engine.step(message, aborting)])[0]
 
     def offer(self, state: int, number: int) -> tuple[int, ...]:
-        """Return what the leader of the source tells all others in an exchange."""
+        """Return what the leader of the source tells all others in a copy."""
         key = (state, number)
         if key not in self._offers:
-            ticket, engine = self.tickets[number], pickle.loads(self._states[state])
-            assert isinstance(ticket, MigrateKV)
+            message, engine = self.messages[number], pickle.loads(self._states[state])
+            assert isinstance(message, MigrateKV)
             try:
-                self._offers[key] = engine.offer(ticket)
-            except Exception:  # noqa: BLE001 - it is told when the engine makes the exchange
+                self._offers[key] = engine.offer(message)
+            except Exception:  # noqa: BLE001 - it is offered when the engine makes the copy
                 self._offers[key] = ()
         return self._offers[key]
 
-    def exchange(self, state: int, number: int, told: tuple[int, ...]) -> Did:
-        """Make the exchange of a MigrateKV."""
-        ticket = self.tickets[number]
-        assert isinstance(ticket, MigrateKV)
-        if told and moving(ticket, told):
-            self.moved.add(number)
-        return self._do(("exchange", state, number, told), [lambda engine: engine.exchange(ticket, told)])[0]
+    def copy(self, state: int, number: int, offered: tuple[int, ...]) -> Did:
+        """Make the copy of a MigrateKV."""
+        message = self.messages[number]
+        assert isinstance(message, MigrateKV)
+        if offered and copied(message, offered):
+            self.copied.add(number)
+        return self._do(("copy", state, number, offered), [lambda engine: engine.copy(message, offered)])[0]
 
-    def hear(self, state: int, message: Message) -> Did:
+    def hear(self, state: int, client_message: ClientMessage) -> Did:
         """Handle a client's message."""
-        return self._do(("hear", state, message), [lambda engine: engine.hear(message)])[0]
+        return self._do(("hear", state, client_message), [lambda engine: engine.hear(client_message)])[0]
 
     def pass_time(self, state: int) -> Did:
         """Let a tick pass."""
@@ -171,5 +173,5 @@ class Engines:
             took = deed(engine)
             did = self.add(engine)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here is what is looked for
-            return Did(state, wrong=f"engine {engine.engine}: {type(error).__name__}: {error}")
+            return Did(state, wrong=f"engine {engine.number}: {type(error).__name__}: {error}")
         return replace(did, took=took) if isinstance(took, Took) else did

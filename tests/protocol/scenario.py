@@ -7,8 +7,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from flying_serving.layout.groups import Group
+from tests.protocol.client import Job
 from tests.protocol.engine import Settings
-from tests.protocol.messages import Job
 
 _PLAIN = Settings()
 
@@ -20,8 +20,8 @@ class Stage:
     Args:
         layout: by engine, the size of its group; empty for no order.
         hard: whether the order preempts.
-        jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it moves, which takes it
-            from where it was, and brings its KV if it says so (`Job.moved_from`).
+        jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it migrates, which takes it
+            from where it was, and brings its KV if it says so (`Job.migrated_from`).
     """
 
     layout: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Scenario:
         aborts: requests that the client may abort at any time.
         mortal: engines of which one may stop at any time. The server ends some time after that.
         most_overdue: how many steps of other lanes an engine may make while an older lane is due.
-        prompt: whether an engine that comes out of a step goes through its loop before a ticket arrives that is not
+        prompt: whether an engine that comes out of a step goes through its loop before a message arrives that is not
             there yet.
     """
 

@@ -2,7 +2,7 @@
 
 In every state: no collective whose members have come to different steps, no request completed twice, no block with two
 owners, no token read that is not there, no exception. From every state an end can be reached at which each request is
-completed or aborted, no ticket and no retained KV is left, and members have lent what their leaders have borrowed,
+completed or aborted, no message and no retained KV is left, and members have lent what their leaders have borrowed,
 unless the server has ended; where work has no end, each lane steps again, and soon once it is due.
 """
 
@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from flying_serving.engine.tickets import MigrateKV
+from flying_serving.migration.messages import MigrateKV
+from tests.protocol.client import Job
 from tests.protocol.engine import Settings
 from tests.protocol.explorer import Explored, explore
-from tests.protocol.messages import Job
-from tests.protocol.moving import ALWAYS_FULL, MOVING
-from tests.protocol.plants import Plant
+from tests.protocol.faults import Fault
+from tests.protocol.migrating import ALWAYS_FULL, MIGRATING
+from tests.protocol.model import ProtocolModel
 from tests.protocol.scenario import Scenario, Stage
-from tests.protocol.world import World
 
 APART, PAIRS, ALL = (1, 1, 1, 1), (2, 2, 2, 2), (4, 4, 4, 4)
 ROOMY = Settings(blocks=6)
@@ -56,7 +56,7 @@ SCENARIOS = {
     "two groups want the blocks that one has": Scenario(
         (Stage(jobs=(Job("a", 2, 0), Job("b", 4, 0))),), settings=SCARCE, lent=((0, 1),)
     ),
-    "a group and an engine outgrow their blocks": Scenario(
+    "a group and an engine need more than their blocks": Scenario(
         (Stage(jobs=(Job("a", 1, 1, prompt=4, tokens=2), Job("b", 2, 0, prompt=4, tokens=2))),),
         settings=Settings(blocks=3),
     ),
@@ -69,7 +69,7 @@ SCENARIOS = {
     "a leader or a member stops": Scenario(
         (Stage(PAIRS, jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY, mortal=(0, 1)
     ),
-    **MOVING,
+    **MIGRATING,
     **{
         f"work without end, {'hard' if hard else 'weave'} to {max(layout)}": Scenario(
             (Stage(),),
@@ -82,52 +82,52 @@ SCENARIOS = {
     },
 }
 
-PLANTED = {
-    Plant.NOT_AT_ONCE: "a pair beside all four",
-    Plant.BY_ARRIVAL: "a pair beside all four",
-    Plant.GRANT_DROPPED: "a pair",
-    Plant.COMMIT_DROPPED: "a pair",
-    Plant.STEP_TWICE: "a pair",
-    Plant.ADDED_TWICE: "a pair",
-    Plant.NOT_ADDED: "a pair beside all four",
-    Plant.LET_GO_EARLY: "KV goes to the neighbour while the engine goes on",
-    Plant.ADMITTED_EARLY: "KV goes to a wider group, or nobody wants it",
-    Plant.OFFERED_EARLY: "KV goes to a narrower group, or nobody wants it",
-    Plant.STAYS: "KV goes to the neighbour and back",
-    Plant.NO_NEXT_BLOCK: "KV of two requests comes to where one has room",
+FOUND_IN = {
+    Fault.NOT_AT_ONCE: "a pair beside all four",
+    Fault.BY_ARRIVAL: "a pair beside all four",
+    Fault.GRANT_DROPPED: "a pair",
+    Fault.COMMIT_DROPPED: "a pair",
+    Fault.STEP_TWICE: "a pair",
+    Fault.ADDED_TWICE: "a pair",
+    Fault.NOT_ADDED: "a pair beside all four",
+    Fault.RELEASED_EARLY: "KV goes to the neighbour while the engine goes on",
+    Fault.ADMITTED_EARLY: "KV goes to a wider group, or nobody wants it",
+    Fault.OFFERED_EARLY: "KV goes to a narrower group, or nobody wants it",
+    Fault.NOT_LEFT: "KV goes to the neighbour and back",
+    Fault.NO_NEXT_BLOCK: "KV of two requests comes to where one has room",
 }
 """In which scenario it is found."""
 
 
-def explored(scenario: Scenario, *, plant: Plant | None = None, reduce: bool = True) -> Explored:
+def explored(scenario: Scenario, *, fault: Fault | None = None, reduce: bool = True) -> Explored:
     """Visit all states of a scenario."""
-    world = World(scenario, plant, reduce=reduce)
-    return explore(world, world.first())
+    model = ProtocolModel(scenario, fault, reduce=reduce)
+    return explore(model, model.first())
 
 
-def moved(world: World) -> str:
-    """Return how many orders to move KV were met, and of how many some was there."""
-    tickets = [ticket for ticket in world.engines.tickets if isinstance(ticket, MigrateKV)]
-    return f", KV with {len(world.engines.moved)} of {len(tickets)} MigrateKVs" if tickets else ""
+def copies(model: ProtocolModel) -> str:
+    """Return how many orders to copy KV there were, and of how many some was there."""
+    messages = [message for message in model.engines.messages if isinstance(message, MigrateKV)]
+    return f", KV with {len(model.engines.copied)} of {len(messages)} MigrateKVs" if messages else ""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever can happen comes to a good end; how many states that took is printed."""
-    world = World(SCENARIOS[name])
-    found = explore(world, world.first())
+    model = ProtocolModel(SCENARIOS[name])
+    found = explore(model, model.first())
     with capsys.disabled():
-        sys.stdout.write(f"\nprotocol, {name}: {found}{moved(world)}\n")
+        sys.stdout.write(f"\nprotocol, {name}: {found}{copies(model)}\n")
     assert found.wrong is None
-    assert bool(world.engines.moved) == (name in MOVING and name not in ALWAYS_FULL)
+    assert bool(model.engines.copied) == (name in MIGRATING and name not in ALWAYS_FULL)
 
 
-@pytest.mark.parametrize("plant", Plant)
-def test_what_is_broken_on_purpose_is_found(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("fault", Fault)
+def test_an_injected_fault_is_found(fault: Fault, capsys: pytest.CaptureFixture[str]) -> None:
     """The exploration of a scenario in which nothing goes wrong finds it, and says how it came to that."""
-    found = explored(SCENARIOS[PLANTED[plant]], plant=plant)
+    found = explored(SCENARIOS[FOUND_IN[fault]], fault=fault)
     with capsys.disabled():
-        sys.stdout.write(f"\nprotocol, if {plant.value}: after {found.states} states: {found.wrong}\n")
+        sys.stdout.write(f"\nprotocol, if {fault.value}: after {found.states} states: {found.wrong}\n")
     assert found.wrong is not None
     assert found.trace
 
@@ -136,9 +136,9 @@ def test_what_is_broken_on_purpose_is_found(plant: Plant, capsys: pytest.Capture
     "scenario",
     [
         *(Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE) for size in (2, 4)),
-        MOVING["KV goes to the neighbour and back"],
+        MIGRATING["KV goes to the neighbour and back"],
     ],
-    ids=["a pair", "all four", "KV moves"],
+    ids=["a pair", "all four", "KV migrates"],
 )
 def test_orders_that_are_left_out_make_no_difference(scenario: Scenario) -> None:
     """With all orders of events there are more states, and as many ends."""

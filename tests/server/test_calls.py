@@ -24,8 +24,8 @@ async def test_what_engines_cannot_be_told_is_logged(ending: bool, caplog: pytes
     client.ending = ending
     client.unsendable = {"flying_retain"}
     client.tell(0, "flying_retain", ["a"])
-    client.tell(1, "flying_moving")
-    assert client.messages == [(UTILITY, "flying_moving", 1)]
+    client.tell(1, "flying_announce_migrations")
+    assert client.messages == [(UTILITY, "flying_announce_migrations", 1)]
     assert ("planted" in caplog.text) is not ending
     await asyncio.sleep(0)
     client.sent()

@@ -126,7 +126,7 @@ def test_what_moves_does_so_with_what_it_got_until_the_engines_answered() -> Non
         client.messages.clear()
         assert await client.outputs("a", [8]) == ["a"]
         await asyncio.wait_for(task, 5)
-        assert client.messages[:4] == [(UTILITY, "flying_moving", engine) for engine in range(4)]
+        assert client.messages[:4] == [(UTILITY, "flying_announce_migrations", engine) for engine in range(4)]
         assert client.messages[4] == (ABORT, "a", 0)
         assert client.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
         assert client.histories["a+1"] == [7, 8]

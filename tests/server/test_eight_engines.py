@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.test_same_results import BETWEEN_S, Compared, compare, moves, run
+from tests.server.test_same_results import BETWEEN_S, Compared, compare, migrations, run
 from tests.stock.requests import FORCED, SAMPLED
 
 pytestmark = pytest.mark.server
@@ -50,5 +50,5 @@ def test_streams_go_on_while_eight_engines_merge_and_split(server: Compared) -> 
             compare(server, request, 1, answer.result())
         for (request, degree), answer in zip(fixed, staying, strict=True):
             compare(server, request, degree, answer.result())
-    assert moves(server)["moved"] > 0
+    assert migrations(server)["migrated"] > 0
     server.check()

@@ -91,7 +91,7 @@ def test_requests_that_move_with_their_kv(server: Compared) -> None:
     """Streams go on in other groups where they were, over and over, and nobody could tell from what they say."""
     jobs = (*SAMPLED, *FORCED)
     layouts = itertools.cycle([groups for groups, _ in SWITCHES[server.engines]])
-    before = moves(server)
+    before = migrations(server)
     for _ in range(MOST_ROUNDS):
         with ThreadPoolExecutor(len(jobs)) as pool:
             answers = [pool.submit(run, server, request, None) for request in jobs]
@@ -100,16 +100,16 @@ def test_requests_that_move_with_their_kv(server: Compared) -> None:
                 time.sleep(BETWEEN_S)
         for request, answer in zip(jobs, answers, strict=True):
             compare(server, request, server.degrees[0], answer.result())
-        after = moves(server)
-        if after["moved"] - before["moved"] >= len(jobs):
+        after = migrations(server)
+        if after["migrated"] - before["migrated"] >= len(jobs):
             break
     else:
         raise AssertionError(f"{before} {after}: streams end before they have moved")
-    assert after["moved_tokens"] > before["moved_tokens"]
+    assert after["migrated_tokens"] > before["migrated_tokens"]
     server.check()
 
 
-def moves(server: Compared) -> dict[str, int]:
+def migrations(server: Compared) -> dict[str, int]:
     """How many requests have gone to another group, with their KV or without, on all engines."""
     engines = server.http.get("/flying/status").json()["engines"]
-    return {key: sum(engine["moves"][key] for engine in engines) for key in engines[0]["moves"]}
+    return {key: sum(engine["migrations"][key] for engine in engines) for key in engines[0]["migrations"]}

@@ -10,7 +10,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from flying_serving.controller.commands import Dispatch
 from flying_serving.layout.groups import Group
 from flying_serving.server.streams import Streams
-from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MOVED_FROM_KEY
+from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY
 from tests.controller.shell import settings
 
 
@@ -38,10 +38,10 @@ def test_the_group_that_has_the_kv_is_named_with_the_id_there() -> None:
     streams.withdraw("r")
     assert sent(streams, (2, 3), (0,)) == (
         "r+1",
-        {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MOVED_FROM_KEY: (0, 1, "r")},
+        {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (0, 1, "r")},
     )
     streams.withdraw("r")
-    assert sent(streams, (1,), (2, 3)) == ("r+2", {"mine": 1, HISTORY_KEY: [7], MOVED_FROM_KEY: (2, 2, "r+1")})
+    assert sent(streams, (1,), (2, 3)) == ("r+2", {"mine": 1, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (2, 2, "r+1")})
     streams.withdraw("r")
     assert sent(streams, (0, 1, 2, 3)) == ("r+3", {"mine": 1, LANE_KEY: 4, HISTORY_KEY: [7]})
     assert request.sampling_params.extra_args == {"mine": 1}
@@ -52,7 +52,7 @@ def test_a_request_moves_before_its_first_token() -> None:
     streams, request = opened()
     assert sent(streams, (0, 1)) == ("r", {LANE_KEY: 2})
     streams.withdraw("r")
-    assert sent(streams, (3,), (0, 1)) == ("r+1", {MOVED_FROM_KEY: (0, 2, "r")})
+    assert sent(streams, (3,), (0, 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, "r")})
     assert request.sampling_params.extra_args is None
 
 
@@ -77,7 +77,7 @@ def test_a_request_that_is_over_goes_nowhere() -> None:
     assert streams.to_engine(Dispatch("r", (1,), 0, 400, (0,))) is None
 
 
-@pytest.mark.parametrize("key", [LANE_KEY, HISTORY_KEY, MOVED_FROM_KEY])
+@pytest.mark.parametrize("key", [LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY])
 @pytest.mark.parametrize("value", [None, 2, [0, 1, "r"]])
 def test_clients_may_not_say_what_the_server_tells_engines(key: str, value: Any) -> None:
     """Whatever they say; the error, HTTP 400, names the field."""

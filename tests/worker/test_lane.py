@@ -15,8 +15,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from flying_serving.testing.tiny import make_model
-from flying_serving.worker.lane import Lane, lane_config
-from flying_serving.worker.worker import LaneWorker
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.lane import WorkerLane, lane_config
 from tests.live import ROOT
 
 LAYER = "model.layers.0.self_attn.attn"
@@ -89,10 +89,8 @@ def test_what_the_engine_gets_of_it_is_small(config: VllmConfig) -> None:
     lane.compilation_config.static_all_moe_layers.append(LAYER)
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
     kv = KVCacheConfig(num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)])
-    worker = LaneWorker()
-    pool: Any = None
-    worker.lanes = {2: Lane(2, lane, pool, None, torch.get_rng_state(), kv)}
-    sent = worker.lane_kv_config(2)
+    communicators: Any = None
+    sent = WorkerLane(2, communicators, Runner(None, lane), kv).scheduler_config()
     assert tensors_of(sent) == []
     pickled = pickle.dumps(sent)
     assert len(pickled) < MOST_SENT

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from flying_serving.comm.order import TicketOrder
+from flying_serving.comm.order import SequenceNumbers
 from flying_serving.layout.groups import Layout
 from tests.engine.protocol import Protocol, explore
 
@@ -23,10 +23,10 @@ EIGHT = tuple(group for size in (2, 4, 8) for group in Layout.uniform(8, size).g
 
 
 @pytest.fixture
-def order() -> Iterator[TicketOrder]:
+def order() -> Iterator[SequenceNumbers]:
     """Yield numbers for eight engines."""
     with TemporaryDirectory(dir="/dev/shm") as directory:
-        order = TicketOrder(f"{directory}/order", 8)
+        order = SequenceNumbers(f"{directory}/order", 8)
         yield order
         order.close()
 
@@ -75,8 +75,8 @@ def test_groups_that_share_no_more_than_one_engine_need_neither() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_long_walks_of_eight_engines_end_with_everything_done(order: TicketOrder, seed: int) -> None:
-    """Seven nested groups. The model's numbers are the ones that the real TicketOrder gives out."""
+def test_long_walks_of_eight_engines_end_with_everything_done(order: SequenceNumbers, seed: int) -> None:
+    """Seven nested groups. The model's numbers are the ones that the real SequenceNumbers gives out."""
     chance = random.Random(seed)
     protocol = Protocol(EIGHT)
     state = protocol.first(4, (2,) * 8)

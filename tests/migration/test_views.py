@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -12,11 +14,12 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from flying_serving.layout.groups import Group, aligned_group, cover
+from flying_serving.layout.groups import Group, aligned_group, enclosing_group
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.memory import transfer
-from flying_serving.memory.transfer import LaneCache, exchange, heads_of
-from tests.memory.ranks import Ranks
+from flying_serving.memory.kv_view import KVView, heads_of
+from flying_serving.migration import transfer
+from flying_serving.migration.transfer import copy_kv
+from tests.migration.ranks import Communicators, Ranks
 
 ENGINES = 4
 SIZES = (1, 2, 4)
@@ -94,7 +97,7 @@ class Memory:
         size = case.layers * engine.blocks * self.page
         self.values = -np.random.default_rng(chance.randrange(1 << 30)).integers(1, 1 << 30, size)
 
-    def lane(self, group: Group, heads: range) -> LaneCache:
+    def lane(self, group: Group, heads: range) -> KVView:
         """The lane's cache, made of views as vLLM makes them."""
         case, tokens = self.case, self.case.tokens_in_block(group)
         cuts = case.kind.cuts
@@ -105,7 +108,7 @@ class Memory:
             shape = (self.engine.blocks * cuts, len(heads), inner, width)
             view = torch.from_numpy(self.values).as_strided(shape, strides, layer * self.layer_stride)
             parts += self._transposed(view) if case.kind.transposed else [view]
-        return LaneCache(parts, heads, tokens)
+        return KVView(parts, heads, tokens)
 
     @staticmethod
     def _transposed(cache: torch.Tensor) -> list[torch.Tensor]:
@@ -151,7 +154,7 @@ class Memory:
 def cases(draw: st.DrawFn) -> Case:
     """Any two groups of four engines and any group that holds both, and requests that move from some token on."""
     old, new = (aligned_group(draw(st.integers(0, 3)), draw(st.sampled_from(SIZES))) for _ in range(2))
-    smallest = cover(old, new, SIZES)
+    smallest = enclosing_group(old, new, SIZES)
     assert smallest is not None
     engines = draw(st.sampled_from([smallest, aligned_group(0, ENGINES)]))
     requests = []
@@ -183,7 +186,7 @@ def ranks_of(group: Group, devices: int) -> Iterator[tuple[int, int, int]]:
 
 
 def run(case: Case) -> Ranks:
-    """Exchange on all ranks of the cover; check what all of them have then. Returns what was sent."""
+    """Copy on all ranks of the group; check what all of them have then. Returns what was sent."""
     chance = Random(case.seed)
     engines = {engine: Engine(case, chance) for engine in case.engines}
     ranks = list(ranks_of(case.engines, case.devices))
@@ -197,31 +200,26 @@ def run(case: Case) -> Ranks:
             memory.write(after, case.new, case.heads(case.new, engine, device), tables.new, all_of=False)
         memories.append(memory)
         expected.append(after)
-    senders = [
-        (
-            device * len(case.engines) + case.engines.index(engine),
-            heads_of(rank, case.devices * len(case.old), case.kv_heads),
-        )
-        for engine, device, rank in ranks_of(case.old, case.devices)
-    ]
     together = Ranks(len(ranks))
 
     def one(rank: int) -> None:
         engine, device, _ = ranks[rank]
-        memory, tables = memories[rank], engines[engine]
-        moving = [tokens for _, tokens in case.requests]
-
-        def lane(group: Group, number: int) -> LaneCache:
-            return memory.lane(group, heads_of(number, case.devices * len(group), case.kv_heads))
-
-        mine = target = None
-        if engine in case.old:
-            cache = lane(case.old, device * len(case.old) + case.old.index(engine))
-            mine = (rank, cache, cache.slots(list(zip(tables.old, moving, strict=True))))
-        if engine in case.new:
-            cache = lane(case.new, device * len(case.new) + case.new.index(engine))
-            target = (cache, cache.slots(list(zip(tables.new, moving, strict=True))))
-        exchange(together.broadcast_of(rank), lane(case.old, 0), case.count, senders, mine, target)
+        tables, ranges = engines[engine], [tokens for _, tokens in case.requests]
+        views = {}
+        for size in {len(case.old), len(case.new)}:
+            heads = heads_of(device * size + engine % size, case.devices * size, case.kv_heads)
+            views[size] = memories[rank].lane(aligned_group(engine, size), heads)
+        worker: Any = SimpleNamespace(
+            engine=engine,
+            device=device,
+            devices=case.devices,
+            kv_heads=case.kv_heads,
+            kv_views=views,
+            communicators=Communicators({case.engines: together}, engine, device),
+        )
+        old = list(zip(tables.old, ranges, strict=True)) if engine in case.old else None
+        new = list(zip(tables.new, ranges, strict=True)) if engine in case.new else None
+        copy_kv(worker, case.engines, (case.old, old), (case.new, new), case.count)
 
     together.run(one)
     for memory, after in zip(memories, expected, strict=True):
@@ -257,13 +255,13 @@ def test_who_has_only_heads_that_were_told_is_not_asked(kv_heads: int, senders: 
 
 
 @pytest.mark.parametrize(("layers_in_a_piece", "pieces"), [(0, [1, 1, 1]), (1, [1, 1, 1]), (2, [2, 1]), (3, [3])])
-def test_a_large_exchange_goes_in_pieces(layers_in_a_piece: int, pieces: list[int]) -> None:
+def test_a_large_copy_goes_in_pieces(layers_in_a_piece: int, pieces: list[int]) -> None:
     """At least a layer at a time, from each sender."""
-    moved = case(kv_heads=2, old=(0,), new=(0, 1))
-    layer_bytes = moved.count * 2 * 2 * moved.head_size * 8
+    copied = case(kv_heads=2, old=(0,), new=(0, 1))
+    layer_bytes = copied.count * 2 * 2 * copied.head_size * 8
     for piece_bytes in (layers_in_a_piece * layer_bytes, (layers_in_a_piece + 1) * layer_bytes - 1):
         with patch.object(transfer, "PIECE_BYTES", piece_bytes):
-            assert [shape[0] for _, shape in run(moved).sent] == pieces
+            assert [shape[0] for _, shape in run(copied).sent] == pieces
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -275,17 +273,17 @@ def test_slots_hold_where_kernels_see_smaller_blocks(transposed: bool) -> None:
 
 def test_slots_of_tokens() -> None:
     """From the blocks of each request, in order, and none of a request of which none is meant."""
-    cache = LaneCache([torch.zeros(9, 1, 2, 1)], range(1), 4)
-    assert cache.slots([([3, 1, 2], range(3, 9)), ([5], range(2, 2)), ([8], range(2))]).tolist() == [
+    view = KVView([torch.zeros(9, 1, 2, 1)], range(1), 4)
+    assert view.slot_mapping([([3, 1, 2], range(3, 9)), ([5], range(2, 2)), ([8], range(2))]).tolist() == [
         15, 4, 5, 6, 7, 8, 32, 33,
     ]  # fmt: skip
-    assert cache.slots([]).tolist() == []
+    assert view.slot_mapping([]).tolist() == []
 
 
 def test_heads_of_others_are_not_kept() -> None:
     """A lane takes of what is told only what it works with: all, some, or none of it."""
     for told, kept in ((range(4), [2, 3]), (range(3, 4), [3]), (range(2), []), (range(2, 8), [2, 3])):
-        cache = LaneCache([torch.full((2, 2, 1, 1), -1)], range(2, 4), 1)
+        cache = KVView([torch.full((2, 2, 1, 1), -1)], range(2, 4), 1)
         cache.write(0, torch.tensor([1]), told, torch.tensor([[[head] for head in told]]))
         after = cache.parts[0]
         assert after[0].flatten().tolist() == [-1, -1]

@@ -90,7 +90,7 @@ def test_pinned_blocks_outlive_their_request() -> None:
     assert (lane.free, lane.cached(14)) == (11, 12)
 
 
-def test_a_block_that_is_pinned_twice_is_let_go_twice() -> None:
+def test_a_block_that_is_pinned_twice_is_released_twice() -> None:
     """Two requests of one prefix leave at once."""
     lane = Lane()
     for name in ("first", "second"):
@@ -119,36 +119,36 @@ def test_the_end_of_what_was_pinned_is_evicted_first() -> None:
     assert lane.cached(17) == 8
 
 
-def test_blocks_for_what_is_to_come() -> None:
+def test_blocks_for_kv_that_is_to_arrive() -> None:
     """What the prefix cache has counts as there; the rest is cached once it has come, and the scheduler goes on."""
     lane = Lane()
     lane.begin("before", 10)
     lane.end("before")
-    coming = tokens_of("coming", 16)
-    room = lane.pool.prepare(coming, 15)
+    arriving = tokens_of("arriving", 16)
+    room = lane.pool.prepare(arriving, 15)
     assert room is not None
     start, blocks = room
-    assert (start, len(blocks), blocks) == (8, 4, lane.blocks(coming))
+    assert (start, len(blocks), blocks) == (8, 4, lane.blocks(arriving))
     assert (lane.pool.requests_own(), lane.free) == (set(blocks), 7)
     lane.pool.check(set())
     assert lane.cached(16) == 8
-    lane.pool.arrived(coming, 15)
-    assert (lane.cached(16), coming.num_computed_tokens, lane.blocks(coming)) == (12, 15, blocks)
-    lane.go_on(coming)
+    lane.pool.arrived(arriving, 15)
+    assert (lane.cached(16), arriving.num_computed_tokens, lane.blocks(arriving)) == (12, 15, blocks)
+    lane.go_on(arriving)
     lane.pool.check(set())
     assert lane.cached(30) == 16
-    lane.end("coming")
+    lane.end("arriving")
     assert (lane.free, lane.pool.requests_own()) == (11, set())
 
 
-def test_less_may_come_than_was_prepared_for() -> None:
+def test_less_may_arrive_than_was_prepared_for() -> None:
     """The scheduler computes the rest into the blocks that are there."""
     lane = Lane()
-    coming = tokens_of("coming", 16)
-    assert lane.pool.prepare(coming, 15) is not None
-    lane.pool.arrived(coming, 6)
-    assert (lane.cached(16), coming.num_computed_tokens, lane.free) == (4, 6, 7)
-    lane.go_on(coming)
+    arriving = tokens_of("arriving", 16)
+    assert lane.pool.prepare(arriving, 15) is not None
+    lane.pool.arrived(arriving, 6)
+    assert (lane.cached(16), arriving.num_computed_tokens, lane.free) == (4, 6, 7)
+    lane.go_on(arriving)
     lane.pool.check(set())
 
 
@@ -158,56 +158,56 @@ def test_nothing_is_set_aside_if_there_are_too_few_blocks() -> None:
     lane.begin("before", 10)
     lane.end("before")
     taken = lane.pool.take(3)
-    coming = tokens_of("coming", 21)
+    arriving = tokens_of("arriving", 21)
     for _ in range(2):
-        assert lane.pool.prepare(coming, 20) is None
-        assert (lane.free, lane.blocks(coming), lane.cached(21)) == (4, [], 8)
+        assert lane.pool.prepare(arriving, 20) is None
+        assert (lane.free, lane.blocks(arriving), lane.cached(21)) == (4, [], 8)
         lane.pool.check(set(taken))
-    assert lane.pool.missing_for(coming) == 2
+    assert lane.pool.missing_for(arriving) == 2
     lane.pool.give(taken[:2])
-    assert lane.pool.missing_for(coming) == 0
-    assert lane.pool.prepare(coming, 20) is not None
+    assert lane.pool.missing_for(arriving) == 0
+    assert lane.pool.prepare(arriving, 20) is not None
     lane.pool.check(set(taken[2:]))
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_what_does_not_come_is_let_go(prepared: bool) -> None:
+def test_blocks_of_kv_that_does_not_arrive_are_released(prepared: bool) -> None:
     """Its prefix stays cached, and it may begin like any other."""
     lane = Lane()
     lane.begin("before", 10)
     lane.end("before")
-    coming = tokens_of("coming", 16)
+    arriving = tokens_of("arriving", 16)
     if prepared:
-        assert lane.pool.prepare(coming, 15) is not None
-    lane.pool.let_go(coming)
+        assert lane.pool.prepare(arriving, 15) is not None
+    lane.pool.release(arriving)
     assert (lane.free, lane.pool.requests_own(), lane.cached(16)) == (11, set(), 8)
     lane.pool.check(set())
-    assert lane.begin("coming", 16).num_computed_tokens == 15
+    assert lane.begin("arriving", 16).num_computed_tokens == 15
 
 
-def test_all_that_is_to_come_may_be_cached_or_nothing_to_come() -> None:
+def test_all_kv_may_be_cached_or_none_may_arrive() -> None:
     """No block is taken then but cached ones and one for the next token, or none."""
     lane = Lane()
     held = lane.blocks(lane.begin("running", 9))
-    coming, single = tokens_of("coming", 9), tokens_of("single", 1)
-    assert lane.pool.prepare(coming, 8) == (8, lane.blocks(coming))
-    assert lane.blocks(coming)[:-1] == held
+    arriving, single = tokens_of("arriving", 9), tokens_of("single", 1)
+    assert lane.pool.prepare(arriving, 8) == (8, lane.blocks(arriving))
+    assert lane.blocks(arriving)[:-1] == held
     assert lane.pool.prepare(single, 0) == (0, [])
     assert lane.free == 8
     lane.pool.check(set())
-    lane.pool.arrived(coming, 8)
-    lane.pool.let_go(single)
-    lane.go_on(coming)
+    lane.pool.arrived(arriving, 8)
+    lane.pool.release(single)
+    lane.go_on(arriving)
     lane.pool.check(set())
 
 
 def test_there_is_room_for_the_next_token() -> None:
     """Requests that came and could not go on would keep each other waiting."""
     lane = Lane(6)
-    coming = [tokens_of(name, 9) for name in ("first", "second")]
-    assert lane.pool.prepare(coming[0], 8) is not None
-    assert lane.free == lane.pool.missing_for(coming[1]) + 1 == 2
-    assert lane.pool.prepare(coming[1], 8) is None
-    lane.pool.arrived(coming[0], 8)
-    assert lane.kv_cache_manager.allocate_slots(coming[0], 1) is not None
+    arriving = [tokens_of(name, 9) for name in ("first", "second")]
+    assert lane.pool.prepare(arriving[0], 8) is not None
+    assert lane.free == lane.pool.missing_for(arriving[1]) + 1 == 2
+    assert lane.pool.prepare(arriving[1], 8) is None
+    lane.pool.arrived(arriving[0], 8)
+    assert lane.kv_cache_manager.allocate_slots(arriving[0], 1) is not None
     assert lane.free == 2

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from flying_serving.layout.groups import Group
+from tests.protocol.client import Job
 from tests.protocol.engine import Settings
-from tests.protocol.messages import Job
 from tests.protocol.scenario import Scenario, Stage
 
 ONE, TWO, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=6)
@@ -19,12 +19,12 @@ ONE, TWO, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=6)
 PAIR, OTHERS, ALL = (0, 1), (2, 3), (0, 1, 2, 3)
 
 
-def _job(name: str, group: Group, prompt: int, tokens: int, moved_from: Group | None = None) -> Job:
-    return Job(name, len(group), group[0], prompt, tokens, moved_from)
+def _job(name: str, group: Group, prompt: int, tokens: int, migrated_from: Group | None = None) -> Job:
+    return Job(name, len(group), group[0], prompt, tokens, migrated_from)
 
 
 def on_the_way(*groups: Group, order: tuple[int, ...] = (), short: bool = False, **more: Any) -> Scenario:
-    """Return a request that goes through groups; `order`: a layout, as the last of which it moves."""
+    """Return a request that goes through groups; `order`: a layout, with the last of which it migrates."""
     tokens = len(groups) + (0 if short else 1)
     stages = [Stage(jobs=(_job("a", groups[0], 2, tokens),))]
     for number, (old, new) in enumerate(pairwise(groups), 1):
@@ -34,7 +34,7 @@ def on_the_way(*groups: Group, order: tuple[int, ...] = (), short: bool = False,
     return Scenario(tuple(stages), **more)
 
 
-MOVING = {
+MIGRATING = {
     "KV goes to a wider group, or nobody wants it": on_the_way((0,), PAIR, settings=MANY, aborts=("a",)),
     "KV goes to a narrower group, or nobody wants it": on_the_way(PAIR, (1,), settings=MANY, aborts=("a",)),
     "KV goes to other engines, or nobody wants it": on_the_way(PAIR, OTHERS, settings=ONE, aborts=("a",)),
@@ -46,7 +46,7 @@ MOVING = {
     "KV goes to a wider group whose blocks are in use": Scenario(
         (
             Stage(jobs=(_job("b", (1,), 5, 1), _job("a", (0,), 2, 2))),
-            Stage(jobs=(_job("a+1", PAIR, 3, 1, moved_from=(0,)),)),
+            Stage(jobs=(_job("a+1", PAIR, 3, 1, migrated_from=(0,)),)),
         ),
         settings=TWO,
         lent=(PAIR,),
@@ -54,14 +54,14 @@ MOVING = {
     "KV goes to the neighbour while the engine goes on": Scenario(
         (
             Stage(jobs=(_job("a", (0,), 2, 3),)),
-            Stage(jobs=(_job("b", (0,), 1, 1), _job("a+1", (1,), 4, 1, moved_from=(0,)))),
+            Stage(jobs=(_job("b", (0,), 1, 1), _job("a+1", (1,), 4, 1, migrated_from=(0,)))),
         ),
         settings=TWO,
     ),
     "KV of two requests comes to where one has room": Scenario(
         (
             Stage(jobs=(_job("a", (1,), 4, 3), _job("b", (1,), 4, 3))),
-            Stage(jobs=(_job("a+1", (0,), 5, 1, moved_from=(1,)), _job("b+1", (0,), 5, 1, moved_from=(1,)))),
+            Stage(jobs=(_job("a+1", (0,), 5, 1, migrated_from=(1,)), _job("b+1", (0,), 5, 1, migrated_from=(1,)))),
         ),
         settings=TWO,
     ),
@@ -71,8 +71,8 @@ MOVING = {
     "KV goes to a narrower group with the order": on_the_way(
         PAIR, (1,), order=(1, 1, 1, 1), first=(2, 2, 2, 2), settings=TWO, lent=(PAIR,), short=True
     ),
-    "a leader or a member stops while KV moves": on_the_way(PAIR, (1,), settings=MANY, mortal=(0, 1)),
-    "an engine between two others stops while KV moves": on_the_way((0,), OTHERS, settings=ONE, mortal=(1, 2)),
+    "a leader or a member stops while KV is copied": on_the_way(PAIR, (1,), settings=MANY, mortal=(0, 1)),
+    "an engine between two others stops while KV is copied": on_the_way((0,), OTHERS, settings=ONE, mortal=(1, 2)),
 }
 ALWAYS_FULL = {
     "KV goes to a wider group that has no room",

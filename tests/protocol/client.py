@@ -11,7 +11,7 @@ from flying_serving.layout.groups import Group
 class Job:
     """A request as its leader gets it: an id, the size of its group, its leader, tokens of its prompt and to come.
 
-    `moved_from`: the group that has its KV, under its id before this one.
+    `migrated_from`: the group that has its KV, under its id before this one.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Job:
     leader: int
     prompt: int = 1
     tokens: int = 1
-    moved_from: Group | None = None
+    migrated_from: Group | None = None
 
     @property
     def old_name(self) -> str:
@@ -49,7 +49,7 @@ class Retain:
     name: str
 
 
-Message = Job | Order | Abort | Retain
+ClientMessage = Job | Order | Abort | Retain
 
 
 def request_of(job: str) -> str:
@@ -64,6 +64,6 @@ def before(job: str) -> str:
 
 
 def after(job: str) -> str:
-    """Return the id that a request will have when it moves again."""
+    """Return the id that a request will have when it migrates again."""
     request, _, number = job.partition("+")
     return f"{request}+{int(number or 0) + 1}"

@@ -1,4 +1,4 @@
-"""Channel: whatever engines send at the same time, all members receive in one order, each ticket once."""
+"""Channel: whatever engines send at the same time, all members receive in one order, each message once."""
 
 import os
 import pickle
@@ -16,16 +16,16 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.comm.order import TicketOrder
-from flying_serving.engine.tickets import (
+from flying_serving.comm.order import SequenceNumbers
+from flying_serving.engine.channel import Channel
+from flying_serving.engine.messages import (
     BlocksReserved,
-    Channel,
     LendBlocks,
+    Message,
     RecallBlocks,
     ReserveBlocks,
     ReturnBlocks,
     RunStep,
-    Ticket,
 )
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Group, Layout
@@ -46,26 +46,28 @@ class Inbox:
     """An engine's channel and what it does with it: send what is planned, receive what is to come."""
 
     def __init__(self, run_dir: str, engine: int) -> None:
-        self.came = threading.Event()
-        self.channel = Channel(run_dir, engine, ENGINES, self.came.set)
-        self.received: list[Ticket] = []
+        self.arrived = threading.Event()
+        self.channel = Channel(run_dir, engine, ENGINES, self.arrived.set)
+        self.received: list[Message] = []
 
-    def receive(self, count: int) -> list[Ticket]:
-        """Receive so many tickets; sleep when there is none, and rely on `wake` to be called."""
+    def receive(self, count: int) -> list[Message]:
+        """Receive so many messages; sleep when there is none, and rely on `wake` to be called."""
         until = time.monotonic() + DEADLINE_S
         while len(self.received) < count:
-            self.came.clear()
+            self.arrived.clear()
             if self.channel.pending():
                 self.received.append(self.channel.receive())
             else:
-                assert self.came.wait(max(0.0, until - time.monotonic())), "a ticket did not come, or nobody was woken"
+                assert self.arrived.wait(max(0.0, until - time.monotonic())), (
+                    "a message did not arrive, or nobody was woken"
+                )
         return self.received
 
-    def run(self, plan: list[tuple[Group, Ticket]], expected: int, seed: int) -> list[Ticket]:
+    def run(self, plan: list[tuple[Group, Message]], expected: int, seed: int) -> list[Message]:
         """Send the plan, and receive in between at random."""
         chance = random.Random(seed)
-        for group, ticket in plan:
-            self.channel.send(group, ticket)
+        for group, message in plan:
+            self.channel.send(group, message)
             while chance.random() < 0.5 and self.channel.pending():
                 self.received.append(self.channel.receive())
         return self.receive(expected)
@@ -78,64 +80,64 @@ class Inbox:
 )
 def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -> None:
     """Four engines send at the same time to groups that nest, themselves in them or not."""
-    tickets = [[(g, RecallBlocks(g, sender, n)) for n, g in enumerate(plan)] for sender, plan in enumerate(plans)]
+    messages = [[(g, RecallBlocks(g, sender, n)) for n, g in enumerate(plan)] for sender, plan in enumerate(plans)]
     expected = [sum(e in group for plan in plans for group in plan) for e in range(ENGINES)]
     with TemporaryDirectory(dir="/dev/shm") as run_dir, ExitStack() as stack, ThreadPoolExecutor(ENGINES) as pool:
         inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
         for inbox in inboxes:
             stack.callback(inbox.channel.close)
-        running = [pool.submit(inbox.run, tickets[e], expected[e], seed + e) for e, inbox in enumerate(inboxes)]
+        running = [pool.submit(inbox.run, messages[e], expected[e], seed + e) for e, inbox in enumerate(inboxes)]
         received = [run.result(timeout=DEADLINE_S) for run in running]
         assert not any(inbox.channel.pending() for inbox in inboxes)
     for engine, mine in enumerate(received):
-        sent = [ticket for plan in tickets for group, ticket in plan if engine in group]
+        sent = [message for plan in messages for group, message in plan if engine in group]
         assert sorted(mine, key=repr) == sorted(sent, key=repr)
         for sender in range(ENGINES):
-            of_sender = [ticket.count for ticket in mine if ticket.engine == sender]  # type: ignore[union-attr]
+            of_sender = [message.count for message in mine if message.engine == sender]  # type: ignore[union-attr]
             assert of_sender == sorted(of_sender)
     for one, other in combinations(received, 2):
         common = set(one) & set(other)
-        assert [ticket for ticket in one if ticket in common] == [ticket for ticket in other if ticket in common]
+        assert [message for message in one if message in common] == [message for message in other if message in common]
 
 
 def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
     """Numbers decide, not the time of arrival."""
     inbox = Inbox(run_dir, 0)
-    order = TicketOrder(f"{run_dir}/order", ENGINES)
+    order = SequenceNumbers(f"{run_dir}/order", ENGINES)
     context = zmq.Context()
-    late, early = (context.socket(zmq.PUSH) for _ in range(2))
-    for socket in (late, early):
+    overdue, early = (context.socket(zmq.PUSH) for _ in range(2))
+    for socket in (overdue, early):
         socket.connect(f"ipc://{run_dir}/inbox-0")
     numbers = [order.take([0])[0] for _ in range(3)]
     messages = [RecallBlocks((0, 1), 1, count) for count in (10, 11, 12)]
 
     def deliver(socket: "zmq.Socket[bytes]", which: int) -> None:
-        inbox.came.clear()
+        inbox.arrived.clear()
         socket.send_multipart([numbers[which].to_bytes(8, "little"), pickle.dumps(messages[which])])
-        assert inbox.came.wait(DEADLINE_S)
+        assert inbox.arrived.wait(DEADLINE_S)
 
     assert inbox.channel.pending()  # numbered, so on its way
     deliver(early, 2)
     deliver(early, 1)
     own = RecallBlocks((0, 1), 0, 13)
-    inbox.channel.send([0], own)  # this engine's own tickets wait too
+    inbox.channel.send([0], own)  # this engine's own messages wait too
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(inbox.receive, 1)
         assert wait([first], timeout=0.1).not_done
-        deliver(late, 0)
+        deliver(overdue, 0)
         assert first.result(DEADLINE_S) == messages[:1]
     assert inbox.receive(4) == [*messages, own]
     assert not inbox.channel.pending()
-    for socket in (late, early):
+    for socket in (overdue, early):
         socket.close(0)
     context.term()
     order.close()
     inbox.channel.close()
 
 
-def test_a_ticket_that_does_not_come_is_an_error(run_dir: str) -> None:
+def test_a_message_that_is_not_sent_is_an_error(run_dir: str) -> None:
     """Whoever took its number has died before it was sent."""
-    order = TicketOrder(f"{run_dir}/order", ENGINES)
+    order = SequenceNumbers(f"{run_dir}/order", ENGINES)
     channel = Channel(run_dir, 2, ENGINES, lambda: None, deadline_s=0.05)
     order.take([2, 3])
     assert channel.pending()
@@ -145,10 +147,10 @@ def test_a_ticket_that_does_not_come_is_an_error(run_dir: str) -> None:
     channel.close()
 
 
-def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
+def test_every_kind_of_message_arrives_as_it_was_sent(run_dir: str) -> None:
     """By value at the others; at the sender itself the very object, which costs nothing."""
     group = (0, 1)
-    tickets: list[Ticket] = [
+    messages: list[Message] = [
         RunStep(group, {"plan": [1, 2]}, None, more=True, in_use=5),
         ReserveBlocks(group, 7, needed=0),
         LendBlocks(group, [1, 2, 3]),
@@ -157,11 +159,11 @@ def test_every_kind_of_ticket_arrives_as_it_was_sent(run_dir: str) -> None:
         RecallBlocks(group, 1, 2),
     ]
     inboxes = [Inbox(run_dir, engine) for engine in range(2)]
-    for ticket in tickets:
-        inboxes[0].channel.send(group, ticket)
-    assert inboxes[1].receive(len(tickets)) == tickets
-    mine = inboxes[0].receive(len(tickets))
-    assert all(got is sent for got, sent in zip(mine, tickets, strict=True))
+    for message in messages:
+        inboxes[0].channel.send(group, message)
+    assert inboxes[1].receive(len(messages)) == messages
+    mine = inboxes[0].receive(len(messages))
+    assert all(got is sent for got, sent in zip(mine, messages, strict=True))
     for inbox in inboxes:
         inbox.channel.close()
 
@@ -179,7 +181,7 @@ def test_sending_to_a_group_without_oneself(run_dir: str) -> None:
 def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: str) -> None:
     """Sending never blocks: when a dead engine's queue is full, it raises."""
     channel = Channel(run_dir, 0, ENGINES, lambda: None)
-    with pytest.raises(EngineLost, match="engine 3 does not take tickets"):
+    with pytest.raises(EngineLost, match="engine 3 does not take messages"):
         for count in range(100_000):
             channel.send([3], RecallBlocks((0, 1, 2, 3), 0, count))
     assert count >= 100
@@ -189,7 +191,7 @@ def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: s
 
 
 def test_close_leaves_nothing_open(run_dir: str) -> None:
-    """No thread and no file descriptor, tickets under way or not."""
+    """No thread and no file descriptor, messages under way or not."""
     inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
     for inbox in inboxes:
         inbox.channel.close()

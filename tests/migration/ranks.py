@@ -7,14 +7,16 @@ from typing import TypeVar
 
 import torch
 
-from flying_serving.memory.transfer import Broadcast
+from flying_serving.layout.groups import Group, aligned_group
 
+Broadcast = Callable[[torch.Tensor, int], torch.Tensor]
+"""(tensor, rank it comes from) -> the tensor, which was overwritten on all other ranks."""
 TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
 class Ranks:
-    """So many ranks. Whoever makes other calls than the rest, or fewer, makes all fail.
+    """Ranks of a number. One that makes other calls than the rest, or fewer, makes all fail.
 
     `sent`: from which rank each broadcast came, and the shape of what it sent.
     """
@@ -64,3 +66,22 @@ class Ranks:
             if not isinstance(error, threading.BrokenBarrierError):
                 raise error
         return [future.result() for future in futures]
+
+
+class Communicators:
+    """A worker's, of all its groups; in each, ranks are ordered by device, then engine."""
+
+    def __init__(self, groups: dict[Group, Ranks], engine: int, device: int) -> None:
+        self._groups = groups
+        self._engine = engine
+        self._device = device
+
+    def broadcast(self, size: int, x: torch.Tensor, src: int) -> torch.Tensor:
+        """Among the devices of the group of this size."""
+        group = aligned_group(self._engine, size)
+        return self._groups[group].broadcast_of(self._device * size + self._engine - group[0])(x, src)
+
+    def any_of(self, size: int, value: bool) -> bool:
+        """Return on all members of the group of this size at the same time."""
+        self._groups[aligned_group(self._engine, size)].wait()
+        return value

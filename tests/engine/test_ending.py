@@ -8,24 +8,34 @@ from torch.distributed import DistNetworkError
 from vllm.v1.engine.core import EngineShutdownState
 
 from flying_serving.engine.core import FlyingEngineCore
+from flying_serving.engine.ending import Ending
 from flying_serving.errors import CollectiveTimeout, EngineLost
 
 RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
 
 
-def engine(timeout_s: int, *, work: bool = False) -> Any:
-    """Return an engine as far as its end needs it, with nothing of a model behind it."""
-    one: Any = FlyingEngineCore.__new__(FlyingEngineCore)
-    one.engine = 0
-    one.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
-    one.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
-    one.model_executor = SimpleNamespace(is_failed=False)
-    one.has_work = lambda: work
-    one.sent = []
-    one._send_abort_outputs_to_client = lambda ids, client: one.sent.append(ids)
-    return one
+class Engine(FlyingEngineCore):
+    """The production class, with the state that vLLM's constructor would make of it, as far as its end needs it."""
+
+    def __init__(self, timeout_s: int, *, work: bool = False) -> None:
+        state: Any = self
+        state.ending = Ending(timeout_s)
+        state.engine_index, state.shutdown_state = 0, RUNNING
+        state.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
+        state.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
+        state.model_executor = SimpleNamespace(is_failed=False)
+        self.works = work
+        self.sent: list[list[str]] = []
+
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        return self.works
+
+    def _send_abort_outputs_to_client(self, ids: list[str], client: int) -> None:
+        self.sent.append(ids)
 
 
+engine: Any = Engine
 REQUEST = SimpleNamespace(request_id="a", client_index=0)
 
 
@@ -49,7 +59,7 @@ def test_an_engine_that_may_leave_does_so_when_it_is_signalled() -> None:
     assert one._handle_shutdown()
     one.shutdown_state = REQUESTED
     assert one._handle_shutdown()
-    one.has_work = lambda: False
+    one.works = False
     assert not one._handle_shutdown()
 
 
@@ -77,10 +87,10 @@ LOST = [
 @pytest.mark.parametrize("lost", LOST, ids=lambda error: type(error).__name__)
 def test_that_others_leave_is_an_error_only_while_the_server_runs(lost: Exception) -> None:
     one = engine(0)
-    with pytest.raises(type(lost)), one.ending_quietly():
+    with pytest.raises(type(lost)), one.ending.quietly(one):
         raise lost
     one.shutdown_state = REQUESTED
-    with one.ending_quietly():
+    with one.ending.quietly(one):
         raise lost
 
 
@@ -89,10 +99,10 @@ def test_that_others_leave_is_an_error_as_long_as_requests_drain(lost: Exception
     """Though the signal has come to all processes: those that leave before they may have failed."""
     one = engine(30)
     one.shutdown_state = REQUESTED
-    with pytest.raises(type(lost)), one.ending_quietly():
+    with pytest.raises(type(lost)), one.ending.quietly(one):
         raise lost
     one.flying_leave()
-    with one.ending_quietly():
+    with one.ending.quietly(one):
         raise lost
 
 
@@ -104,7 +114,7 @@ def test_a_step_that_fails_is_an_error_whoever_leaves(timeout_s: int, told: bool
     one.shutdown_state = REQUESTED
     if told:
         one.flying_leave()
-    with pytest.raises(RuntimeError, match="planted"), one.ending_quietly():
+    with pytest.raises(RuntimeError, match="planted"), one.ending.quietly(one):
         raise RuntimeError("planted")
 
 
@@ -113,5 +123,5 @@ def test_workers_that_the_signal_has_ended_are_no_error() -> None:
     one = engine(0)
     one.shutdown_state = REQUESTED
     one.model_executor = SimpleNamespace(is_failed=True)
-    with one.ending_quietly():
+    with one.ending.quietly(one):
         raise RuntimeError("cancelled")

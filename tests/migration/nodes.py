@@ -1,12 +1,13 @@
-"""Four engines with real Moves: schedulers, pools, tickets and workers around them are made up."""
+"""Four engines with real Migrations: schedulers, pools, messages and workers around them are made up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from flying_serving.engine.moves import Led, Moves
-from flying_serving.engine.tickets import MigrateKV
 from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.migration.messages import MigrateKV
+from flying_serving.migration.migrations import Migrations
+from flying_serving.migration.transfer import copy_kv, share_offers
 
 TOKENS = {1: 4, 2: 8, 4: 16}
 """Tokens in a block, by group size."""
@@ -20,23 +21,30 @@ def request(name: str, tokens: int, computed: int = 0, in_flight: int = 0) -> An
 
 
 class Lane:
-    """A scheduler and its pool, which do as they are told, and remember what they were asked.
+    """A lane, its scheduler and pool, which do as they are told, and remember what they were asked.
 
-    `pinned` and `set_aside`: blocks of requests that leave or come. `missing`: blocks that are missing for the latter.
+    `pinned` and `set_aside`: blocks of requests that leave or arrive. `missing`: blocks missing for the latter.
     `cached`: how many of their tokens the prefix cache has. `short`: blocks that running requests lack.
     """
 
-    def __init__(self, block_tokens: int) -> None:
-        self.block_tokens = block_tokens
+    def __init__(self, engine: int, size: int) -> None:
+        self.engine, self.size, self.block_tokens = engine, size, TOKENS[size]
+        self.pool: Any = self if engine % size == 0 else None
+        self.scheduler = self
         self.requests: dict[str, Any] = {}
         self.blocks: dict[str, list[int]] = {}
         self.pinned: list[list[int]] = []
         self.set_aside: dict[str, list[int]] = {}
         self.arrivals: list[tuple[str, int]] = []
-        self.gone: list[str] = []
+        self.released: list[str] = []
         self.asked: list[str] = []
         self.missing = self.cached = self.short = 0
         self._next = 50
+
+    def physical(self, blocks: list[int]) -> list[int]:
+        """Block 0 is 0, each other one so many hundreds higher; lane 1's are the engine's own."""
+        more = 1000 * self.size + 100 * self.engine
+        return blocks if self.size == 1 else [block and block + more for block in blocks]
 
     def run(self, made: Any, blocks: list[int]) -> None:
         """A request is here, and has blocks."""
@@ -53,7 +61,7 @@ class Lane:
         return list(self.blocks[name])
 
     def unpin(self, blocks: list[int]) -> None:
-        """Let them go."""
+        """Release them."""
         self.pinned.remove(blocks)
 
     def prepare(self, made: Any, tokens: int) -> tuple[int, list[int]] | None:
@@ -80,52 +88,38 @@ class Lane:
         self.blocks[made.request_id] = self.set_aside.pop(made.request_id)
         made.num_computed_tokens = tokens
 
-    def let_go(self, made: Any) -> None:
-        """No KV comes."""
-        self.gone.append(made.request_id)
+    def release(self, made: Any) -> None:
+        """No KV arrives."""
+        self.released.append(made.request_id)
         self.set_aside.pop(made.request_id, None)
 
 
-class Lent:
-    """A member's table: block 0 is 0, each other one so many hundreds higher."""
-
-    def __init__(self, engine: int, size: int) -> None:
-        self._more = 1000 * size + 100 * engine
-
-    def translate(self, blocks: Iterable[int]) -> list[int]:
-        """Physical blocks."""
-        return [block and block + self._more for block in blocks]
-
-
 class Engine:
-    """An engine with its Moves; `exchanged` is what its workers were ordered to move."""
+    """An engine with its Migrations; `copied` is what its workers were ordered to copy."""
 
     def __init__(self, node: "Node", number: int) -> None:
         self._node, self._number = node, number
-        self.lanes = {size: Lane(TOKENS[size]) for size in TOKENS if number % size == 0}
-        self.exchanged: list[tuple[Any, ...]] = []
+        self.lanes = {size: Lane(number, size) for size in TOKENS}
+        self.copied: list[tuple[Any, ...]] = []
         self.admitted: list[tuple[str, int]] = []
         self.lacked: list[tuple[int, int]] = []
-        led: Any = {size: Led(lane, lane) for size, lane in self.lanes.items()}  # type: ignore[arg-type]
-        members: Any = {size: SimpleNamespace(lent=Lent(number, size)) for size in (2, 4)}
-        channel: Any = node
-        self.moves = Moves(
-            number, led, TOKENS, members, channel, self._rpc, self._admit, lambda *lack: self.lacked.append(lack)
+        self.migrations = Migrations(
+            number, self.lanes, node.send, self._call, self._admit, lambda *lack: self.lacked.append(lack)
         )
 
-    def _rpc(self, method: str, engines: Group, *args: Any) -> Any:
-        if method == "tell_moved":
+    def _call(self, function: Callable[..., Any], group: Group, *args: Any) -> Any:
+        if function is share_offers:
             sender, numbers, count = args
             assert (numbers is not None) == (sender == self._number)
             if numbers is not None:
-                self._node.told = numbers
-            assert len(self._node.told) == count
-            return list(self._node.told)
-        assert method == "move_kv"
-        *_, mine, theirs, count = args
-        for runs in (mine, theirs):
+                self._node.offered = numbers
+            assert len(self._node.offered) == count
+            return list(self._node.offered)
+        assert function is copy_kv
+        (_, old), (_, new), count = args
+        for runs in (old, new):
             assert runs is None or sum(len(tokens) for _, tokens in runs) == count
-        self.exchanged.append((mine, theirs))
+        self.copied.append((old, new))
         return None
 
     def _admit(self, made: Any, size: int) -> None:
@@ -134,34 +128,34 @@ class Engine:
 
 
 class Node:
-    """Four engines and the tickets on their way."""
+    """Four engines and the messages on their way."""
 
     def __init__(self) -> None:
-        self.tickets: list[MigrateKV] = []
-        self.told: list[int] = []
+        self.messages: list[MigrateKV] = []
+        self.offered: list[int] = []
         self.engines = [Engine(self, number) for number in range(4)]
 
-    def send(self, members: Sequence[int], ticket: MigrateKV) -> None:
+    def send(self, members: Sequence[int], message: MigrateKV) -> None:
         """What the channel does."""
-        assert tuple(members) == ticket.group
-        self.tickets.append(ticket)
+        assert tuple(members) == message.group
+        self.messages.append(message)
 
     def lane(self, group: Group) -> Lane:
         """A group's, at its leader."""
         return self.engines[group[0]].lanes[len(group)]
 
-    def moves(self, group: Group) -> Moves:
+    def at(self, group: Group) -> Migrations:
         """Those of a group's leader."""
-        return self.engines[group[0]].moves
+        return self.engines[group[0]].migrations
 
     def serve(self, now_s: float = 0.0) -> MigrateKV:
-        """The oldest ticket's turn has come, on all its engines."""
-        ticket = self.tickets.pop(0)
-        for number in sorted(ticket.group, key=lambda number: number != ticket.source[0]):
-            self.engines[number].moves.serve(ticket, now_s)
-        return ticket
+        """The oldest message is handled on all its engines."""
+        message = self.messages.pop(0)
+        for number in sorted(message.group, key=lambda number: number != message.source[0]):
+            self.engines[number].migrations.serve(message, now_s)
+        return message
 
     def expect(self, made: Any, source: Group, target: Group, old_id: str = "a", now_s: float = 0.0) -> None:
         """The client sends a request."""
         assert target == aligned_group(target[0], len(target))
-        self.moves(target).expect(made, len(target), source, old_id, now_s)
+        self.at(target).expect(made, len(target), source, old_id, now_s)

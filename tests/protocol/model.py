@@ -6,74 +6,73 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from flying_serving.engine.moves import Moves
-from flying_serving.engine.tickets import RecallBlocks
+from flying_serving.engine.messages import RecallBlocks
 from flying_serving.layout.groups import Group, Layout
 from tests.protocol.automaton import Engines
+from tests.protocol.client import Abort, ClientMessage, Job, Order, Retain, request_of
+from tests.protocol.endpoints import Endpoints, Event, Label, Sent
 from tests.protocol.engine import SIZES, Engine
 from tests.protocol.explorer import Wrong
-from tests.protocol.messages import Abort, Job, Message, Order, Retain, request_of
-from tests.protocol.plants import MOVES, Plant
+from tests.protocol.faults import Fault
 from tests.protocol.scenario import Client, Scenario, Status
-from tests.protocol.seats import Event, Label, Seats, Sent
-from tests.protocol.wording import in_words
+from tests.protocol.tracing import describe
 
 ENGINES = 4
 GROUPS = [group for size in SIZES[1:] for group in Layout.uniform(ENGINES, size).groups]
 
 
 State = tuple[int, ...]
-"""The seats of all engines, and the client, by number."""
+"""The endpoints of all engines, and the client, by number."""
 
 
-class World:
+class ProtocolModel:
     """The rules by which states follow each other: a Model for `explore`.
 
     Args:
         scenario: what there is to do.
-        plant: what is broken.
+        fault: what is broken.
         reduce: whether orders of events are left out that make no difference (`_goes_first`).
     """
 
-    def __init__(self, scenario: Scenario, plant: Plant | None = None, *, reduce: bool = True) -> None:
+    def __init__(self, scenario: Scenario, fault: Fault | None = None, *, reduce: bool = True) -> None:
         self.scenario = scenario
-        self.plant = plant
+        self.fault = fault
         self.endless = bool(scenario.settings.endless)
-        self.reduce = reduce and plant is not Plant.BY_ARRIVAL
+        self.reduce = reduce and fault is not Fault.BY_ARRIVAL
         exact = scenario.settings.exact
         self.engines = Engines(exact=exact, most_overdue=scenario.most_overdue)
-        self.seats = Seats(self.engines, exact=exact, prompt=scenario.prompt, plant=plant)
+        self.endpoints = Endpoints(self.engines, exact=exact, prompt=scenario.prompt, fault=fault)
         jobs = [job for stage in scenario.stages for job in stage.jobs]
         self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in jobs))}
-        self._mobile = frozenset(name for job in jobs if job.moved_from for name in (job.old_name, job.name))
+        self._mobile = frozenset(name for job in jobs if job.migrated_from for name in (job.old_name, job.name))
         self._clients: list[Client] = []
         self._client_numbers: dict[Client, int] = {}
         self._quiet: dict[int, tuple[bool, ...]] = {}
 
     def first(self) -> State:
         """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
-        seats = [self.seats.take(self._make(engine)) for engine in range(ENGINES)]
+        endpoints = [self.endpoints.take(self._make(engine)) for engine in range(ENGINES)]
         client = Client(((Status.OPEN, None),) * len(self.numbers))
-        return self._state(*self._begin_stages(seats, client))
+        return self._state(*self._begin_stages(endpoints, client))
 
     def _make(self, number: int) -> Engine:
-        engine = Engine(number, self.scenario.settings, MOVES.get(self.plant, Moves), self._mobile)
+        engine = Engine(number, self.scenario.settings, self.fault, self._mobile)
         engine.hear(Order(self.scenario.first[number], self.scenario.hard))
         count = self.scenario.settings.lend_blocks
         for group in self.scenario.lent:
             if number in group:
-                engine.members[len(group)].lent.offer(count, 0)
-                engine.members[len(group)].lent.commit(list(range(1, count + 1)))
+                engine.loop.lanes.members[len(group)].lent.offer(count, 0)
+                engine.loop.lanes.members[len(group)].lent.commit(list(range(1, count + 1)))
             if number == group[0]:
-                borrowed = engine.leaders[len(group)].borrowed
+                borrowed = engine.loop.lanes.leaders[len(group)].borrowed
                 borrowed.add(borrowed.choose(count))
         return engine
 
-    def _state(self, seats: list[int], client: Client) -> State:
+    def _state(self, endpoints: list[int], client: Client) -> State:
         number = self._client_numbers.setdefault(client, len(self._clients))
         if number == len(self._clients):
             self._clients.append(client)
-        return (*seats, number)
+        return (*endpoints, number)
 
     # ---- the model
 
@@ -91,10 +90,10 @@ class World:
 
     def _is_at_rest(self, number: int) -> bool:
         """Return whether an engine has nothing more to do."""
-        seat = self.seats.seats[number]
-        is_waiting = seat.inside is None and not seat.sending and not seat.heard and not seat.inbox
-        facts = self.engines.facts[seat.engine]
-        return is_waiting and not facts.busy and not any(facts.waits) and not facts.coming
+        endpoint = self.endpoints.endpoints[number]
+        is_waiting = endpoint.inside is None and not endpoint.sending and not endpoint.heard and not endpoint.inbox
+        facts = self.engines.facts[endpoint.engine]
+        return is_waiting and not facts.busy and not any(facts.waits) and not facts.arriving
 
     def follow(self, state: State) -> Iterator[tuple[Label, State]]:
         """Return what can happen next."""
@@ -115,13 +114,15 @@ class World:
     def _goes_first(self, state: State, engine: int) -> bool:
         """Return whether what this engine does next, whatever it is, can as well be the next thing that happens at all.
 
-        It has a ticket, and the client will say nothing new to it; so nothing that others do gives it another choice.
+        It has a message, and the client will say nothing new to it; so nothing that others do gives it another choice.
         And none of its choices sends anything or completes a request, so whatever others do, they can do before it or
         after it, and it comes to the same. Hence every end, and every wrong, that is reached in another order is
         reached in one in which this engine goes first. (A persistent set. It does not put the others off for ever:
-        with finite work an engine has finitely much to do before it serves its ticket.)
+        with finite work an engine has finitely much to do before it serves its message.)
         """
-        return self.seats.settled(state[engine], engine, bool(self.scenario.mortal)) and self._is_quiet(state, engine)
+        return self.endpoints.settled(state[engine], engine, bool(self.scenario.mortal)) and self._is_quiet(
+            state, engine
+        )
 
     def _is_quiet(self, state: State, engine: int) -> bool:
         """Return whether the client has sent an engine all that it ever will."""
@@ -140,7 +141,7 @@ class World:
 
     def _at(self, state: State, engine: int) -> Iterator[tuple[Label, State]]:
         """What happens at one engine."""
-        for event in self.seats.events(state[engine], engine):
+        for event in self.endpoints.events(state[engine], engine):
             if event.sent is not None and event.label[0] != "sends on" and self._is_repeated(state, engine, event.sent):
                 event = event._replace(sent=None)
             after = self._after(state, engine, event)
@@ -155,25 +156,25 @@ class World:
 
         It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it asked before.
         """
-        (leader, *_), ticket = sent
-        is_need = isinstance(self.engines.tickets[ticket], RecallBlocks)
-        return is_need and (engine, ticket) in self.seats.seats[state[leader]].inbox
+        (leader, *_), message = sent
+        is_need = isinstance(self.engines.messages[message], RecallBlocks)
+        return is_need and (engine, message) in self.endpoints.endpoints[state[leader]].inbox
 
     def _after(self, state: State, engine: int, event: Event) -> State:
         if event.wrong is not None:
             raise Wrong(event.wrong, event.label)
-        seats = list(state)
-        seats[engine] = event.after
+        endpoints = list(state)
+        endpoints[engine] = event.after
         if event.sent is not None:
-            members, ticket = event.sent
+            members, message = event.sent
             for member in members:
-                seats[member] = self.seats.push(seats[member], member, engine, ticket)
+                endpoints[member] = self.endpoints.push(endpoints[member], member, engine, message)
         if event.done:
-            client = self._clients[seats.pop()]
+            client = self._clients[endpoints.pop()]
             for name in event.done:
                 client = self._complete(client, name, event.label)
-            return self._state(seats, client)
-        return tuple(seats)
+            return self._state(endpoints, client)
+        return tuple(endpoints)
 
     def _complete(self, client: Client, name: str, label: Label) -> Client:
         """A job is done. What is said of a job that is not the request's present one is stale."""
@@ -187,67 +188,70 @@ class World:
 
     def _step(self, state: State, group: Group) -> Iterator[tuple[Label, State]]:
         """When all members of a group have come to a step of it, it is made."""
-        tickets = [self.seats.seats[state[engine]].inside for engine in group]
-        if any(ticket is None or self.seats.group(ticket) != group for ticket in tickets):
+        messages = [self.endpoints.endpoints[state[engine]].inside for engine in group]
+        if any(message is None or self.endpoints.group(message) != group for message in messages):
             return
-        label = ("step", group, *dict.fromkeys(tickets))
+        label = ("step", group, *dict.fromkeys(messages))
         if len(label) > 3:
             raise Wrong("a collective whose members have come to different steps", label)
-        source = self.seats.source(label[2])
+        source = self.endpoints.source(label[2])
         if source:
-            told = self.seats.offer(state[source[0]])
+            told = self.endpoints.offer(state[source[0]])
             yield label, self._together(state, label, dict.fromkeys(group, told))
             return
         # aborts that the leader hears of during the step come before the step's output
-        for early in {(), self.seats.aborts(state[group[0]])}:
+        for early in {(), self.endpoints.aborts(state[group[0]])}:
             yield label, self._together(state, label, dict.fromkeys(group, ()) | {group[0]: early})
 
     def _together(self, state: State, label: Label, heard: dict[int, tuple[Any, ...]]) -> State:
         after = state
         for engine, words in heard.items():
-            after = self._after(after, engine, self.seats.step(state[engine], words, label))
+            after = self._after(after, engine, self.endpoints.step(state[engine], words, label))
         return after
 
     # ---- the client
 
-    def _begin_stages(self, seats: list[int], client: Client) -> tuple[list[int], Client]:
+    def _begin_stages(self, endpoints: list[int], client: Client) -> tuple[list[int], Client]:
         """Send the next stage, and what follows it as long as there is no order to wait for."""
         while not client.unanswered and client.stage + 1 < len(self.scenario.stages):
             stage = self.scenario.stages[client.stage + 1]
-            alive = [engine for engine in range(ENGINES) if seats[engine] != self.seats.gone]
+            alive = [engine for engine in range(ENGINES) if endpoints[engine] != self.endpoints.gone]
             client = client._replace(stage=client.stage + 1, unanswered=frozenset(alive if stage.layout else ()))
             for engine, size in enumerate(stage.layout):
-                self._say(seats, engine, Order(size, stage.hard))
+                self._say(endpoints, engine, Order(size, stage.hard))
             for job in stage.jobs:
-                client = self._dispatch(seats, client, job)
-        return seats, client
+                client = self._dispatch(endpoints, client, job)
+        return endpoints, client
 
-    def _dispatch(self, seats: list[int], client: Client, job: Job) -> Client:
+    def _dispatch(self, endpoints: list[int], client: Client, job: Job) -> Client:
         number = self.numbers[request_of(job.name)]
         status, before = client.requests[number]
         if status is not Status.OPEN:
             return client
-        if before is not None and not job.moved_from:
-            self._say(seats, before.leader, Abort(before.name))
-        copies = 2 if self.plant is Plant.ADDED_TWICE and job.size > 1 else 1
-        for _ in range(0 if self.plant is Plant.NOT_ADDED and job.leader == 2 else copies):
-            self._say(seats, job.leader, job)
-        if before is not None and job.moved_from:
-            self._say(seats, before.leader, Retain(before.name))
+        if before is not None and not job.migrated_from:
+            self._say(endpoints, before.leader, Abort(before.name))
+        copies = 2 if self.fault is Fault.ADDED_TWICE and job.size > 1 else 1
+        for _ in range(0 if self.fault is Fault.NOT_ADDED and job.leader == 2 else copies):
+            self._say(endpoints, job.leader, job)
+        if before is not None and job.migrated_from:
+            self._say(endpoints, before.leader, Retain(before.name))
         return client.with_request(number, status, job)
 
-    def _say(self, seats: list[int], engine: int, message: Message) -> None:
-        seats[engine] = self.seats.say(seats[engine], message)
+    def _say(self, endpoints: list[int], engine: int, client_message: ClientMessage) -> None:
+        endpoints[engine] = self.endpoints.say(endpoints[engine], client_message)
 
     def _abort(self, state: State) -> Iterator[tuple[Label, State]]:
         client = self._clients[state[-1]]
         for name in self.scenario.aborts:
             status, job = client.requests[self.numbers[name]]
             if status is Status.OPEN:
-                seats = list(state[:-1])
+                endpoints = list(state[:-1])
                 if job is not None:
-                    self._say(seats, job.leader, Abort(job.name))
-                yield ("abort", name), self._state(seats, client.with_request(self.numbers[name], Status.ABORTED, job))
+                    self._say(endpoints, job.leader, Abort(job.name))
+                yield (
+                    ("abort", name),
+                    self._state(endpoints, client.with_request(self.numbers[name], Status.ABORTED, job)),
+                )
 
     # ---- loss
 
@@ -259,29 +263,29 @@ class World:
                 yield from self._die(state, engine, ("stops", engine))
             return
         for engine in range(ENGINES):
-            ticket = self.seats.seats[state[engine]].inside
-            if ticket is not None and not self._is_whole(self.seats.group(ticket), state):
+            message = self.endpoints.endpoints[state[engine]].inside
+            if message is not None and not self._is_whole(self.endpoints.group(message), state):
                 yield from self._die(state, engine, ("gives up, and stops", engine))
         requests = tuple((Status.LOST if s is Status.OPEN else s, None) for s, _ in client.requests)
         end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
-        yield ("the server ends",), self._state([self.seats.gone] * ENGINES, end)
+        yield ("the server ends",), self._state([self.endpoints.gone] * ENGINES, end)
 
     def _die(self, state: State, engine: int, label: Label) -> Iterator[tuple[Label, State]]:
-        """With an engine go any of its tickets that have not arrived yet."""
+        """With an engine go any of its messages that have not arrived yet."""
         client = self._clients[state[-1]]
-        for left in product(*(self.seats.lose(state[other], engine) for other in range(ENGINES))):
-            seats = list(left)
-            seats[engine] = self.seats.gone
-            yield label, self._state(seats, client._replace(lost=True, unanswered=client.unanswered - {engine}))
+        for left in product(*(self.endpoints.lose(state[other], engine) for other in range(ENGINES))):
+            endpoints = list(left)
+            endpoints[engine] = self.endpoints.gone
+            yield label, self._state(endpoints, client._replace(lost=True, unanswered=client.unanswered - {engine}))
 
     def _is_whole(self, group: Group, state: State) -> bool:
-        return all(state[engine] != self.seats.gone for engine in group)
+        return all(state[engine] != self.endpoints.gone for engine in group)
 
     # ---- books and names
 
     def _check_lending(self, state: State) -> None:
-        """When no ticket is under way, members have lent exactly what their leaders have borrowed."""
-        facts = [self.engines.facts[self.seats.seats[number].engine] for number in state[:-1]]
+        """When no message is under way, members have lent exactly what their leaders have borrowed."""
+        facts = [self.engines.facts[self.endpoints.endpoints[number].engine] for number in state[:-1]]
         for group in GROUPS:
             borrowed = facts[group[0]].borrowed[len(group)]
             for engine in group:
@@ -296,4 +300,4 @@ class World:
 
     def describe(self, label: Label) -> str:
         """Return what happened, in words."""
-        return in_words(label, self.engines.tickets)
+        return describe(label, self.engines.messages)

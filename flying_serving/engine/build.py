@@ -1,0 +1,57 @@
+"""What an engine is built of, over vLLM's scheduler and executor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flying_serving.comm.board import StepBoard
+from flying_serving.config import deployment_of
+from flying_serving.engine.channel import Channel
+from flying_serving.engine.group import Leader, Member
+from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.loop import EngineLoop, Instruments
+from flying_serving.engine.report import Report
+from flying_serving.engine.steps import StepLog
+from flying_serving.engine.tracing import EngineTrace
+from flying_serving.engine.utilities import EngineUtilities
+from flying_serving.layout.groups import aligned_group
+from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
+from flying_serving.worker.lanes import WorkerLanes
+
+
+def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
+    """The loop and the utilities of an engine.
+
+    Args:
+        core: vLLM's EngineCoreProc, its scheduler and executor made; the loop's host.
+    """
+    deployment = deployment_of(core.vllm_config.additional_config)
+    engine, flying, run_dir = core.engine_index, deployment.flying, deployment.run_dir
+    channel = Channel(run_dir, engine, deployment.engines, core.wake, flying.collective_timeout_s)
+    own = SchedulerPool(core.scheduler)
+    lanes = [Lane((engine,), core.scheduler.block_size, core.request_block_hasher, own)]
+    for size in deployment.lanes:
+        config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
+        group = aligned_group(engine, size)
+        leads = group[0] == engine
+        pool = SchedulerPool(make_scheduler(core, config, kv_config)) if leads else None
+        lanes.append(
+            Lane(
+                group,
+                kv_config.kv_cache_groups[0].kv_cache_spec.block_size,
+                None if core.request_block_hasher is None else hash_blocks(config, kv_config),
+                pool,
+                Member(group, engine, own, channel),
+                None if pool is None else Leader(group, pool, channel, flying.lend_blocks),
+            )
+        )
+    all_lanes = Lanes(lanes)
+    board = StepBoard(f"{run_dir}/steps", deployment.engines)
+    report, steps = Report(all_lanes), StepLog(board)
+    for size, scheduler in all_lanes.schedulers.items():
+        steps.watch(aligned_group(engine, size), scheduler)
+    trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
+    loop = EngineLoop(engine, all_lanes, channel, core, flying, Instruments(board, report, trace))
+    block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
+    return loop, EngineUtilities(loop, steps, block_bytes, core.call_workers)

@@ -1,0 +1,113 @@
+"""The ordered channel between engines: messages with sequence numbers (design section 4)."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import zmq
+
+from flying_serving.comm.order import SequenceNumbers
+from flying_serving.engine.messages import Message
+from flying_serving.errors import EngineLost
+
+
+class Sender(Protocol):
+    """The sending half of a channel."""
+
+    def send(self, members: Sequence[int], message: Message) -> None:
+        """Append a message to the inboxes of all members at once."""
+        ...
+
+
+class Channel:
+    """An engine's end of the channel: messages go out to members in one total order and arrive by number.
+
+    Args:
+        run_dir: directory of this server's sockets and of the order file.
+        engine, engines: this engine's number, and how many there are.
+        wake: called from the listening thread when a message has arrived.
+        deadline_s: how long a message may be on its way.
+    """
+
+    def __init__(
+        self, run_dir: str, engine: int, engines: int, wake: Callable[[], None], deadline_s: float = 60.0
+    ) -> None:
+        self._engine = engine
+        self._deadline_s = deadline_s
+        self._order = SequenceNumbers(f"{run_dir}/order", engines)
+        self._context = zmq.Context()
+        self._out: dict[int, zmq.Socket[bytes]] = {}
+        for other in range(engines):
+            if other != engine:
+                self._out[other] = self._context.socket(zmq.PUSH)
+                self._out[other].setsockopt(zmq.LINGER, 0)
+                self._out[other].connect(f"ipc://{run_dir}/inbox-{other}")
+        inbox = self._context.socket(zmq.PULL)
+        inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
+        self._next = 0
+        self._early: dict[int, bytes | Message] = {}
+        self._arrived: queue.SimpleQueue[tuple[int, bytes | Message]] = queue.SimpleQueue()
+        self._wake = wake
+        self._listener = threading.Thread(target=self._listen, args=(inbox,), name="flying-inbox", daemon=True)
+        self._listener.start()
+
+    def send(self, members: Sequence[int], message: Message) -> None:
+        """Append a message to the inboxes of all members at once; this engine may be among them."""
+        numbers = self._order.take(members)
+        blob = None
+        for member, number in zip(members, numbers, strict=True):
+            if member == self._engine:
+                self._arrived.put((number, message))
+                continue
+            if blob is None:
+                blob = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+            try:
+                self._out[member].send_multipart([number.to_bytes(8, "little"), blob], zmq.NOBLOCK)
+            except zmq.Again:
+                raise EngineLost(f"engine {member} does not take messages any more") from None
+
+    def pending(self) -> bool:
+        """Whether the next message in order is here, or on its way: its number is taken before it is sent."""
+        return self._order.taken(self._engine) > self._next
+
+    def receive(self) -> Message:
+        """The next message in order; only when `pending()`.
+
+        Raises:
+            EngineLost: if it does not come.
+        """
+        until_s = time.monotonic() + self._deadline_s
+        while self._next not in self._early:
+            try:
+                number, message = self._arrived.get(timeout=max(0.0, until_s - time.monotonic()))
+            except queue.Empty:
+                raise EngineLost(
+                    f"engine {self._engine}: an engine that shares a group with it took a number for a message and did "
+                    f"not send it for {self._deadline_s:g} s"
+                ) from None
+            self._early[number] = message
+        found = self._early.pop(self._next)
+        self._next += 1
+        return pickle.loads(found) if isinstance(found, bytes) else found
+
+    def _listen(self, inbox: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                number, blob = inbox.recv_multipart()
+            except zmq.ContextTerminated:
+                inbox.close(0)
+                return
+            self._arrived.put((int.from_bytes(number, "little"), blob))
+            self._wake()
+
+    def close(self) -> None:
+        """Stop listening and close the sockets."""
+        for socket in self._out.values():
+            socket.close(0)
+        self._context.term()
+        self._order.close()

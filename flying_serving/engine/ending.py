@@ -1,0 +1,64 @@
+"""How an engine ends: with the server, and not before those who need it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed import DistError
+from vllm.v1.engine.core import EngineShutdownState
+
+from flying_serving.errors import EngineLost
+
+logger = logging.getLogger("vllm.flying_serving")
+
+_GLOO = "gloo/transport"
+"""What is in the text of Gloo's errors, plain RuntimeErrors, when a peer is gone."""
+
+
+class Ending:
+    """Whether an engine may end.
+
+    With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two messages a member of a
+    group has none, and requests may be on their way to it; so an engine takes no notice of the signal, which may come
+    to all processes of the server at once, until the client says that nothing runs, waits or migrates any more.
+
+    Args:
+        shutdown_timeout_s: the server's.
+    """
+
+    def __init__(self, shutdown_timeout_s: float) -> None:
+        self._drains = shutdown_timeout_s > 0
+        self.may_leave = False
+        """Whether the client has said so."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a signal does not end the engine yet."""
+        return self._drains and not self.may_leave
+
+    @contextmanager
+    def quietly(self, engine: Any) -> Iterator[None]:
+        """Around the loop: once the engine is to end itself, that another engine has left a step is no error.
+
+        Every other error is raised, and so is that one as long as requests may drain.
+
+        Args:
+            engine: vLLM's EngineCoreProc.
+        """
+        try:
+            yield
+        except Exception as error:
+            signalled = engine.shutdown_state != EngineShutdownState.RUNNING
+            leaves = self.may_leave or (signalled and not self.waits)
+            if not (leaves and _peer_left(error, engine)):
+                raise
+            logger.info("engine %d ends in the middle of a step: %s", engine.engine_index, error)
+
+
+def _peer_left(error: Exception, engine: Any) -> bool:
+    """Whether an error says that a process is gone that a step needs: another engine, or an own worker."""
+    lost = isinstance(error, EngineLost | DistError) or _GLOO in str(error)
+    return lost or getattr(engine.model_executor, "is_failed", False)

@@ -1,0 +1,269 @@
+"""What an engine does, step by step: it observes, decides and acts (`run`), and handles what other engines send."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vllm.v1.engine import EngineCoreOutputs
+
+from flying_serving.comm.board import StepBoard
+from flying_serving.config import FlyingConfig
+from flying_serving.engine.arbiter import Action, LaneArbiter, ServeMessage, Wait
+from flying_serving.engine.channel import Sender
+from flying_serving.engine.group import in_physical_blocks
+from flying_serving.engine.lane import Lanes
+from flying_serving.engine.messages import (
+    BlocksReserved,
+    LendBlocks,
+    Message,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+    RunStep,
+)
+from flying_serving.engine.report import Report
+from flying_serving.engine.requests import LaneRequests
+from flying_serving.engine.tracing import EngineTrace
+from flying_serving.layout.groups import aligned_group
+from flying_serving.migration.messages import MigrateKV
+from flying_serving.migration.migrations import Migrations
+from flying_serving.worker.lanes import WorkerLanes
+
+RETRY_S = 0.005
+"""How long lane 1 leaves the engine to other lanes when nothing of it could run."""
+
+
+class Inbox(Sender, Protocol):
+    """An engine's end of the channel: see `engine/channel.py`."""
+
+    def pending(self) -> bool: ...
+    def receive(self) -> Message: ...
+
+
+class Host(Protocol):
+    """vLLM's engine, which owns the loop: lane 1, the client's messages, and the workers."""
+
+    def serves_on(self) -> bool:
+        """Whether the loop goes on; called before each round."""
+        ...
+
+    def take_messages(self, wait: Wait | None) -> bool:
+        """Handle what clients sent; with `wait`, block for the first message. Whether there was any."""
+        ...
+
+    def has_own_steps(self) -> bool:
+        """Whether lane 1 has something to step."""
+        ...
+
+    def step_own(self) -> bool:
+        """Step lane 1. Whether anything was computed."""
+        ...
+
+    def add_own(self, request: Any, wave: int) -> None:
+        """Give a request to lane 1's scheduler."""
+        ...
+
+    def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
+        ...
+
+    def process_aborts(self) -> None:
+        """Handle the client's aborts, which may come while a step is made."""
+        ...
+
+    def emit(self, outputs: dict[int, Any] | None) -> None:
+        """Send outputs to clients, by client."""
+        ...
+
+
+@dataclass
+class Instruments:
+    """What only observes an engine."""
+
+    board: StepBoard
+    report: Report
+    trace: EngineTrace | None
+
+
+class EngineLoop:
+    """One engine: its own lane, its part in each group, and the groups that it leads.
+
+    Args:
+        engine: its number.
+        lanes: what it has for each group size.
+        channel: to the other engines.
+        host: vLLM's engine.
+        settings: the server's.
+        instruments: what observes it.
+        clock: seconds, CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        engine: int,
+        lanes: Lanes,
+        channel: Inbox,
+        host: Host,
+        settings: FlyingConfig,
+        instruments: Instruments,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.lanes = lanes
+        self.instruments = instruments
+        self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
+        self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
+        admit, ask = self.requests.admit, self.ask_for_blocks
+        self.migrations = Migrations(engine, lanes.by_size, channel.send, host.call_workers, admit, ask)
+        self.last_step_s = (0.0, 0.0)
+        """When the last step that this engine took part in began and ended."""
+        self._channel = channel
+        self._host = host
+        self.clock = clock
+        self._own_at_s = 0.0
+
+    def run(self) -> None:
+        """Observe, decide, act, until the engine ends."""
+        while self._host.serves_on():
+            self._observe(None)
+            self.migrations.begin(self.clock())
+            action = self._choose()
+            if isinstance(action, Wait):
+                self._observe(action)
+            elif isinstance(action, ServeMessage):
+                self.handle(self._channel.receive())
+            elif action.size == 1:
+                self._step_own()
+            else:
+                goes_on = self.arbiter.announce(action.size)
+                self._host.emit(self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on))
+
+    def _observe(self, wait: Wait | None) -> None:
+        if self._host.take_messages(wait):
+            self._own_at_s = 0.0
+
+    def _choose(self) -> Action:
+        now_s = self.clock()
+        if self.migrations.hold.holds(now_s):
+            return ServeMessage() if self._channel.pending() else Wait(RETRY_S)
+        leaders = self.lanes.leaders
+        ready = {size: leader.ready(now_s) for size, leader in leaders.items()}
+        has_own = self._host.has_own_steps()
+        ready[1] = has_own and now_s >= self._own_at_s
+        action = self.arbiter.choose(now_s, ready, message=self._channel.pending())
+        if not isinstance(action, Wait):
+            return action
+        retries = [action.timeout_s, self.migrations.retry_in_s(now_s)]
+        retries += [leader.retry_in_s(now_s) for leader in leaders.values()]
+        if has_own and not ready[1]:
+            retries.append(self._own_at_s - now_s)
+        return Wait(min((each for each in retries if each is not None), default=None))
+
+    def handle(self, message: Message) -> None:
+        """Do what a message of another engine, or of this one's leader, says."""
+        size = len(message.group)
+        match message:
+            case RunStep():
+                self._step_group(size, message)
+            case MigrateKV():
+                self.migrations.serve(message, self.clock())
+                self._own_at_s = 0.0
+            case ReserveBlocks():
+                self._recall(self.lanes.members[size].offer(message), but=size)
+            case LendBlocks(_, blocks):
+                self.lanes.members[size].lent.commit(blocks)
+            case ReturnBlocks(_, blocks):
+                self.lanes.members[size].lent.take_back(blocks)
+                self._own_at_s = 0.0
+            case BlocksReserved():
+                self.lanes.leaders[size].granted(message, self.clock())
+            case RecallBlocks(_, _, count):
+                self.lanes.leaders[size].give_back(count)
+
+    def _step_own(self) -> None:
+        began_s = self.clock()
+        self._recall_if_short()
+        if self._host.step_own():
+            self._stepped(1, began_s, more=False, leads=True)
+        else:  # older lanes may hold the blocks that it waits for: they step first
+            self._own_at_s = self.clock() + RETRY_S
+
+    def _step_group(self, size: int, message: RunStep) -> None:
+        began_s = self.clock()
+        member, leader = self.lanes.members[size], self.lanes.leaders.get(size)
+        member.in_use = message.in_use
+        plan = in_physical_blocks(message.plan, member.lent)
+        output = self._host.call_workers(WorkerLanes.execute, size, plan, message.grammar)
+        if leader is not None:
+            self._host.process_aborts()
+            self._host.emit(leader.finish(message.plan, output))
+        elif stats := self.instruments.report.due(began_s, idle=not message.more):
+            self._host.emit({0: EngineCoreOutputs(scheduler_stats=stats)})
+        self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
+
+    def _stepped(self, size: int, began_s: float, *, more: bool, leads: bool, plan: Any = None) -> None:
+        """A step is made: `began_s` is when this engine came to it, maybe before the other members."""
+        ended_s = self.clock()
+        self.last_step_s = (began_s, ended_s)
+        board, trace = self.instruments.board, self.instruments.trace
+        board.ended(self.engine, size, ended_s)
+        together_s = board.together_since(aligned_group(self.engine, size), size, began_s)
+        took_s, waited_s = max(0.0, ended_s - together_s), max(0.0, together_s - began_s)
+        self.arbiter.ran(size, ended_s, more=more, leads=leads, took_s=took_s, waited_s=waited_s)
+        if trace is not None:
+            trace.stepped(size, plan, began_s, ended_s, waited_s)
+
+    def _recall_if_short(self) -> None:
+        """Before lane 1 steps: ask for blocks that it has lent, if it has too few."""
+        own = self.lanes.own
+        if any(member.lent.lent_count for member in self.lanes.members.values()):
+            waiting = own.scheduler.waiting or own.scheduler.kv_holding_waiting
+            if waiting or own.free_count() < len(own.scheduler.running):
+                self._recall(own.missing_for_next(), but=1)
+
+    def _recall(self, missing: int, *, but: int) -> None:
+        """The lane of groups of size `but` misses blocks: ask those that are lent to other lanes back."""
+        for size, member in self.lanes.members.items() if missing else ():
+            if size != but:
+                member.want_back(missing, self.clock())
+
+    def ask_for_blocks(self, size: int, missing: int) -> None:
+        """Blocks are missing in the lane of this size for KV that is to arrive."""
+        if size == 1:
+            self._recall(missing, but=1)
+        else:
+            self.lanes.leaders[size].lacks(missing, self.clock())
+
+    def add(self, request: Any, wave: int) -> None:
+        """Give a request to its lane, at once or when its KV has arrived."""
+        size, migrated_from = self.requests.route_of(request.request_id)
+        if migrated_from is None:
+            self.requests.admit(request, size, wave)
+        else:
+            self.migrations.expect(request, size, *migrated_from, self.clock())
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests, in whichever lane they are or will be."""
+        self.requests.abort(request_ids)
+        self.migrations.target.abort(request_ids)
+
+    def has_work(self) -> bool:
+        """Whether a group that this engine leads has requests, or a message waits, or a request is on its way."""
+        scheduled = any(leader.scheduler.has_requests() for leader in self.lanes.leaders.values())
+        return scheduled or self._channel.pending() or bool(self.migrations)
+
+    def reset_prefix_caches(self, *, reset_running_requests: bool, reset_connector: bool) -> bool:
+        """vLLM's utility, in every lane; lent blocks stay lent. False while requests hold blocks.
+
+        Steps that are ordered run first: vLLM drops what they would give requests that are reset meanwhile, and in its
+        own engine no step is under way here.
+        """
+        leaders = self.lanes.leaders.values()
+        while reset_running_requests and any(leader.outstanding for leader in leaders):
+            self.handle(self._channel.receive())
+        options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
+        lent = sum(len(member.lent.physical()) for member in self.lanes.members.values())
+        return all([self.lanes.own.forget(lent, **options), *(leader.forget(**options) for leader in leaders)])

@@ -1,0 +1,107 @@
+"""What the client asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flying_serving.config import MIGRATING_MODES
+from flying_serving.engine.loop import EngineLoop
+from flying_serving.engine.steps import StepLog
+from flying_serving.migration import transfer
+from flying_serving.observe.metrics.engine import EngineFigures
+from flying_serving.worker.lanes import WorkerLanes
+
+
+class EngineUtilities:
+    """Answers of one engine.
+
+    Args:
+        loop: the engine's.
+        steps: where its steps are logged.
+        block_bytes: bytes of a KV block, all layers, on one device.
+        call_workers: as of the loop's host.
+    """
+
+    def __init__(self, loop: EngineLoop, steps: StepLog, block_bytes: int, call_workers: Any) -> None:
+        self._loop = loop
+        self._steps = steps
+        self._block_bytes = block_bytes
+        self._calibration = call_workers(WorkerLanes.get_calibration)
+        self._migration_costs = call_workers(transfer.measure)
+
+    def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> dict[str, float]:
+        """From now on this engine's present group is `group`.
+
+        Args:
+            group: engines, this one among them.
+            mode: one of MODES (a sequential or soft switch is ordered when no request of the old layout is left).
+            weave_steps: steps of the new layout for each step of an older one.
+            sent_s: when the client ordered it (CLOCK_MONOTONIC).
+
+        Returns:
+            in_flight_ms: how long the step that was under way kept the order waiting.
+            overhead_ms: the rest of the time since `sent_s`.
+            work_ms: processor time of this call.
+        """
+        worked_s = time.thread_time()
+        now_s = self._loop.clock()
+        arbiter, trace = self._loop.arbiter, self._loop.instruments.trace
+        if mode in MIGRATING_MODES and len(group) != arbiter.present:
+            self._loop.migrations.hold.await_announcement(now_s)
+        arbiter.switch(len(group), hard=mode == "hard", weave_steps=weave_steps, now=now_s)
+        if trace is not None:
+            trace.ordered(group, mode, now_s)
+        began_s, ended_s = self._loop.last_step_s
+        in_flight_s = max(0.0, ended_s - max(began_s, sent_s))
+        return {
+            "in_flight_ms": in_flight_s * 1e3,
+            "overhead_ms": max(0.0, now_s - sent_s - in_flight_s) * 1e3,
+            "work_ms": (time.thread_time() - worked_s) * 1e3,
+        }
+
+    def flying_report(self) -> dict[str, Any]:
+        """What each lane of this engine holds and has done: requests, blocks, steps led; for `GET /flying/status`."""
+        status = self._loop.instruments.report.status()
+        steps = {str(size): count for size, count in self._steps.counts.items()}
+        migrations = self._loop.migrations.counts()
+        return {"engine": self._loop.engine, **status, "steps": steps, "migrations": migrations}
+
+    def flying_metrics(self) -> dict[str, Any]:
+        """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
+        steps = {size: seconds.row for size, seconds in self._steps.durations.items()}
+        report, hard = self._loop.instruments.report, self._loop.arbiter.hard
+        return EngineFigures(hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache).to_plain()
+
+    def flying_check(self) -> bool:
+        """Check the block bookkeeping of all lanes.
+
+        Raises:
+            IntegrityError: with both sides of the equation that does not hold.
+        """
+        self._loop.lanes.check()
+        return True
+
+    def flying_block_bytes(self) -> int:
+        """Bytes of one KV block, all layers, on one device."""
+        return self._block_bytes
+
+    def flying_retain(self, request_ids: list[str]) -> None:
+        """Requests leave this engine for another group, which may fetch their KV: see `migration/source.py`."""
+        self._loop.migrations.retain(request_ids, self._loop.clock())
+
+    def flying_announce_migrations(self, arrivals: int, messages: int) -> None:
+        """Requests are about to migrate: see `migration/hold.py`."""
+        self._loop.migrations.hold.announce(arrivals, messages, self._loop.clock())
+
+    def flying_migration_costs(self) -> list[list[float]]:
+        """What copying KV takes, as measured at start: see `migration/transfer.py`. Empty if it cannot be copied."""
+        return self._migration_costs
+
+    def flying_steps(self) -> list[list[float]]:
+        """The steps that this engine has led since the last call: see `StepLog.take`."""
+        return self._steps.take()
+
+    def flying_calibration(self) -> list[list[float]]:
+        """The steps that were measured at start, in all lanes of this engine: see `worker/calibration.py`."""
+        return self._calibration

@@ -1,0 +1,112 @@
+"""All that lanes need of vLLM's model runner, so that another runner of vLLM needs another adapter and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.trees import module_tree
+
+_WARM_TOKENS = 16
+
+
+class Runner:
+    """`vllm.v1.worker.gpu_model_runner.GPUModelRunner` of one lane.
+
+    Args:
+        runner: vLLM's.
+        config: the lane's.
+        seed: what torch's generator in the lane begins with; None: the lane uses the process's own.
+    """
+
+    def __init__(self, runner: Any, config: VllmConfig, seed: int | None = None) -> None:
+        self._runner = runner
+        self.config = config
+        self._random_state = None if seed is None else torch.Generator().manual_seed(seed).get_state()
+
+    @classmethod
+    def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
+        """A runner with the module tree of the active tensor-parallel group, its parameters on the meta device.
+
+        It uses lane 1's buffer of input embeddings, shape (tokens of a step, hidden). Each runner has one, of a hundred
+        MB for a large model, though only multimodal models and prompts given as embeddings use it. Lanes step one
+        after the other, so they need one at most.
+        """
+        with set_current_vllm_config(config):
+            runner = type(lane1._runner)(config, lane1._runner.device)
+            runner.inputs_embeds = lane1._runner.inputs_embeds
+            runner.model = module_tree(config, torch.device(runner.device))
+        return cls(runner, config, config.model_config.seed or 0)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model's modules."""
+        module: torch.nn.Module = self._runner.model
+        return module
+
+    def step(self, plan: Any, grammar: Any = None) -> Any:
+        """One step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
+        with self._own_random_state():
+            output = self._runner.execute_model(plan)
+            if output is None:
+                output = self._runner.sample_tokens(grammar)
+        return output.get_output() if hasattr(output, "get_output") else output
+
+    @contextmanager
+    def _own_random_state(self) -> Iterator[None]:
+        """torch's generator is equal in a lane on all members of a group, whatever they do elsewhere."""
+        if self._random_state is None:
+            yield
+            return
+        outside = torch.random.get_rng_state()
+        torch.random.set_rng_state(self._random_state)
+        try:
+            yield
+        finally:
+            self._random_state = torch.random.get_rng_state()
+            torch.random.set_rng_state(outside)
+
+    def warm(self) -> None:
+        """Run the model once on a few made-up tokens, so that no request pays for what is built at first use."""
+        with set_current_vllm_config(self.config):
+            self._runner._dummy_run(min(_WARM_TOKENS, self.config.scheduler_config.max_num_batched_tokens))
+
+    def kv_specs(self) -> dict[str, Any]:
+        """vLLM's KVCacheSpec of each attention layer."""
+        specs: dict[str, Any] = self._runner.get_kv_cache_spec()
+        return specs
+
+    def kv_bytes(self) -> torch.Tensor:
+        """The KV memory, which is one allocation, as int8."""
+        cache = self._runner.kv_caches[0]
+        return torch.empty(0, dtype=torch.int8, device=cache.device).set_(cache.untyped_storage())
+
+    def kv_config(self, kv_bytes: int) -> KVCacheConfig:
+        """How the lane would use this much KV memory."""
+        with set_current_vllm_config(self.config):
+            return get_kv_cache_configs(self.config, [self.kv_specs()], [kv_bytes])[0]
+
+    def bind_kv(self, kv: KVCacheConfig, memory: torch.Tensor) -> None:
+        """Use `memory` (int8) as KV memory."""
+        self.config.cache_config.num_gpu_blocks = kv.num_blocks
+        with set_current_vllm_config(self.config), shared_kv_buffer(memory):
+            self._runner.initialize_kv_cache(kv)
+
+    def kv_parts(self, kv: KVCacheConfig) -> list[torch.Tensor] | None:
+        """`token_parts` of the layers of a KV cache of one group; None if it cannot be read, or has more groups."""
+        if len(kv.kv_cache_groups) != 1:
+            return None
+        layers = self.config.compilation_config.static_forward_context
+        return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Take over vLLM's fit of the longest request to the KV memory."""
+        self.config.model_config.max_model_len = max_model_len
+        self._runner.update_max_model_len(max_model_len)

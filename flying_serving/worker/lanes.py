@@ -1,0 +1,149 @@
+"""All lanes of a worker: built over lane 1's weights and KV memory, checked and measured at start, stepped later."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from flying_serving.comm.pool import CommunicatorPool
+from flying_serving.config import Deployment
+from flying_serving.layout.groups import aligned_group
+from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.memory.kv_view import KVView, heads_of
+from flying_serving.vllm_adapter import loading
+from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.binding.share import SharedWeights
+from flying_serving.worker.calibration import StepLimits, batches, calibrate
+from flying_serving.worker.lane import WorkerLane, lane_config, refuse_not_causal
+from flying_serving.worker.progress import phase
+from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
+
+
+class WorkerLanes:
+    """The lanes of one device of an engine: lane 1 is vLLM's runner as it is, the others share its bytes.
+
+    Args:
+        lane1: vLLM's runner, its model loaded and not yet packed.
+        deployment: the server's.
+        engine: this worker's engine.
+        device: its device in the engine.
+        communicators: of the groups.
+        pack_weights: whether weights are kept in packed units (CPU) or as loaded (see memory/storage.py).
+    """
+
+    def __init__(
+        self,
+        lane1: Runner,
+        deployment: Deployment,
+        engine: int,
+        device: int,
+        communicators: CommunicatorPool,
+        *,
+        pack_weights: bool,
+    ) -> None:
+        self.lane1 = lane1
+        self.engine, self.device, self.devices = engine, device, deployment.devices
+        self.communicators = communicators
+        self.widest = deployment.widest
+        config = lane1.config
+        self.kv_heads = config.model_config.get_total_num_kv_heads()
+        self._say = partial(phase, engine, device)
+        self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
+        self.groups: dict[int, WorkerLane] = {}
+        for size in deployment.lanes:
+            tokens = lane_block_tokens(config.cache_config.block_size, size, self.devices, self.kv_heads)
+            self.groups[size] = WorkerLane.build(size, lane_config(config, size, tokens), communicators, lane1)
+        self._share_weights(pack_weights)
+        self.blocks = 0
+        self.kv_views: dict[int, KVView] = {}
+        self.calibration: list[list[float]] = []
+
+    def _share_weights(self, pack: bool) -> None:
+        model, config = self.lane1.model, self.lane1.config
+        weights = SharedWeights(model, self.widest, loading.packing(config.model_config.dtype) if pack else None)
+        widest = self.groups[self.widest].runner if self.groups else self.lane1
+        with set_current_vllm_config(widest.config):
+            weights.share_experts(widest.model, model)
+        for size, lane in self.groups.items():
+            weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
+
+    def refuse_specs(self) -> None:
+        """Raise Unsupported for KV that lanes cannot serve, before memory is allocated for it."""
+        refuse_not_causal(self.lane1.kv_specs().values(), self.lane1.config.model_config.architecture)
+
+    def bind_kv(self, lane1_kv: KVCacheConfig) -> None:
+        """Let all lanes read the KV bytes that lane 1 has allocated. Raises ConfigError as `WorkerLane.bind_kv`."""
+        self.blocks = lane1_kv.num_blocks
+        memory = self.lane1.kv_bytes()
+        for lane in self.groups.values():
+            lane.bind_kv(memory, lane1_kv)
+        runners = {1: (self.lane1, lane1_kv)} | {s: (lane.runner, lane.kv_config) for s, lane in self.groups.items()}
+        for size, (runner, kv) in runners.items():
+            parts = None if kv is None else runner.kv_parts(kv)
+            if kv is None or parts is None:
+                self.kv_views.clear()
+                return
+            rank = self.device * size + self.engine % size
+            heads = heads_of(rank, self.devices * size, self.kv_heads)
+            self.kv_views[size] = KVView(parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size)
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """Raise LaneError for a lane that differs from lane 1: see `worker/selfcheck.py`."""
+        if not self.groups:
+            return
+        began_s = time.monotonic()
+        self._say("comparing each lane with lane 1")
+        config = self.lane1.config
+        scheduler, model = config.scheduler_config, config.model_config
+        most = min(scheduler.max_num_seqs, self.blocks - 1, scheduler.max_num_batched_tokens // CHECK_TOKENS)
+        steps = partial(check_steps, min(CHECK_REQUESTS, most), model.get_vocab_size())
+        expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))
+        largest = 0.0
+        for size, lane in self.groups.items():
+            mine = steps(lane.config.cache_config.block_size)
+            found = compare(lane.runner.model, lane.execute, mine, expected)
+            agreed = partial(self.communicators.any_of, size)
+            largest = max(largest, require_alike(size, found, tolerance(model.dtype), agreed))
+        took_s = time.monotonic() - began_s
+        self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
+
+    def warm(self) -> None:
+        """Run each lane once, its members together."""
+        for lane in self.groups.values():
+            self._say(f"warming up the group of {lane.size}, its members together")
+            lane.warm()
+
+    @torch.inference_mode()
+    def calibrate(self) -> None:
+        """Measure the steps of each lane: see `worker/calibration.py`. Raises LaneError."""
+        self._say("measuring the steps of each lane")
+        together = partial(self.communicators.any_of, self.widest)
+        lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
+        lanes += [(size, lane.config, lane.execute) for size, lane in self.groups.items()]
+        for size, config, step in lanes:
+            self.calibration += calibrate(size, batches(StepLimits.of(config, self.blocks)), step, together)
+
+    def get_calibration(self) -> list[list[float]]:
+        """What `calibrate` has measured."""
+        return self.calibration
+
+    def scheduler_config(self, size: int) -> tuple[VllmConfig, KVCacheConfig]:
+        """`WorkerLane.scheduler_config` of the lane for groups of `size`."""
+        return self.groups[size].scheduler_config()
+
+    @torch.inference_mode()
+    def execute(self, size: int, plan: Any, grammar: Any) -> Any:
+        """One step in the group of `size` engines; every member calls it with the same plan (its own block ids)."""
+        return self.groups[size].execute(plan, grammar)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Keep the limit of all lanes equal to lane 1's when vLLM fits it to the KV memory."""
+        for lane in self.groups.values():
+            lane.runner.update_max_model_len(max_model_len)

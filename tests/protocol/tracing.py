@@ -1,0 +1,50 @@
+"""What happens in the model, in words: the lines of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flying_serving.engine.messages import (
+    BlocksReserved,
+    LendBlocks,
+    Message,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+    RunStep,
+)
+from flying_serving.migration.messages import MigrateKV
+from tests.protocol.endpoints import Label
+
+
+def describe(label: Label, messages: Sequence[Message]) -> str:
+    """Return what happened. `messages`: all of them, by number."""
+    match label:
+        case ("has", engine, sender, message, took):
+            return f"engine {engine} has {_name(messages[message])} from {sender}: {took.value}"
+        case ("step", group, *numbers):
+            return f"{group} together: {'; '.join(_name(messages[number]) for number in numbers)}"
+        case ("hears", engine, client_message):
+            return f"engine {engine} hears {client_message}"
+        case ("abort", name):
+            return f"the client aborts {name}"
+        case (what, engine):
+            return f"engine {engine} {what}"
+        case _:
+            return " ".join(label)
+
+
+def _name(message: Message) -> str:
+    match message:
+        case RunStep():
+            plan = message.plan
+            what = str(dict(plan.num_scheduled_tokens) or f"after the end of {sorted(plan.finished_req_ids)}")
+        case MigrateKV():
+            what = f"{message.requests} from {message.source} to {message.target}"
+        case LendBlocks() | ReturnBlocks():
+            what = str(message.blocks)
+        case ReserveBlocks():
+            what = f"{message.count}, {message.needed} of them at once,"
+        case BlocksReserved() | RecallBlocks():
+            what = str(message.count)
+    return f"{type(message).__name__} {what} of {message.group}"
