@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 from flying_serving.bench.client import Target
-from flying_serving.bench.run import ReplaySettings, measure, probe
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import measure, probe
 from flying_serving.results.metrics import summarise
 from flying_serving.results.results import Results
 from flying_serving.results.timeline import concurrency, tokens_per_s
@@ -40,7 +41,7 @@ def replay(workload: Workload, token_gap_s: float, cores: list[int]) -> tuple[Re
     os.sched_setaffinity(0, cores[1:] or cores)
     with mock.running(token_gap_s) as url:
         os.sched_setaffinity(0, cores[:1])
-        target, settings = Target(url), ReplaySettings()
+        target, settings = Target(url), BenchOptions()
         served = probe(target, settings)
         wall_s, processor_s = time.perf_counter(), time.process_time()
         results = measure(workload, target, served, settings)

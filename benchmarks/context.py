@@ -31,7 +31,8 @@ from benchmarks.client import prompt
 from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, REGIMES, flag
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.bench.client import Target
-from flying_serving.bench.run import ReplaySettings, measure, probe
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import measure, probe
 from flying_serving.results.results import Results
 from flying_serving.testing.tiny import SHAPES, make_model
 from flying_serving.workload.files import save
@@ -115,7 +116,7 @@ def short_tokens_per_s(results: Results) -> float:
 
 def replay(system: System, workload: Workload, operator: Operator | None) -> dict[str, float]:
     """One run; an operator serves long requests meanwhile."""
-    target, settings = Target(system.url), ReplaySettings(vocabulary=range(300, 500))
+    target, settings = Target(system.url), BenchOptions(token_ids=(300, 499))
     found = probe(target, settings)
     if operator is not None:
         operator.start()

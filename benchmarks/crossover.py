@@ -22,7 +22,8 @@ from benchmarks.client import prompt
 from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, REGIMES, WEIGHTS, flag
 from benchmarks.systems import ROOT, System
 from flying_serving.bench.client import Target
-from flying_serving.bench.run import ReplaySettings, measure, probe
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import measure, probe
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.forecast import first_per_s, judge, outlook
 from flying_serving.predict.steps import StepCost
@@ -64,7 +65,7 @@ def hold(system: System, rate: float, seconds: float) -> list[dict[str, Any]]:
     """Arrivals at that rate for so long. Returns the switches of that time."""
     workload = synthesise(Poisson(requests=None, duration_s=seconds, rate_rps=rate, **LENGTHS), 1)
     save(workload, OUT / "crossover.jsonl")
-    target, settings = Target(system.url), ReplaySettings(vocabulary=range(300, 500))
+    target, settings = Target(system.url), BenchOptions(token_ids=(300, 499))
     before = len(system.ask("switches")["switches"])
     results = measure(workload, target, probe(target, settings), settings)
     failed = int(sum(~results.ok))

@@ -24,7 +24,8 @@ from typing import Any
 
 from benchmarks.systems import DP, ROOT, TP, System, Systems, commit
 from flying_serving.bench.client import Target
-from flying_serving.bench.run import ReplaySettings, measure, probe
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import measure, probe
 from flying_serving.config import FlyingConfig
 from flying_serving.predict.work import Weights
 from flying_serving.results.metrics import summarise
@@ -92,7 +93,7 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
 
 def replay(system: System, workload: Workload, raw: Path | None = None) -> dict[str, Any]:
     """Summary of one replay, with the switches that it made; `raw`: where the requests' own times are kept."""
-    target, settings = Target(system.url), ReplaySettings(vocabulary=range(300, 500))
+    target, settings = Target(system.url), BenchOptions(token_ids=(300, 499))
     results = measure(workload, target, probe(target, settings), settings)
     if raw is not None:
         results.save(raw)

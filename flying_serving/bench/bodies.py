@@ -6,7 +6,6 @@ import mmap
 import tempfile
 from array import array
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -61,9 +60,7 @@ class Bodies:
     def __enter__(self) -> Bodies:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -6,48 +6,62 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from flying_serving.bench import once, view
-from flying_serving.bench.once import RESULTS, SUMMARY
-from flying_serving.bench.plan import Plan, parse_plan, workload_of
+from flying_serving.bench import view
+from flying_serving.bench.options import BenchOptions, WorkloadOptions
+from flying_serving.bench.plan import workload_of
+from flying_serving.bench.replay import RESULTS, SUMMARY, replay_one
+from flying_serving.bench.servers import ServerArgs, parse_server_args
 from flying_serving.errors import BenchError, ConfigError
 from flying_serving.workload import files
 from flying_serving.workload.model import Workload
 from flying_serving.workload.read import TraceOptions, read_workload
 
 
-def main(options: Mapping[str, Any]) -> int:
-    """Run the command; its exit code: 1 if the server cannot be measured, or completed nothing.
+def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]) -> int:
+    """Run the command; `server` is the command line after `--`.
+
+    Returns:
+        The exit code: 1 if the server cannot be measured, or completed nothing.
 
     Raises:
         FlyingError: if the options or the trace cannot be used.
     """
-    plan = parse_plan(options)
-    console = Console(stderr=plan.as_json, highlight=False)
-    made = workload_of(plan)
-    out = _directory(plan, made)
-    workload = _saved(made, plan.save_workload or out / "workload.jsonl", plan.save_timed_trace, console)
-    if plan.dry_run:
+    args = _server_args(options, server)
+    console = Console(stderr=options.as_json, highlight=False)
+    made = workload_of(workload)
+    out = _directory(options, made)
+    kept = _saved(made, options.save_workload or out / "workload.jsonl", options.save_timed_trace, console)
+    if options.dry_run:
         return 0
     try:
-        return _measure(plan, workload, out, console)
+        if args is not None:
+            from flying_serving.bench import compare  # matplotlib
+
+            return compare.run(options, args, kept, out, console)
+        return _measure(options, kept, out, console)
     except BenchError as error:
         sys.stderr.write(f"flying-serving: {error}\n")
         return 1
 
 
-def _measure(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
-    if plan.compare:
-        from flying_serving.bench import compare
+def _server_args(options: BenchOptions, server: Sequence[str]) -> ServerArgs | None:
+    """The model and flags of servers to compare; None if none are compared."""
+    args = parse_server_args(server) if server else None
+    if options.compare and args is None:
+        raise ConfigError("--compare needs the servers' model and flags behind a --: -- MODEL [FLAGS]")
+    if args is not None and not options.compare:
+        raise ConfigError(f"-- {args.model}: only --compare starts servers")
+    return args
 
-        return compare.run(plan, workload, out, console)
-    summary = once.replay(plan, workload, plan.url.rstrip("/").removesuffix("/v1"), out, console).summary
-    if plan.as_json:
+
+def _measure(options: BenchOptions, workload: Workload, out: Path, console: Console) -> int:
+    summary = replay_one(options, workload, options.url.rstrip("/").removesuffix("/v1"), out, console).summary
+    if options.as_json:
         sys.stdout.write(json.dumps(summary) + "\n")
     else:
         console.print(view.report(summary))
@@ -55,13 +69,13 @@ def _measure(plan: Plan, workload: Workload, out: Path, console: Console) -> int
     return 0 if summary["completed"] else 1
 
 
-def _directory(plan: Plan, workload: Workload) -> Path:
-    """Where results go; made if it is not there."""
+def _directory(options: BenchOptions, workload: Workload) -> Path:
+    """The directory for results; created if it is missing."""
     name = re.sub(r"[^\w.-]", "-", workload.name)
-    out = plan.out or Path(f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = options.out or Path(f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     if any([*out.glob(RESULTS), *out.glob(f"*/{RESULTS}")]):
         raise ConfigError(f"--out={str(out)!r}: there are results already")
-    if not plan.dry_run or plan.save_workload is None:
+    if not options.dry_run or options.save_workload is None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -12,10 +12,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from flying_serving.bench import once, servers, view
-from flying_serving.bench.plan import Plan
+from flying_serving.bench import servers, view
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import RESULTS, Replayed, replay_one
 from flying_serving.bench.report import load, page
 from flying_serving.bench.report.load import COMPARISON
+from flying_serving.bench.servers import ServerArgs
 from flying_serving.errors import BenchError, ServerFailed
 from flying_serving.testing.servers import free_port
 from flying_serving.testing.signals import ended_by_signals
@@ -37,13 +39,13 @@ COLUMNS = (
 class MeasuredServer:
     """One system's replay, and how its server was started."""
 
-    replayed: once.Replayed
+    replayed: Replayed
     line: tuple[str, ...]
     """Its command line."""
     ready_s: float
 
 
-def run(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
+def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console) -> int:
     """Measure each system in turn and write the report of those that could be measured; the exit code.
 
     A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the server is ended, and
@@ -53,9 +55,9 @@ def run(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
     code = 0
     try:
         with ended_by_signals():
-            for name in plan.compare:
+            for name in options.compare:
                 try:
-                    measured[name] = _measure(name, plan, workload, out / name, console)
+                    measured[name] = _measure(name, options, args, workload, out / name, console)
                 except (BenchError, ServerFailed) as error:
                     sys.stderr.write(f"flying-serving: {name}: {error}\n")
                     code = 1
@@ -70,27 +72,28 @@ def run(plan: Plan, workload: Workload, out: Path, console: Console) -> int:
         return code
     report = page.write(load.comparison(out), out)
     summaries = {name: one.replayed.summary for name, one in measured.items()}
-    if plan.as_json:
+    if options.as_json:
         sys.stdout.write(json.dumps(summaries) + "\n")
     else:
         console.print(table(summaries))
-        console.print(f"{report}: the report; {out}/*/{once.RESULTS}: a row for each request", soft_wrap=True)
+        console.print(f"{report}: the report; {out}/*/{RESULTS}: a row for each request", soft_wrap=True)
     return code or int(not all(summary["completed"] for summary in summaries.values()))
 
 
-def _measure(name: str, plan: Plan, workload: Workload, out: Path, console: Console) -> MeasuredServer:
+def _measure(
+    name: str, options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console
+) -> MeasuredServer:
     """Start one server, replay, end it."""
-    assert plan.server is not None
     out.mkdir(exist_ok=True)
     log = out / "server.log"
     console.print(f"{name}: starting, its log is {log}", soft_wrap=True)
     port = free_port()
-    with servers.start(name, plan.server, port, plan.api_key, log) as server:
+    with servers.start(name, args, port, options.api_key, log) as server:
         ready_s = server.wait_until_ready(servers.READY_S)
         console.print(f"{name}: ready after {ready_s:.1f} s", soft_wrap=True)
-        replayed = once.replay(plan, workload, server.url, out, console)
+        replayed = replay_one(options, workload, server.url, out, console)
     console.print(f"{name}: replayed in {replayed.results.run.duration_s:.1f} s", soft_wrap=True)
-    return MeasuredServer(replayed, tuple(servers.line_of(name, plan.server, port)), ready_s)
+    return MeasuredServer(replayed, tuple(servers.command_line(name, args, port)), ready_s)
 
 
 def _note(out: Path, measured: dict[str, MeasuredServer]) -> None:

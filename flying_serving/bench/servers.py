@@ -1,4 +1,4 @@
-"""Servers to compare: ours with each policy, and stock vLLM, made of the same words of a command line."""
+"""Servers to compare: ours with each policy, and stock vLLM, from the same flags."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _OWN = tuple("--" + name.replace("_", "-") for name in FlyingConfig.model_fields
 
 
 @dataclass(frozen=True)
-class Words:
-    """What stands after `--`: the model and flags for every server."""
+class ServerArgs:
+    """The command line after `--`: the model and flags of every server."""
 
     model: str
     engines: int
@@ -50,26 +50,26 @@ class Words:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Does not end the process over a wrong word."""
+    """Raises ConfigError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"after --: {message}")
 
 
-def parse_words(words: Sequence[str]) -> Words:
-    """Take apart what stands after `--`.
+def parse_server_args(line: Sequence[str]) -> ServerArgs:
+    """Parse the command line after `--`.
 
     Raises:
-        ConfigError: if the model is not the first word, or a flag is set by the comparison itself.
+        ConfigError: if the model is not first, or a flag is set by the comparison itself.
     """
-    if not words or words[0].startswith("-"):
+    if not line or line[0].startswith("-"):
         raise ConfigError("--compare: after -- the model is expected, then flags of vLLM: -- MODEL [FLAGS]")
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     for flag in (*_CHOSEN, *_OWN):
         parser.add_argument(flag)
-    found, shared = parser.parse_known_args([_dashes(word) for word in words[1:]])
+    found, shared = parser.parse_known_args([_dashes(word) for word in line[1:]])
     given = {"--" + name.replace("_", "-"): value for name, value in vars(found).items() if value is not None}
     for flag, reason in _CHOSEN.items():
         if flag in given:
@@ -77,7 +77,7 @@ def parse_words(words: Sequence[str]) -> Words:
     if not any("enable-per-request-metrics" in word or word == "--disable-log-stats" for word in shared):
         shared.append("--enable-per-request-metrics")  # else no server says how long requests wait
     ours = tuple(f"{flag}={given[flag]}" for flag in _OWN if flag in given)
-    return Words(words[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours)
+    return ServerArgs(line[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours)
 
 
 def _dashes(word: str) -> str:
@@ -86,35 +86,35 @@ def _dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def line_of(name: str, words: Words, port: int) -> list[str]:
+def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
     """The command line of a server: one of SYSTEMS on a port."""
-    sizes = [f"--data-parallel-size={words.engines}", f"--tensor-parallel-size={words.devices}"]
+    sizes = [f"--data-parallel-size={args.engines}", f"--tensor-parallel-size={args.devices}"]
     if name == "stock-tp":
-        sizes = [f"--tensor-parallel-size={words.engines * words.devices}"]
+        sizes = [f"--tensor-parallel-size={args.engines * args.devices}"]
     if name in STOCK:
-        line = ["vllm.entrypoints.openai.api_server", f"--model={words.model}", *sizes]
+        line = ["vllm.entrypoints.openai.api_server", f"--model={args.model}", *sizes]
     else:
-        line = ["flying_serving.cli.main", "serve", words.model, f"--policy={name}", *sizes, *words.ours]
+        line = ["flying_serving.cli.main", "serve", args.model, f"--policy={name}", *sizes, *args.ours]
     listen = [f"--host={HOST}", f"--port={port}"]
-    return [sys.executable, "-m", *line, *listen, *words.shared]
+    return [sys.executable, "-m", *line, *listen, *args.shared]
 
 
-def environment(name: str, words: Words, api_key: str, base: Mapping[str, str]) -> dict[str, str]:
+def environment(name: str, args: ServerArgs, api_key: str, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a server: stock vLLM without our plugin, all with the same number of threads."""
-    threads = max(1, (os.cpu_count() or 1) // words.engines)
+    threads = max(1, (os.cpu_count() or 1) // args.engines)
     made = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), **base}
     made.pop("VLLM_API_KEY", None)
     if api_key:
         made["VLLM_API_KEY"] = api_key
     if name in STOCK:
         installed = [point.name for group in _PLUGIN_GROUPS for point in entry_points(group=group)]
-        wanted = made["VLLM_PLUGINS"].split(",") if "VLLM_PLUGINS" in made else installed
-        made["VLLM_PLUGINS"] = ",".join(plugin for plugin in wanted if plugin != _PLUGIN)
+        plugins = made["VLLM_PLUGINS"].split(",") if "VLLM_PLUGINS" in made else installed
+        made["VLLM_PLUGINS"] = ",".join(plugin for plugin in plugins if plugin != _PLUGIN)
     return made
 
 
-def start(name: str, words: Words, port: int, api_key: str, log: Path) -> ServerProcess:
+def start(name: str, args: ServerArgs, port: int, api_key: str, log: Path) -> ServerProcess:
     """Start one of SYSTEMS on a port."""
-    surroundings = environment(name, words, api_key, os.environ)
+    surroundings = environment(name, args, api_key, os.environ)
     scratch = Path(tempfile.mkdtemp(prefix="flying-bench-"))
-    return ServerProcess(command(line_of(name, words, port)), surroundings, f"http://{HOST}:{port}", log, scratch)
+    return ServerProcess(command(command_line(name, args, port)), surroundings, f"http://{HOST}:{port}", log, scratch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import asyncio
 from typing import Any
 
 from rich.box import SIMPLE
@@ -17,6 +17,7 @@ from flying_serving.results.lag import MOST_LAG_MS
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
 STATISTICS = ("mean", "median", "p90", "p99")
 ABSENT = "-"
+WATCH_S = 0.5
 
 
 class Watch:
@@ -31,12 +32,17 @@ class Watch:
         self._last = (0.0, 0)
 
     def made(self, bodies: int) -> None:
-        """A number of request bodies are made."""
+        """Show how many request bodies are made."""
         if bodies % 500 == 0:
             self._draw(f"making prompts {bodies}/{self._requests}")
 
-    def replaying(self, replay: Replay) -> None:
-        """How the replay is getting on."""
+    async def follow(self, replay: Replay) -> None:
+        """Show the progress of a replay until it ends."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._show(replay)
+
+    def _show(self, replay: Replay) -> None:
         at, tokens = replay.elapsed_s, replay.tokens
         rate = (tokens - self._last[1]) / max(1e-3, at - self._last[0])
         self._last = (at, tokens)
@@ -55,9 +61,7 @@ class Watch:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -8,16 +8,19 @@ from typing import Annotated
 
 import typer
 
-from flying_serving.cli.admin import Key, _ask, app
+from flying_serving.cli.admin import app
+from flying_serving.cli.connection import Connection
 from flying_serving.errors import ConfigError
 
 Source = Annotated[
-    str, typer.Argument(metavar="URL|FILE", help="A running server, or what `flying-serving status --json` printed.")
+    str, typer.Argument(metavar="URL|FILE", help="A running server, or the output of `flying-serving status --json`.")
 ]
 Frontend = Annotated[
-    float, typer.Option(min=0.0, help="What the server adds to a first token outside of steps; the status has it not.")
+    float,
+    typer.Option(min=0.0, help="Time that the server adds to a first token outside of steps; not in the status."),
 ]
-Out = Annotated[Path, typer.Option(help="Where the machine is written.")]
+Key = Annotated[str, typer.Option("--api-key", envvar="VLLM_API_KEY", help="The server's API key.", show_default=False)]
+Out = Annotated[Path, typer.Option(help="File for the machine.")]
 
 
 @app.command()
@@ -27,12 +30,12 @@ def fit(
     frontend_ms: Frontend = 0.0,
     api_key: Key = "",
 ) -> None:
-    """Describe a server to the simulator: its step times by group size, as it has measured them, and its memory."""
+    """Describe a server to the simulator: the step times by group size that it measured, and its memory."""
     from flying_serving.predict.steps import FEW, SOME
     from flying_serving.sim.live import from_status
 
     if source.startswith(("http://", "https://")):
-        status = _ask("GET", "/flying/status", source, api_key)
+        status = Connection(url=source, api_key=api_key).ask("GET", "/flying/status")
     else:
         try:
             status = json.loads(Path(source).read_text(encoding="utf-8"))

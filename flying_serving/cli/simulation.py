@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flying_serving.bench.plan import parse_plan, workload_of
+from flying_serving.bench.options import WorkloadOptions
+from flying_serving.bench.plan import workload_of
+from flying_serving.cli.connection import output
+from flying_serving.cli.simulator_options import SimulatorOptions
 from flying_serving.errors import ConfigError
-from flying_serving.results.metrics import Slo, summarise
+from flying_serving.results.metrics import summarise
+from flying_serving.results.slo import Slo
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names
 from flying_serving.sim.machine import Machine, Modelled, load_measured
@@ -36,41 +39,33 @@ COLUMNS = (
 )
 
 
-def main(asked: Mapping[str, Any], workload_options: Mapping[str, Any]) -> int:
+def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     """Run the command; its exit code.
 
-    Args:
-        asked: options of the simulator, by their names.
-        workload_options: those that say which workload, as `flying-serving bench` has them.
-
     Raises:
-        FlyingError: if anything that was asked for cannot be had; before anything runs.
+        FlyingError: if anything in the options is not available; before anything runs.
     """
-    machine = machine_of(asked["model"], asked["hardware"], asked["gpu_memory_utilization"])
-    devices = asked["devices_per_engine"] or machine.smallest_engine
+    machine = machine_of(asked.model, asked.hardware, asked.gpu_memory_utilization)
+    devices = asked.devices_per_engine or machine.smallest_engine
     check_engine(machine, devices)
     options = Options(
-        slots=asked["max_num_seqs"],
-        budget_tokens=asked["max_num_batched_tokens"],
-        horizon_s=asked["horizon_s"],
-        ttft_weight=asked["ttft_weight"],
+        slots=asked.max_num_seqs,
+        budget_tokens=asked.max_num_batched_tokens,
+        horizon_s=asked.horizon_s,
+        ttft_weight=asked.ttft_weight,
     )
-    systems = [build(name, machine, devices, options) for name in _split(asked["policy"], machine)]
-    plan = parse_plan({"url": "", **workload_options})
-    workload = workload_of(plan)
-    out = Path(asked["out"]) if asked["out"] else None
-    if out is not None:
-        _make(out)
-    console = Console(stderr=asked["as_json"], highlight=False)
-    where = f"{asked['model'] or 'measured'} on {asked['hardware']}"
-    runs = [run(system, workload, where, console, plan.slo) for system in systems]
-    if out is not None:
-        save(runs, workload, out)
-    if asked["as_json"]:
+    systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
+    workload = workload_of(workload_options)
+    if asked.out is not None:
+        _make(asked.out)
+    console = output(stderr=asked.as_json, width=150)
+    where = f"{asked.model or 'measured'} on {asked.hardware}"
+    runs = [run(system, workload, where, console, asked.slo) for system in systems]
+    if asked.out is not None:
+        save(runs, workload, asked.out)
+    if asked.as_json:
         sys.stdout.write(json.dumps({one.system.name: one.summary for one in runs}) + "\n")
     else:
-        if not console.is_terminal:
-            console.width = max(console.width, 150)
         console.print(table(runs, where))
     return 0
 

@@ -11,37 +11,33 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from flying_serving.cli.admin import DEFAULT_URL, AsJson, Key, Url, _ask, _console, _print, app
+from flying_serving.cli.admin import app
+from flying_serving.cli.connection import UNKNOWN_FORM, Connection, output
+from flying_serving.cli.flags import flags
 from flying_serving.observe.view import terminal
 
-Interval = Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two looks.")]
+Interval = Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two requests to the server.")]
 Once = Annotated[
-    bool,
-    typer.Option("--once", help="Print it once, after watching for one interval, as is done where no terminal is."),
+    bool, typer.Option("--once", help="Watch for one interval, print once and end; the default without a terminal.")
 ]
 
 
 @app.command()
-def top(
-    url: Url = DEFAULT_URL,
-    api_key: Key = "",
-    interval_s: Interval = 0.5,
-    once: Once = False,
-    as_json: AsJson = False,
-) -> None:
+@flags
+def top(server: Connection, interval_s: Interval = 0.5, once: Once = False) -> None:
     """Watch engines merge and split: groups, requests, KV memory, times, the last switches. Ctrl-C ends it.
 
-    The server measures times only while somebody looks, so `--once` and `--json` look twice, one interval apart.
+    The server measures times only while it is watched, so `--once` and `--json` ask twice, one interval apart.
     """
 
     def look() -> Any:
-        return _ask("GET", "/flying/view", url, api_key)
+        return server.ask("GET", "/flying/view")
 
-    console = _console()
-    if once or as_json or not console.is_terminal:
+    console = output()
+    if once or server.as_json or not console.is_terminal:
         look()
         sleep(interval_s)
-        _print(look(), as_json, terminal.top)
+        server.show(look(), terminal.top)
         return
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
@@ -50,8 +46,8 @@ def top(
 
 
 def _drawn(state: Any) -> RenderableType:
-    """What to show; an answer in an unknown form as it is."""
+    """The live view; an answer in an unknown form as JSON."""
     try:
         return terminal.top(state)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except UNKNOWN_FORM:
         return json.dumps(state)

@@ -1,15 +1,16 @@
 """`make demo`: four engines on the CPU that merge and split while requests stream. Ends by itself.
 
-First by order: eight streams, and layouts that change under them. Then by themselves: a burst between two quiet times,
-served with policy `auto` and, for comparison, with both fixed layouts.
+First, an operator changes the layout while requests stream. Then the server decides: a burst between two quiet phases,
+with policy `auto` and, for comparison, with both fixed layouts.
 
 Exit code 0: every request got all its tokens, every switch was made, and after the first part the block bookkeeping
-adds up.
+is consistent.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,9 +19,10 @@ import httpx
 from rich.console import Console
 
 import flying_serving
-from flying_serving.cli.admin import NARROWEST_PIPE
+from flying_serving.cli.connection import output
 from flying_serving.demo import layouts, traffic
 from flying_serving.errors import BenchError, ServerFailed
+from flying_serving.testing.servers import CPU_ENVIRONMENT
 from flying_serving.testing.signals import ended_by_signals
 
 CHECKOUT = Path(flying_serving.__file__).resolve().parents[1]
@@ -31,16 +33,15 @@ def main() -> int:
     """Run the demo; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m flying_serving.demo", description=__doc__)
     part = parser.add_mutually_exclusive_group()
-    part.add_argument("--layouts", action="store_true", help="only the first part: layouts change by order")
+    part.add_argument("--layouts", action="store_true", help="only the first part: an operator changes the layout")
     part.add_argument("--auto", action="store_true", help="only the second part: the server decides")
-    parser.add_argument("--seconds", type=float, default=2.5, help="how long each layout stays (default: %(default)s)")
-    parser.add_argument("--models", type=Path, default=CHECKOUT / ".models", help="where the models are kept")
+    parser.add_argument("--seconds", type=float, default=2.5, help="seconds in each layout (default: %(default)s)")
+    parser.add_argument("--models", type=Path, default=CHECKOUT / ".models", help="directory of the models")
     options = parser.parse_args()
     if not 0.5 <= options.seconds <= 600:
         parser.error("--seconds must be between 0.5 and 600")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, NARROWEST_PIPE)
+    console = output(width=150)
+    os.environ |= CPU_ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CONFIGURE_LOGGING": "1"}
     try:
         with ended_by_signals():
             return _demo(console, options)
@@ -53,14 +54,14 @@ def main() -> int:
 
 
 def _demo(console: Console, options: argparse.Namespace) -> int:
-    """Run the parts that were asked for, and say whether all was right."""
+    """Run the chosen parts; the exit code."""
     begun = time.monotonic()
     wrong: list[str] = []
     if not options.auto:
-        console.rule("layouts by order", align="left")
+        console.rule("an operator changes the layout", align="left")
         wrong += layouts.run(console, options.models, options.seconds)
     if not options.layouts:
-        console.rule("layouts by themselves", align="left")
+        console.rule("the server changes the layout", align="left")
         wrong += traffic.run(console, options.models)
     for line in wrong[:20]:
         console.print(f"wrong: {line}", style="red", markup=False)

@@ -1,31 +1,32 @@
-"""The demo's first part: streams through 1+1+1+1, 2+2 and 4, and what each switch costs. An operator decides."""
+"""The demo's first part: requests stream while an operator takes the layout through 1+1+1+1, 2+2 and 4."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+import json
+import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
+from msgspec.structs import replace
 from rich.console import Console
 
-from flying_serving.cli.render import degrees_text
-from flying_serving.demo.load import Load
-from flying_serving.demo.report import Groups, Window, layouts_table, problems, switches_table
-from flying_serving.demo.server import DemoServer
+from flying_serving.bench import servers, view
+from flying_serving.bench.client import Replay
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import SWITCHES, replay_one
+from flying_serving.cli import render
+from flying_serving.demo.server import ENGINES, FLAGS, problems, show_start
+from flying_serving.testing.servers import free_port
 from flying_serving.testing.tiny import make_model
+from flying_serving.workload.model import Workload
+from flying_serving.workload.synth import Poisson, synthesise
 
-ENGINES = 4
-STREAMS = 8
-KV_BYTES = 2**26
-WARM_S = 1.0
+RATE_RPS = 8.0
 SWITCH_S = 60.0
-SINGLE: Groups = [[0], [1], [2], [3]]
-PAIRS: Groups = [[0, 1], [2, 3]]
-ALL: Groups = [[0, 1, 2, 3]]
-PLAN: tuple[tuple[Groups, str], ...] = (
+SINGLE, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
+PLAN = (
     (PAIRS, "weave"),
     (ALL, "weave"),
     (SINGLE, "weave"),
@@ -33,58 +34,50 @@ PLAN: tuple[tuple[Groups, str], ...] = (
     (ALL, "hard"),
     (SINGLE, "hard"),
 )
+OPTIONS = BenchOptions(token_ids=(0, 255))
+"""Byte tokens of the tiny model's tokenizer."""
 
 
 def run(console: Console, models: Path, seconds: float) -> list[str]:
     """Start a server, go through PLAN with `seconds` in each layout, stop. Returns what was wrong."""
-    server = DemoServer(make_model(models / "llama", "llama"), ENGINES, "manual", KV_BYTES)
-    try:
-        ready_s = server.show_start(console)
-        console.print(f"{ENGINES} engines ready in {ready_s:.1f} s; {STREAMS} streams in each layout from here on")
-        wrong = asyncio.run(_stream(console, server, seconds))
-    finally:
+    model = make_model(models / "llama", "llama")
+    out = Path(tempfile.mkdtemp(prefix="flying-demo-"))
+    args = servers.parse_server_args([str(model), f"--data-parallel-size={ENGINES}", *FLAGS])
+    with servers.start("manual", args, free_port(), "", out / "server.log") as server:
+        ready_s = show_start(server, console)
+        console.print(f"{ENGINES} engines ready in {ready_s:.1f} s; {RATE_RPS:g} requests/s from here on")
+        operator = partial(_operate, server.url, console, seconds)
+        replayed = replay_one(OPTIONS, workload(seconds), server.url, out, console, operator)
+        if replayed.stopped:
+            raise KeyboardInterrupt
+        check = httpx.post(f"{server.url}/flying/check", json={}, timeout=SWITCH_S, trust_env=False)
         stopped = server.stop()
+    records = json.loads((out / SWITCHES).read_text(encoding="utf-8"))["switches"]
+    console.print(view.report(replayed.summary), render.switches(records), sep="\n")
+    wrong = problems(out)
+    if len(records) != len(PLAN):
+        wrong.append(f"{len(records)} switches recorded, {len(PLAN)} made")
+    times = [(record["number"], name, record[name]) for record in records for name in ("cutover_ms", "drain_ms")]
+    wrong += [f"switch {number} has no {name}" for number, name, value in times if value is None]
+    if check.status_code != 200:
+        wrong.append(f"block bookkeeping: {check.text}")
     return wrong if stopped else [*wrong, "the server had to be killed"]
 
 
-async def _stream(console: Console, server: DemoServer, seconds: float) -> list[str]:
-    """Streams and switches, then the tables. Returns what was wrong."""
-    load = Load(server.url, server.model, STREAMS)
-    async with httpx.AsyncClient(base_url=server.url, timeout=SWITCH_S, trust_env=False) as http:
-        try:
-            load.next_phase()
-            await asyncio.sleep(WARM_S)
-            windows = await _switch_and_watch(console, http, load, seconds)
-            with console.status("waiting for the last streams"):
-                await load.finish()
-        finally:
-            await load.cancel()
-        records: list[dict[str, Any]] = (await http.get("/flying/switches")).raise_for_status().json()["switches"]
-        check = await http.post("/flying/check", json={})
-    console.print(layouts_table(windows, load.streams), switches_table(records), sep="\n")
-    tokens = sum(stream.tokens for stream in load.streams)
-    wrong = problems(load.streams, records, len(PLAN))
-    failed = sum(stream.problem is not None for stream in load.streams)
-    console.print(f"{len(load.streams)} requests, {tokens} tokens, {failed} failed or truncated")
-    if check.status_code != 200:
-        wrong.append(f"block bookkeeping: {check.text}")
-    return wrong
+def workload(seconds: float) -> Workload:
+    """Poisson arrivals; the phase of a request is the layout that is planned at its arrival."""
+    duration_s = seconds * (1 + len(PLAN))
+    lengths = {"prompt_tokens": (32, 160), "output_tokens": (48, 144)}
+    made = synthesise(Poisson(duration_s=duration_s, rate_rps=RATE_RPS, **lengths), seed=0)
+    phases = [render.degrees_text(groups) for groups in (SINGLE, *(groups for groups, _ in PLAN))]
+    return made.having(replace(request, phase=phases[int(request.arrival_s / seconds)]) for request in made.requests)
 
 
-async def _switch_and_watch(console: Console, http: httpx.AsyncClient, load: Load, seconds: float) -> Sequence[Window]:
-    """Go through PLAN under load, `seconds` in each layout."""
-    windows = []
-    groups = SINGLE
-    for step in (*PLAN, None):
-        begin = time.monotonic()
-        with console.status(f"layout {degrees_text(groups)}"):
-            await asyncio.sleep(seconds)
-        windows.append(Window(groups, begin, time.monotonic()))
-        if step is not None:
-            before, (groups, mode) = groups, step
+async def _operate(url: str, console: Console, seconds: float, replay: Replay) -> None:
+    """Order the layouts of PLAN, one each `seconds`."""
+    async with httpx.AsyncClient(base_url=url, timeout=SWITCH_S, trust_env=False) as http:
+        for number, (groups, mode) in enumerate(PLAN, 1):
+            await asyncio.sleep(max(0.0, number * seconds - replay.elapsed_s))
             answer = await http.post("/flying/layout", json={"groups": groups, "mode": mode})
-            answer.raise_for_status()
-            load.next_phase()
-            took = answer.json()["cutover_ms"]
-            console.print(f"{degrees_text(before)} → {degrees_text(groups)} by {mode}: cutover {took:.1f} ms")
-    return windows
+            cutover_ms = answer.raise_for_status().json()["cutover_ms"]
+            console.print(f"to {render.degrees_text(groups)} by {mode}: cutover {cutover_ms:.1f} ms")

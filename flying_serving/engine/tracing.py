@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flying_serving.layout.groups import aligned_group
-from flying_serving.observe.tracing.events import Contents, engine_row, order, step
+from flying_serving.observe.tracing.events import TracedStep, engine_row, order, step
 from flying_serving.observe.tracing.writer import TraceWriter
 from flying_serving.vllm_adapter.watch import contents, watch_steps
 
@@ -49,9 +49,10 @@ class EngineTrace:
             return
         self._counts[size] += 1
         prefill_tokens, _, context_tokens, _ = contents(plan)
-        of = Contents(plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens), prefill_tokens, context_tokens)
-        group = aligned_group(self._engine, size)
-        self._writer.add(step(self._row, group, self._counts[size], began_s, ended_s, waited_s, of))
+        group, number = aligned_group(self._engine, size), self._counts[size]
+        tokens, requests = plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens)
+        of = TracedStep(group, number, tokens, requests, prefill_tokens, context_tokens)
+        self._writer.add(step(self._row, of, began_s, ended_s, waited_s))
 
     def ordered(self, group: Sequence[int], mode: str, at_s: float) -> None:
         """An order of the layout was taken."""

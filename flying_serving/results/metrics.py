@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
-from flying_serving.errors import ConfigError
 from flying_serving.results.lag import MOST_LAG_MS
 from flying_serving.results.results import Floats, Mask, Results
+from flying_serving.results.slo import Slo
 from flying_serving.results.timeline import concurrency, stretches, tokens_per_s
 
 PERCENTILES = (50, 90, 95, 99)
@@ -48,37 +47,6 @@ def itl_s(results: Results, requests: Mask) -> Floats:
 def queue_s(results: Results) -> Floats:
     """Time in the engine's queue as the server reports it (vLLM's --enable-per-request-metrics); NaN if it does not."""
     return results.floats("queue_s")
-
-
-class Slo(BaseModel):
-    """What a request has to keep to count as good; in ms, inclusive, as `vllm bench serve --goodput`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    ttft: float | None = Field(default=None, ge=0)
-    tpot: float | None = Field(default=None, ge=0)
-    e2el: float | None = Field(default=None, ge=0)
-
-
-def parse_slo(text: str) -> Slo:
-    """An SLO from `ttft:2000,tpot:100,e2el:30000`, any of them.
-
-    Raises:
-        ConfigError: naming the part that is none of this.
-    """
-    limits: dict[str, float] = {}
-    for part in text.replace(",", " ").split():
-        name, _, value = part.partition(":")
-        try:
-            limit = float(value)
-        except ValueError:
-            limit = float("nan")
-        if name not in Slo.model_fields or name in limits or not limit >= 0:
-            raise ConfigError(f"--slo={part!r}: ttft, tpot or e2el, each once, with a limit in ms, like ttft:2000")
-        limits[name] = limit
-    if not limits:
-        raise ConfigError(f"--slo={text!r}: at least one limit in ms, like ttft:2000,tpot:100")
-    return Slo(**limits)
 
 
 def good(results: Results, slo: Slo) -> Mask:

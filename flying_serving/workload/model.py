@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
 from flying_serving.errors import WorkloadError
 
+Format = Literal["azure", "burstgpt", "mooncake", "timed_trace", "flying"]
+"""Formats of files with workloads."""
 MAX_TOKENS = 2**24
 MAX_HASH_ID = 2**63 - 1
 MAX_PRIORITY = 2**31 - 1

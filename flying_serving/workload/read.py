@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,9 +14,8 @@ from flying_serving.errors import WorkloadError
 from flying_serving.workload import csv_traces, files, json_traces
 from flying_serving.workload.json_rows import decode_row
 from flying_serving.workload.lines import numbered_lines
-from flying_serving.workload.model import MAX_TOKENS, Workload
+from flying_serving.workload.model import MAX_TOKENS, Format, Workload
 
-Format = Literal["azure", "burstgpt", "mooncake", "timed_trace", "flying"]
 HEAD_LINES = 1000
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _COLUMNS = ("timestamp", "input_length", "output_length", "hash_ids")

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from flying_serving.bench.bodies import Bodies, body_of
 from flying_serving.bench.client import Replay, Target
-from flying_serving.bench.run import ReplaySettings, Served, measure, probe, too_long
+from flying_serving.bench.options import BenchOptions
+from flying_serving.bench.replay import Served, measure, probe, too_long
 from flying_serving.errors import BenchError
 from flying_serving.results.lag import LagMeter
 from flying_serving.results.results import Results
@@ -192,10 +193,10 @@ def test_bodies_are_in_the_order_of_the_workload() -> None:
 def test_measure_gives_results(mock_url: str) -> None:
     """From a workload to a table, with the server's model and the client's lag."""
     target = Target(mock_url)
-    served = probe(target, ReplaySettings())
+    served = probe(target, BenchOptions())
     assert served == Served(mock.MODEL, 4096)
     work = workload(0.0, 0.01, 0.02)
-    found = measure(work, target, served, ReplaySettings())
+    found = measure(work, target, served, BenchOptions())
     assert isinstance(found, Results) and found.ok.all()
     assert found.floats("output_tokens").tolist() == [5.0, 5.0, 5.0]
     assert found.floats("prompt_tokens").tolist() == [8.0, 8.0, 8.0]
@@ -204,25 +205,23 @@ def test_measure_gives_results(mock_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "model", "message"),
+    ("options", "message"),
     [
-        (ReplaySettings(), "other", "serves mock-model, not other"),
-        (ReplaySettings(vocabulary=range(mock.REFUSE, 200)), None, "token ids 100 and 199.*--token-ids"),
+        (BenchOptions(model="other"), "serves mock-model, not other"),
+        (BenchOptions(token_ids=(mock.REFUSE, 199)), "token ids 100 and 199.*--token-ids"),
     ],
 )
-def test_a_server_that_cannot_serve_it(
-    mock_url: str, settings: ReplaySettings, model: str | None, message: str
-) -> None:
+def test_a_server_that_cannot_serve_it(mock_url: str, options: BenchOptions, message: str) -> None:
     """Is found out before anything is replayed."""
     with pytest.raises(BenchError, match=message):
-        probe(Target(mock_url), settings, model)
+        probe(Target(mock_url), options)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://", "nonsense"])
 def test_urls_without_a_server(url: str) -> None:
     """The URL is named."""
     with pytest.raises(BenchError, match=url):
-        probe(Target(url), ReplaySettings())
+        probe(Target(url), BenchOptions())
 
 
 def test_requests_that_are_too_long_are_counted() -> None:

@@ -12,11 +12,14 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from flying_serving.bench.plan import parse_plan, workload_of
+from flying_serving.bench.options import BenchOptions, WorkloadOptions
+from flying_serving.bench.plan import workload_of
 from flying_serving.cli import bench  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
+from flying_serving.cli.flags import parse
 from flying_serving.errors import BenchError, ConfigError, FlyingError, WorkloadError
 from flying_serving.results.results import Results
+from flying_serving.results.slo import Slo
 from flying_serving.workload import files
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.read import read_workload
@@ -25,11 +28,6 @@ from tests.bench import mock
 
 ROOT = Path(__file__).parents[2]
 CODE = ROOT / "tests" / "workload" / "data" / "azure_code.csv"
-
-
-def plan(**options: Any) -> Any:
-    """Return a plan with these options."""
-    return parse_plan({"url": "http://there", **options})
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -156,18 +154,9 @@ def test_the_other_commands_do_not_wait_for_this_one() -> None:
 
 def test_a_workload_is_cut_scaled_clipped_and_mixed_in_this_order() -> None:
     """A window is in the trace's own seconds, the limit counts inside it."""
-    made = workload_of(
-        plan(
-            trace=CODE,
-            window="1:60",
-            limit=20,
-            time_scale=2.0,
-            prompt_scale=0.5,
-            max_prompt_tokens=1000,
-            priority_share=0.5,
-            long_prompts="10:5000:7",
-        )
-    )
+    cut = {"trace": CODE, "window": "1:60", "limit": 20, "time_scale": 2.0, "prompt_scale": 0.5}
+    mixed = {"max_prompt_tokens": 1000, "priority_share": 0.5, "long_prompts": "10:5000:7"}
+    made = workload_of(parse(WorkloadOptions, cut | mixed))
     whole = read_workload(CODE)
     inside = [request for request in whole.requests if 1 <= request.arrival_s < 60][:20]
     short = [request for request in made.requests if request.prompt_tokens != 5000]
@@ -180,9 +169,10 @@ def test_a_workload_is_cut_scaled_clipped_and_mixed_in_this_order() -> None:
 
 def test_ranges_and_objects_are_parsed() -> None:
     """By name."""
-    made = plan(window="1.5:inf", token_ids="5:9", extra_body='{"top_k": 1}', slo="ttft:5", long_prompts="1:2:3")
-    assert (made.window, made.token_ids) == ((1.5, float("inf")), (5, 9))
-    assert (made.extra_body, made.slo.ttft, made.long_prompts) == ({"top_k": 1}, 5.0, (1.0, 2, 3))
+    workload = parse(WorkloadOptions, {"window": "1.5:inf", "long_prompts": "1:2:3"})
+    assert (workload.window, workload.long_prompts) == ((1.5, float("inf")), (1.0, 2, 3))
+    made = parse(BenchOptions, {"token_ids": "5:9", "extra_body": '{"top_k": 1}', "slo": "ttft:5"})
+    assert (made.token_ids, made.extra_body, made.slo) == ((5, 9), {"top_k": 1}, Slo(ttft=5))
 
 
 @pytest.mark.parametrize(
@@ -205,8 +195,9 @@ def test_ranges_and_objects_are_parsed() -> None:
 )
 def test_options_out_of_range_name_their_flag(options: dict[str, Any], message: str) -> None:
     """With the value and what is allowed."""
+    model = WorkloadOptions if options.keys() <= WorkloadOptions.model_fields.keys() else BenchOptions
     with pytest.raises(ConfigError, match=message):
-        plan(**options)
+        parse(model, options)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +219,7 @@ def test_options_out_of_range_name_their_flag(options: dict[str, Any], message: 
 def test_workloads_that_cannot_be_made(options: dict[str, Any], error: type[FlyingError], message: str) -> None:
     """Each says what is wrong."""
     with pytest.raises(error, match=message):
-        workload_of(plan(**options))
+        workload_of(parse(WorkloadOptions, options))
 
 
 def test_a_client_that_fell_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

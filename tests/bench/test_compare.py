@@ -19,11 +19,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flying_serving.bench import compare
-from flying_serving.bench.plan import Plan, parse_plan
+from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.report import load
 from flying_serving.bench.report.figures import over_time
+from flying_serving.bench.servers import ServerArgs
 from flying_serving.cli import bench  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
+from flying_serving.cli.flags import parse
 from flying_serving.errors import ConfigError, ServerFailed
 from flying_serving.results.results import Results
 from flying_serving.testing.tiny import make_model
@@ -76,14 +78,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     assert all(fake.ended for fake in started.values())
 
 
-def plan(names: str, **options: Any) -> Plan:
-    """Return a plan that compares these."""
-    return parse_plan({"url": "", "compare": names, "server": ["model"], **options})
-
-
 def run(names: str, out: Path, workload: Workload = THREE, **options: Any) -> int:
     """Return the exit code of a comparison."""
-    return compare.run(plan(names, **options), workload, out, Console(stderr=True, width=200))
+    made = parse(BenchOptions, {"compare": names, **options})
+    return compare.run(made, ServerArgs("model", 1, 1, (), ()), workload, out, Console(stderr=True, width=200))
 
 
 def test_each_system_replays_the_same_and_the_report_has_them_in_order(
@@ -152,22 +150,22 @@ def test_a_signal_ends_the_server_and_keeps_what_came(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("line", "message"),
     [
-        ({"compare": "auto", "server": None}, "--compare needs"),
-        ({"compare": None, "server": ["model"]}, "only --compare starts servers"),
-        ({"compare": "auto,auto", "server": ["m"]}, "--compare='auto,auto': .* each once, of auto, .* stock-tp"),
-        ({"compare": "auto,fast", "server": ["m"]}, "--compare='auto,fast'"),
-        ({"compare": "auto", "server": ["m", "--port=5"]}, "^--port='5' after --"),
+        (["--compare", "auto"], "--compare needs"),
+        (["--", "model"], "only --compare starts servers"),
+        (["--compare", "auto,auto", "--", "m"], "--compare='auto,auto': .* each once, of auto, .* stock-tp"),
+        (["--compare", "auto,fast", "--", "m"], "--compare='auto,fast'"),
+        (["--compare", "auto", "--", "m", "--port=5"], "^--port='5' after --"),
     ],
 )
-def test_comparisons_that_cannot_be_made(options: dict[str, Any], message: str) -> None:
+def test_comparisons_that_cannot_be_made(line: list[str], message: str) -> None:
     """Before anything starts."""
-    with pytest.raises(ConfigError, match=message):
-        parse_plan({"url": "", **options})
+    done = CliRunner().invoke(app, ["bench", *line])
+    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception))
 
 
-def test_words_behind_the_dashes_are_the_servers(fakes: Fakes, tmp_path: Path) -> None:
+def test_arguments_behind_the_dashes_are_the_servers(fakes: Fakes, tmp_path: Path) -> None:
     """From the command line; what is there already is not written over."""
     line = ["bench", "--compare", "static-tp", "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
     line += ["--set", "output_tokens=2:2", "--out", str(tmp_path / "out")]
@@ -179,7 +177,7 @@ def test_words_behind_the_dashes_are_the_servers(fakes: Fakes, tmp_path: Path) -
 
 
 @pytest.mark.server
-def test_the_band_lines_up_with_an_order_that_was_given_while_the_replay_ran(tmp_path: Path) -> None:
+def test_the_band_lines_up_with_an_order_given_during_the_replay(tmp_path: Path) -> None:
     """Ours and stock vLLM: an operator changes the layout, and the drawn edge lies between order and answer."""
     model = make_model(ROOT / ".models" / "llama", "llama")
     out, log = tmp_path / "out", tmp_path / "out" / "manual" / "server.log"

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from flying_serving.bench import servers
-from flying_serving.bench.servers import Words, environment, line_of, parse_words
+from flying_serving.bench.servers import ServerArgs, command_line, environment, parse_server_args
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import ConfigError
 
 SIZES = ["-dp", "4", "--tensor_parallel_size=2"]
 OURS = ["--horizon-s=5", "--lend_blocks", "8"]
-WORDS = parse_words(["model", "--dtype", "float32", *SIZES, *OURS, "--enforce-eager", "--max-model-len", "2048"])
+ARGS = parse_server_args(["model", "--dtype", "float32", *SIZES, *OURS, "--enforce-eager", "--max-model-len", "2048"])
 
 
 def options(line: list[str]) -> dict[str, str]:
@@ -20,22 +20,22 @@ def options(line: list[str]) -> dict[str, str]:
     return dict(word.partition("=")[::2] for word in line if word.startswith("--"))
 
 
-def test_words_are_taken_apart_however_they_are_written() -> None:
+def test_the_command_line_is_parsed_however_it_is_written() -> None:
     """Sizes, flags of vLLM in their order, and our own."""
-    assert (WORDS.model, WORDS.engines, WORDS.devices) == ("model", 4, 2)
+    assert (ARGS.model, ARGS.engines, ARGS.devices) == ("model", 4, 2)
     shared = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-per-request-metrics")
-    assert WORDS.shared == shared
-    assert WORDS.ours == ("--horizon-s=5", "--lend-blocks=8")
+    assert ARGS.shared == shared
+    assert ARGS.ours == ("--horizon-s=5", "--lend-blocks=8")
 
 
 @pytest.mark.parametrize("flag", ["--disable-log-stats", "--no-enable-per-request-metrics"])
 def test_metrics_of_requests_are_asked_for_where_they_can_be(flag: str) -> None:
     """vLLM does not start with them and --disable-log-stats."""
-    assert parse_words(["model", flag]).shared == (flag,)
+    assert parse_server_args(["model", flag]).shared == (flag,)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("given", "message"),
     [
         ([], "-- MODEL"),
         (["--dtype=float32"], "-- MODEL"),
@@ -46,19 +46,19 @@ def test_metrics_of_requests_are_asked_for_where_they_can_be(flag: str) -> None:
         (["m", "--horizon-s"], "after --: .*expected one argument"),
     ],
 )
-def test_words_that_cannot_be_used(words: list[str], message: str) -> None:
+def test_command_lines_that_cannot_be_used(given: list[str], message: str) -> None:
     """Each says what is expected."""
     with pytest.raises(ConfigError, match=message):
-        parse_words(words)
+        parse_server_args(given)
 
 
 def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
     """Stock TP joins all engines; our flags go to our servers alone."""
-    lines = {name: line_of(name, WORDS, 5000) for name in servers.SYSTEMS}
+    lines = {name: command_line(name, ARGS, 5000) for name in servers.SYSTEMS}
     for name, line in lines.items():
         found = options(line)
         assert line[:2] == [sys.executable, "-m"] and found["--port"] == "5000"
-        assert line[-len(WORDS.shared) :] == list(WORDS.shared)
+        assert line[-len(ARGS.shared) :] == list(ARGS.shared)
         stock = name in servers.STOCK
         assert line[2] == ("vllm.entrypoints.openai.api_server" if stock else "flying_serving.cli.main")
         assert found.get("--policy") == (None if stock else name)
@@ -70,17 +70,17 @@ def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
 def test_all_our_flags_are_known_here() -> None:
     """None of them reaches stock vLLM."""
     flags = ["--" + field.replace("_", "-") for field in FlyingConfig.model_fields if field != "policy"]
-    words = parse_words(["model", *(f"{flag}=1" for flag in flags)])
-    assert sorted(words.ours) == sorted(f"{flag}=1" for flag in flags)
-    assert words.shared == ("--enable-per-request-metrics",)
+    args = parse_server_args(["model", *(f"{flag}=1" for flag in flags)])
+    assert sorted(args.ours) == sorted(f"{flag}=1" for flag in flags)
+    assert args.shared == ("--enable-per-request-metrics",)
 
 
 def test_stock_vllm_does_not_load_our_plugin() -> None:
     """Whatever else is installed or asked for; the key goes by the environment, and only the one of this comparison."""
-    words = Words("m", 2, 1, (), ())
-    assert "flying_serving" not in environment("stock-dp", words, "", {})["VLLM_PLUGINS"].split(",")
+    args = ServerArgs("m", 2, 1, (), ())
+    assert "flying_serving" not in environment("stock-dp", args, "", {})["VLLM_PLUGINS"].split(",")
     asked = {"VLLM_PLUGINS": "other,flying_serving", "VLLM_API_KEY": "old", "OMP_NUM_THREADS": "7"}
-    stock, ours = (environment(name, words, key, asked) for name, key in (("stock-dp", "new"), ("auto", "")))
+    stock, ours = (environment(name, args, key, asked) for name, key in (("stock-dp", "new"), ("auto", "")))
     assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == ("other", "new", "7")
     assert ours["VLLM_PLUGINS"] == asked["VLLM_PLUGINS"] and "VLLM_API_KEY" not in ours
 

@@ -103,7 +103,7 @@ def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) 
 
     monkeypatch.setattr(command, "sleep", sleep)
     screen = io.StringIO()
-    monkeypatch.setattr(command, "_console", lambda: Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(command, "output", lambda: Console(file=screen, force_terminal=True, width=100))
     result = CliRunner().invoke(app, ["top"])
     assert result.exit_code == 0, result.output
     assert screen.getvalue().count("policy manual") == 3

@@ -9,8 +9,9 @@ from hypothesis import given
 
 from flying_serving.errors import ConfigError
 from flying_serving.results import metrics, timeline
-from flying_serving.results.metrics import Slo, parse_slo, summarise
+from flying_serving.results.metrics import summarise
 from flying_serving.results.record import Record
+from flying_serving.results.slo import Slo, parse_slo
 from flying_serving.results.timeline import Stretch
 from flying_serving.workload.model import Request
 from tests.bench.tables import record, records, results

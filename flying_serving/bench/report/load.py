@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from flying_serving.bench import switchlog
-from flying_serving.bench.once import RESULTS, SUMMARY, SWITCHES
+from flying_serving.bench.replay import RESULTS, SUMMARY, SWITCHES
 from flying_serving.bench.switchlog import LoggedSwitch, Span, SwitchLog
 from flying_serving.errors import BenchError
 from flying_serving.results.metrics import summarise

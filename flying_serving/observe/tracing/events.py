@@ -83,34 +83,30 @@ def engine_row(engine: int, server_pid: int, pid: int) -> Row:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a step computed, in tokens and requests."""
+class TracedStep:
+    """A step of a group, and what it computed.
 
+    Args:
+        group: the engines that stepped together.
+        number: of the step in its lane, from 1; the same on all members of the group.
+        tokens, requests, prefill_tokens, context_tokens: what it computed.
+    """
+
+    group: tuple[int, ...]
+    number: int
     tokens: int
     requests: int
     prefill_tokens: int
     context_tokens: int
 
 
-def step(
-    row: Row, group: tuple[int, ...], number: int, began_s: float, ended_s: float, waited_s: float, of: Contents
-) -> Event:
-    """One step on one engine.
-
-    Args:
-        row: the engine's.
-        group: the engines that stepped together.
-        number: of the step in its lane, from 1: members of a group count alike.
-        began_s: when the engine turned to it.
-        ended_s: when it was done.
-        waited_s: for so long other members did something else.
-        of: what was computed.
-    """
-    name = "alone" if len(group) == 1 else f"group {','.join(map(str, group))}"
+def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:
+    """One step on the engine of `row`; `waited_s`: for how long other members of the group did something else."""
+    name = "alone" if len(of.group) == 1 else f"group {','.join(map(str, of.group))}"
     args = {
-        "lane": len(group),
-        "group": list(group),
-        "step": number,
+        "lane": len(of.group),
+        "group": list(of.group),
+        "step": of.number,
         "tokens": of.tokens,
         "requests": of.requests,
         "prefill_tokens": of.prefill_tokens,

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from flying_serving.bench import switchlog
 from flying_serving.bench.report import load
 from flying_serving.bench.report.load import MeasuredSystem
-from flying_serving.bench.run import save
 from flying_serving.cli import plot  # noqa: F401 - adds its command
 from flying_serving.cli.admin import app
 from flying_serving.errors import BenchError, ConfigError
@@ -19,7 +18,8 @@ from tests.bench.report.systems import system
 def kept(one: MeasuredSystem, directory: Path) -> Path:
     """Write a system's results as `bench` does."""
     directory.mkdir(parents=True)
-    save(one.results, directory, None)
+    one.results.save(directory / "results.parquet")
+    (directory / "summary.json").write_text(json.dumps(one.summary))
     assert one.log is not None
     rows = [
         {"number": s.number, "time": s.time_s, "from": s.old, "to": s.new, "cutover_ms": s.cutover_ms}
