@@ -23,7 +23,7 @@ from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
-RATE_RPS = 8.0
+RATE_RPS = 5.0
 SWITCH_S = 60.0
 SINGLE, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 PLAN = (
@@ -67,8 +67,8 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
 def workload(seconds: float) -> Workload:
     """Poisson arrivals; the phase of a request is the layout that is planned at its arrival."""
     duration_s = seconds * (1 + len(PLAN))
-    lengths = {"prompt_tokens": (32, 160), "output_tokens": (48, 144)}
-    made = synthesise(Poisson(duration_s=duration_s, rate_rps=RATE_RPS, **lengths), seed=0)
+    kind = Poisson(duration_s=duration_s, rate_rps=RATE_RPS, prompt_tokens=(32, 160), output_tokens=(48, 144))
+    made = synthesise(kind, seed=0)
     phases = [render.degrees_text(groups) for groups in (SINGLE, *(groups for groups, _ in PLAN))]
     return made.having(replace(request, phase=phases[int(request.arrival_s / seconds)]) for request in made.requests)
 
