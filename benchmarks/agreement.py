@@ -37,8 +37,8 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 MOST = 0.03
-JUDGED = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-SHOWN = (*JUDGED, "median_ttft_ms", "median_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "request_throughput", "duration")
+COMPARED = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput")
+SHOWN = (*COMPARED, "median_ttft_ms", "median_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "request_throughput", "duration")
 VLLM = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -91,7 +91,7 @@ def report(found: dict[str, list[Summary]]) -> bool:
         difference = median(values[OURS]) / median(values[THEIRS]) - 1
         cells = [f"{median(each):.3f} [{min(each):.3f}..{max(each):.3f}]" for each in values.values()]
         verdict = ""
-        if key in JUDGED:
+        if key in COMPARED:
             verdict = "" if abs(difference) <= MOST else f"  more than {MOST:.0%}"
             agree = agree and abs(difference) <= MOST
         print(f"{key:20}{cells[0]:>34}{cells[1]:>34}{difference:>+12.2%}{verdict}")
@@ -123,7 +123,7 @@ def main() -> None:
                     summary = (ours if name == OURS else theirs)(system, trace, workload, out)
                     tokens = (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"])
                     complete = complete and tokens == (len(workload.requests), *totals(workload))
-                    shown = ", ".join(f"{key} {summary[key]:.2f}" for key in JUDGED)
+                    shown = ", ".join(f"{key} {summary[key]:.2f}" for key in COMPARED)
                     print(f"round {number}, {name:20} completed {tokens[0]}: {shown}", flush=True)
                     if number:
                         found[name].append(summary)

@@ -32,17 +32,17 @@ from flying_serving.testing.tiny import make_model
 from flying_serving.workload.files import save
 from flying_serving.workload.synth import Poisson, synthesise
 
-ENGINES, SLOTS, STEP_TOKENS = flag("data-parallel-size"), flag("max-num-seqs"), flag("max-num-batched-tokens")
+ENGINES, MAX_NUM_SEQS, STEP_TOKENS = flag("data-parallel-size"), flag("max-num-seqs"), flag("max-num-batched-tokens")
 PROMPT_TOKENS, OUTPUT_TOKENS = sum(LENGTHS["prompt_tokens"]) / 2, sum(LENGTHS["output_tokens"]) / 2
 BURST, IDLE_S = 24, 20.0
 
 
-def judged(rate: float, size: int, lanes: dict[int, LaneFigures]) -> float:
+def predicted(rate: float, size: int, lanes: dict[int, LaneFigures]) -> float:
     """Request-seconds of a layout with as many requests running as that rate keeps there."""
     work = Work(rate, PROMPT_TOKENS, OUTPUT_TOKENS, 0.0)
     for _ in range(20):
         seen = outlook(lanes[size], ENGINES // size, work, WEIGHTS)
-        running = min(ENGINES // size * SLOTS, rate * work.output_tokens * seen.tpot_s)
+        running = min(ENGINES // size * MAX_NUM_SEQS, rate * work.output_tokens * seen.tpot_s)
         work = Work(rate, work.prompt_tokens, work.output_tokens, 0.0, running)
     return judge(Layout.uniform(ENGINES, size), lanes, work, WEIGHTS)
 
@@ -54,11 +54,11 @@ def crossover(status: dict[str, Any]) -> float:
         ValueError: one of them is better at every rate.
     """
     lanes = {
-        int(size): LaneFigures(StepCost(**cost), SLOTS, status["capacity_tokens"][size], STEP_TOKENS)
+        int(size): LaneFigures(StepCost(**cost), MAX_NUM_SEQS, status["capacity_tokens"][size], STEP_TOKENS)
         for size, cost in status["step_cost"].items()
     }
     most = first_per_s(lanes[1], ENGINES, Work(1.0, PROMPT_TOKENS, OUTPUT_TOKENS, 0.0))
-    return float(brentq(lambda rate: judged(rate, 1, lanes) - judged(rate, ENGINES, lanes), 0.02, most))
+    return float(brentq(lambda rate: predicted(rate, 1, lanes) - predicted(rate, ENGINES, lanes), 0.02, most))
 
 
 def hold(system: System, rate: float, seconds: float) -> list[dict[str, Any]]:

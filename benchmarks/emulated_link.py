@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from types import SimpleNamespace
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,68 +18,35 @@ from flying_serving.comm.pool import CommunicatorPool
 
 SPIN_S = 100e-6
 """How long before its end a pause stops sleeping: a sleep ends that much late, or less, unless the cores are busy."""
-
-
 NAMES = ("all_reduce", "all_gather", "gather", "broadcast")
 
 
-class Collectives(Protocol):
-    """What of vLLM's communicators exchanges tensors: see ShmGroup."""
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks."""
-
-    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Concatenate the ranks' tensors."""
-
-    def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
-        """Concatenate the ranks' tensors on one rank."""
-
-    def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
-        """Give one rank's tensor to all."""
-
-
 class EmulatedLink:
-    """Collectives that each take longer, on every rank, by a latency and the time that a rank's tensor is on its way.
+    """Collectives of a communicator (`NAMES`) that each take longer, on every rank, also on ranks that do not wait.
 
     Args:
         group: does the work.
         latency_us: microseconds for each collective.
-        gb_per_s: 10^9 bytes per second.
+        gb_per_s: 10^9 bytes of a rank's tensor per second.
     """
 
-    def __init__(self, group: Collectives, latency_us: float, gb_per_s: float) -> None:
-        self._group = group
+    def __init__(self, group: Any, latency_us: float, gb_per_s: float) -> None:
         self._latency_s = latency_us * 1e-6
         self._bytes_per_s = gb_per_s * 1e9
+        for name in NAMES:
+            setattr(self, name, self._slowed(getattr(group, name)))
 
     def pause_s(self, x: torch.Tensor) -> float:
         """How much longer a collective of `x` takes."""
         return self._latency_s + x.nbytes / self._bytes_per_s
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The group's, and a pause."""
-        result = self._group.all_reduce(x)
-        _pause(self.pause_s(x))
-        return result
+    def _slowed(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def slowed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = collective(x, *args, **kwargs)
+            _pause(self.pause_s(x))
+            return result
 
-    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """The group's, and a pause."""
-        result = self._group.all_gather(x, dim)
-        _pause(self.pause_s(x))
-        return result
-
-    def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
-        """The group's, and a pause, also on the ranks that do not wait."""
-        result = self._group.gather(x, dst, dim)
-        _pause(self.pause_s(x))
-        return result
-
-    def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
-        """The group's, and a pause, also on the rank that does not wait."""
-        result = self._group.broadcast(x, src)
-        _pause(self.pause_s(x))
-        return result
+        return slowed
 
 
 def _pause(duration_s: float) -> None:
@@ -106,8 +73,7 @@ def slow(latency_us: float, gb_per_s: float) -> None:
 
 def slow_down(communicator: Any, latency_us: float, gb_per_s: float) -> None:
     """Let each collective of a communicator take longer."""
-    fast = SimpleNamespace(**{name: getattr(communicator, name) for name in NAMES})
-    link = EmulatedLink(fast, latency_us, gb_per_s)
+    link = EmulatedLink(communicator, latency_us, gb_per_s)
     for name in NAMES:
         setattr(communicator, name, getattr(link, name))
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 
 from flying_serving.cli.main import main
-from flying_serving.cli.serve import allocator_environment
+from flying_serving.cli.serve import restart_with_allocator
 
 
 def run(module: str, change: Callable[[], None]) -> None:
     """Change this process and run the command line that it was given; engines are forked from it.
 
     Args:
-        module: that was run, with `python -m`. It is started again if the server would start itself again.
-        change: what to change before the command.
+        module: that was run, with `python -m`; it is started again with the server's allocator.
+        change: applied before the command runs.
     """
-    wanted = allocator_environment()
-    if wanted.items() - os.environ.items():
-        os.environ |= wanted
-        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+    restart_with_allocator(module)
     change()
     main()

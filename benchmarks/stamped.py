@@ -45,10 +45,10 @@ def install() -> None:
     stamps = Stamps()
     send, translate = Channel.send, core.in_physical_blocks
 
-    def stamped_send(self: Channel, members: Sequence[int], ticket: Any) -> None:
-        if isinstance(ticket, RunStep):
-            stamps.add(SENT, ticket.plan, time.monotonic())
-        send(self, members, ticket)
+    def stamped_send(self: Channel, members: Sequence[int], message: Any) -> None:
+        if isinstance(message, RunStep):
+            stamps.add(SENT, message.plan, time.monotonic())
+        send(self, members, message)
 
     def stamped_translate(plan: Any, lent: Any) -> Any:
         translated = translate(plan, lent)

@@ -139,5 +139,5 @@ def _cell(values: Sequence[float]) -> str:
     return " / ".join(f"{value:.1f}" if value < 100 else f"{value:.0f}" for value in figures)
 
 
-def _verdict(met: bool) -> str:
-    return "met" if met else "MISSED"
+def _verdict(kept: bool) -> str:
+    return "met" if kept else "MISSED"

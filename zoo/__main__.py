@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,13 +22,14 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
+from flying_serving.cli.serve import restart_with_allocator
 from flying_serving.testing.servers import CPU_ENVIRONMENT
 from zoo import cache
 from zoo.architectures import Model, zoo
-from zoo.judge import BAD, Row
 from zoo.page import page
 from zoo.processes import Forked, fork
 from zoo.survey import row_of, stock_failed, survey
+from zoo.verdict import BAD, Row
 
 GRACE_S = 15.0
 """For a survey to end its processes after SIGTERM, before they are killed."""
@@ -51,7 +51,8 @@ def main() -> None:
     parser.add_argument("--record-stock", type=Path, help="a file to write stock vLLM's answers to")
     parser.add_argument("--list", action="store_true", help="print the names of all models")
     options = parser.parse_args()
-    _restart_with_allocator()
+    os.environ |= CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)}
+    restart_with_allocator("zoo")  # servers are forked from this process
     _import_all()
     found = [model for name in options.names or ["*"] for model in zoo() if fnmatch(model.name, name)]
     models = list({model.name: model for model in found}.values())
@@ -86,16 +87,6 @@ def _end(text: str, status: int) -> None:
     """Print and end, without what extension modules say of what is still there."""
     print(text, flush=True)
     os._exit(status)
-
-
-def _restart_with_allocator() -> None:
-    """Start again with the libraries that the server preloads: it is forked from this process."""
-    from flying_serving.cli.serve import allocator_environment
-
-    wanted = CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)} | allocator_environment()
-    if wanted.items() - os.environ.items():
-        os.environ |= wanted
-        os.execv(sys.executable, [sys.executable, "-m", "zoo", *sys.argv[1:]])
 
 
 def _import_all() -> None:

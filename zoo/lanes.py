@@ -37,11 +37,11 @@ _STEPS = re.compile(r'^flying:step_duration_seconds_count\{.*group_size="(\d+)".
 class Ended(Exception):
     """The server is not there, or does not answer: its exit code, its log, and whether its time was over."""
 
-    def __init__(self, status: int | None, log: str, late: bool = False) -> None:
+    def __init__(self, status: int | None, log: str, overdue: bool = False) -> None:
         super().__init__(f"the server ended with {status}")
         self.status = status
         self.log = log
-        self.late = late
+        self.overdue = overdue
 
 
 class Server(ServerProcess):
@@ -52,8 +52,8 @@ class Server(ServerProcess):
 
     def __init__(self, model: Path, log: Path, deadline: float) -> None:
         port = free_port()
-        words = [str(model), f"--host={HOST}", f"--port={port}", *FLAGS]
-        start = lambda environment, log: fork(lambda: _serve(words), log, environment)  # noqa: E731
+        argv = [str(model), f"--host={HOST}", f"--port={port}", *FLAGS]
+        start = lambda environment, log: fork(lambda: _serve(argv), log, environment)  # noqa: E731
         super().__init__(start, {}, f"http://{HOST}:{port}", log)
         self._deadline = deadline
         self._http = httpx.Client(base_url=self.url, timeout=60)
@@ -65,7 +65,7 @@ class Server(ServerProcess):
         except ServerFailed:
             status = self.process.poll()
             self.stop()
-            raise Ended(status, self.log(), late=status is None) from None
+            raise Ended(status, self.log(), overdue=status is None) from None
         return self
 
     def stop(self) -> bool:
@@ -91,7 +91,7 @@ class Server(ServerProcess):
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
             log = f"{self.log()}\n{error!r} {_body(error)}"
-            raise Ended(self.process.poll(), log, late=isinstance(error, httpx.TimeoutException)) from None
+            raise Ended(self.process.poll(), log, overdue=isinstance(error, httpx.TimeoutException)) from None
         stepped = {size for size, count in self._steps().items() if count > before.get(size, 0)}
         if stepped != {degree}:  # with one device for each engine that is the group size
             raise Ended(None, f"requests of degree {degree} ran in groups of {sorted(stepped)} engines")
@@ -129,12 +129,12 @@ class Server(ServerProcess):
         }
 
 
-def _serve(words: list[str]) -> None:
+def _serve(argv: list[str]) -> None:
     import sys
 
     from flying_serving.cli import main
 
-    sys.argv = ["flying-serving", "serve", *words]
+    sys.argv = ["flying-serving", "serve", *argv]
     main.main()
 
 

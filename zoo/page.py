@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
 from zoo.compare import TOLERANCE
-from zoo.judge import BLIND, BUILD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row
+from zoo.verdict import BLIND, BUILD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row
 
 SECTIONS = {
     WRONG: "Wrong",

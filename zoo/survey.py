@@ -13,10 +13,10 @@ from pathlib import Path
 from zoo import cache
 from zoo.architectures import Model, model_class
 from zoo.checkpoints import write_checkpoint
-from zoo.judge import BUILD, DEGREES, Outcome, Row, judge, needs
 from zoo.lanes import Ended, Server
 from zoo.processes import fork, write_json
 from zoo.stock import ENVIRONMENT, answer_all
+from zoo.verdict import BUILD, DEGREES, Outcome, Row, needs, verdict_on
 
 REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
@@ -40,7 +40,7 @@ def row_of(model: Model) -> Row | None:
         return Row(*name, BUILD, detail=f"transformers cannot build it: {lanes['reason']}")
     stock = {degree: cache.load(model, f"stock-{degree}") for degree in needs(lanes)}
     asked = {degree: outcome for degree, outcome in stock.items() if outcome is not None}
-    return judge(name, lanes, asked) if len(asked) == len(stock) else None
+    return verdict_on(name, lanes, asked) if len(asked) == len(stock) else None
 
 
 def stock_failed(model: Model) -> list[str]:
@@ -119,7 +119,7 @@ def _end_of(ended: Ended) -> Outcome:
     said = refusal(ended)
     if said is not None:
         return {"status": "differs" if _LANE in said else "refused", "reason": said}
-    return {"status": "late" if ended.late else "failed", "reason": root_cause(ended.log)}
+    return {"status": "overdue" if ended.overdue else "failed", "reason": root_cause(ended.log)}
 
 
 def refusal(ended: Ended) -> str | None:

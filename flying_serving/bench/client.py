@@ -180,7 +180,7 @@ class Replay:
                 for event in stream.feed(part):
                     self._note(record, event, now_s)
             if record.status != "failed":
-                _judge(record, stream.done)
+                _complete(record, stream.done)
 
     def _note(self, record: Record, event: Event, now_s: float) -> None:
         """Take what one event says."""
@@ -198,13 +198,13 @@ class Replay:
             record.finish_reason = choice.finish_reason or record.finish_reason
 
 
-def _judge(record: Record, done: bool) -> None:
+def _complete(record: Record, done: bool) -> None:
     """Whether an answer that ended is all that was asked for."""
-    wanted, came = record.request.output_tokens, record.output_tokens
+    asked, received = record.request.output_tokens, record.output_tokens
     if not done:
-        record.error = f"the stream ended without [DONE] after {came} of {wanted} tokens"
-    elif came != wanted or not record.token_s:
-        record.error = f"{came} of {wanted} tokens came, finish_reason {record.finish_reason}"
+        record.error = f"the stream ended without [DONE] after {received} of {asked} tokens"
+    elif received != asked or not record.token_s:
+        record.error = f"{received} of {asked} tokens received, finish_reason {record.finish_reason}"
     else:
         record.status, record.error = "ok", None
 

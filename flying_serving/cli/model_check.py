@@ -68,7 +68,7 @@ def run(argv: list[str]) -> list[Finding]:
     """Check the model of these flags, which are those of `serve`."""
     from flying_serving.cli import serve
 
-    serve.restart_with_allocator("doctor")
+    serve.restart_with_allocator()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     began = time.monotonic()
     args = serve.parse(argv, "flying-serving doctor")

@@ -30,7 +30,7 @@ _PRELOADED = "FLYING_SERVING_PRELOADED"
 
 def main(argv: list[str]) -> None:
     """Parse vLLM's flags and ours, then run vLLM's API server. Ends when the server does."""
-    restart_with_allocator("serve")
+    restart_with_allocator()
     args = parse(argv, "flying-serving serve")
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -140,40 +140,37 @@ def _flying_settings(args: Any) -> dict[str, Any]:
     base = (args.additional_config or {}).get(KEY) or {}
     if not isinstance(base, dict):
         raise ConfigError(f"--additional-config {KEY}={base!r}: must be a JSON object")
-    words = {name: getattr(args, name) for name in FlyingConfig.model_fields if hasattr(args, name)}
-    given = {name: word.split(",") if name in _LISTS else word for name, word in words.items()}
+    texts = {name: getattr(args, name) for name in FlyingConfig.model_fields if hasattr(args, name)}
+    given = {name: text.split(",") if name in _LISTS else text for name, text in texts.items()}
     try:
         return FlyingConfig.model_validate({**base, **given}).model_dump()
     except ValidationError as error:
         field, value, allowed = first_problem(FlyingConfig, error)
     name = field.split("[")[0]
-    if name not in words:
+    if name not in texts:
         raise ConfigError(f"--additional-config {KEY}.{field}={value!r}: {allowed}")
     element = "" if name == field else f"{value!r} "
-    raise ConfigError(f"{_flag(name)}={words[name]}: {element}{allowed}")
+    raise ConfigError(f"{_flag(name)}={texts[name]}: {element}{allowed}")
 
 
-def restart_with_allocator(command: str) -> None:
-    """Start this process again with the libraries that vLLM preloads into its CPU workers.
+def restart_with_allocator(module: str = "flying_serving.cli.main") -> None:
+    """Start this process again, as `python -m module`, with the libraries that vLLM preloads into its CPU workers.
 
-    Args:
-        command: which command of `flying-serving` this is.
-
-    Engines are forked from this process, so what is to be preloaded in them has to be preloaded here.
+    Engines are forked from this process, so it has to preload their libraries.
     """
-    wanted = allocator_environment()
-    if wanted and not os.environ.get(_PRELOADED):
-        os.environ |= wanted
-        os.execv(sys.executable, [sys.executable, "-m", "flying_serving.cli.main", command, *sys.argv[2:]])
+    variables = allocator_environment()
+    if variables and not os.environ.get(_PRELOADED):
+        os.environ |= variables
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
 
 
 def allocator_environment() -> dict[str, str]:
     """Variables for a process that engines are forked from; none where vLLM preloads nothing."""
-    wanted = _cpu_libraries()
-    if not wanted:
+    libraries = _cpu_libraries()
+    if not libraries:
         return {}
-    loaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and path not in wanted]
-    return {"LD_PRELOAD": ":".join([*wanted, *loaded]), _PRELOADED: json.dumps(wanted)}
+    loaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and path not in libraries]
+    return {"LD_PRELOAD": ":".join([*libraries, *loaded]), _PRELOADED: json.dumps(libraries)}
 
 
 def _cpu_libraries() -> list[str]:

@@ -42,9 +42,9 @@ class LagMeter:
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
 
-    def sent(self, late_s: float) -> None:
+    def sent(self, delay_s: float) -> None:
         """Note that a request was sent so much after its time."""
-        self._send_s.append(late_s)
+        self._send_s.append(delay_s)
 
     def start(self) -> None:
         """Begin to watch the running event loop."""

@@ -62,10 +62,10 @@ def good(results: Results, slo: Slo) -> Mask:
     return mask
 
 
-def deadlines_met(results: Results) -> Mask:
+def deadlines_kept(results: Results) -> Mask:
     """The requests that are complete by their deadline, which counts from their arrival in the workload."""
-    late_s = e2el_s(results) + results.floats("sent_s") - results.floats("arrival_s") - results.floats("deadline_s")
-    return results.ok & (late_s <= 0)
+    over_s = e2el_s(results) + results.floats("sent_s") - results.floats("arrival_s") - results.floats("deadline_s")
+    return results.ok & (over_s <= 0)
 
 
 def summarise(results: Results, slo: Slo | None = None) -> Summary:
@@ -168,7 +168,7 @@ def _counts(results: Results, requests: Mask, duration_s: float, slo: Slo | None
         counts["slo_attainment"] = kept / int(requests.sum())
     with_deadline = requests & ~np.isnan(results.floats("deadline_s"))
     if with_deadline.any():
-        counts["deadline_attainment"] = float(deadlines_met(results)[with_deadline].mean())
+        counts["deadline_attainment"] = float(deadlines_kept(results)[with_deadline].mean())
     return counts
 
 

@@ -54,7 +54,7 @@ _DECODE: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 
 
 class EventStream:
-    """Cuts the bytes of an answer into events, however they come.
+    """Cuts the bytes of an answer into events, however they arriving.
 
     Args:
         decode: makes an event of its JSON.
@@ -62,7 +62,7 @@ class EventStream:
 
     def __init__(self, decode: Callable[[bytes], Any] = _DECODE) -> None:
         self.done = False
-        """Whether `[DONE]` has come."""
+        """Whether `[DONE]` has arriving."""
         self._rest = b""
         self._decode = decode
 
@@ -99,7 +99,7 @@ async def streamed(
         RequestFailed: for an answer that is not 200.
     """
 
-    async def come(answer: httpx.Response) -> AsyncGenerator[Any, None]:
+    async def arriving(answer: httpx.Response) -> AsyncGenerator[Any, None]:
         async for data in answer.aiter_bytes():
             for event in events.feed(data):
                 yield event
@@ -108,5 +108,5 @@ async def streamed(
         if answer.status_code != 200:
             text = (await answer.aread()).decode(errors="replace")
             raise RequestFailed(f"{answer.status_code}: {text[:SHOWN]}")
-        async with aclosing(come(answer)) as found:
+        async with aclosing(arriving(answer)) as found:
             yield found

@@ -62,8 +62,8 @@ def load(lines: Iterable[tuple[int, str]], file: str, limit: int | None = None) 
         except WorkloadError as error:
             raise WorkloadError(error.field, error.value, error.allowed, file=file, line=number) from None
         requests.append(request)
-    wanted = header.requests if limit is None else min(limit, header.requests)
-    if len(requests) != wanted:
+    expected = header.requests if limit is None else min(limit, header.requests)
+    if len(requests) != expected:
         allowed = f"{header.requests} requests, as the header says"
         raise WorkloadError("requests", len(requests), allowed, file=file, line=number)
     return Workload(header.name, header.seed, tuple(requests), header.block_tokens, header.origin)

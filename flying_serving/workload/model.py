@@ -140,7 +140,7 @@ def check_blocks(request: Request, block_tokens: int) -> None:
     """
     if not request.hash_ids:
         return
-    wanted = blocks_of(request.prompt_tokens, block_tokens)
-    if len(request.hash_ids) != wanted:
+    expected = blocks_of(request.prompt_tokens, block_tokens)
+    if len(request.hash_ids) != expected:
         prompt = f"{request.prompt_tokens} tokens in blocks of {block_tokens}"
-        raise WorkloadError("hash_ids", f"{len(request.hash_ids)} ids", f"{wanted} ids for {prompt}")
+        raise WorkloadError("hash_ids", f"{len(request.hash_ids)} ids", f"{expected} ids for {prompt}")

@@ -72,7 +72,7 @@ async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> Non
     assert found["refused"].http_status == 400
     assert "ClientPayloadError" in (found["broken"].error or "")
     assert "engine died" in (found["error"].error or "")
-    assert found["short"].error == "4 of 5 tokens came, finish_reason length"
+    assert found["short"].error == "4 of 5 tokens received, finish_reason length"
     assert found["hang"].error == "took longer than 2 s"
     assert found["no done"].error == "the stream ended without [DONE] after 5 of 5 tokens"
     assert [sum(record.token_counts) for record in found.values()] == [5, 0, 2, 2, 4, 4, 5]

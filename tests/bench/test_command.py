@@ -80,8 +80,10 @@ def test_requests_that_fail_are_told(mock_url: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "3 of 3 requests need more than the 4096 tokens of mock-model" in done.stderr
     assert "0 completed, 0 failed, 3 unfinished" in done.stdout
-    assert "3 x 2 of 9 tokens came, finish_reason length" in done.stdout
-    assert Results.load(tmp_path / "results.parquet").texts("error")[0] == "2 of 9 tokens came, finish_reason length"
+    assert "3 x 2 of 9 tokens received, finish_reason length" in done.stdout
+    assert (
+        Results.load(tmp_path / "results.parquet").texts("error")[0] == "2 of 9 tokens received, finish_reason length"
+    )
 
 
 def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
 
 
-def test_a_server_whose_kv_does_not_move() -> None:
+def test_a_server_whose_kv_does_not_migrate() -> None:
     """Nothing is said of it, or nothing was measured."""
     for status in (STATUS | {"move_cost": {}}, {key: value for key, value in STATUS.items() if key != "move_cost"}):
         assert from_status(status, "a test", 0.0).moving(2) is None

@@ -67,7 +67,7 @@ HRM = {
     "L_cycles": 3,
     "prefix_lm": True,
 }
-LATE_EXPERTS = {
+LAST_EXPERTS = {
     **SMALL,
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -78,7 +78,7 @@ LATE_EXPERTS = {
     "moe_intermediate_size": 132,
     "mlp_only_layers": [0, 1, 2],
 }
-LATE_EXPERTS_OF_ERNIE = {
+LAST_EXPERTS_OF_ERNIE = {
     **SMALL,
     "architectures": ["Ernie4_5_MoeForCausalLM"],
     "model_type": "ernie4_5_moe",
@@ -113,7 +113,7 @@ GEMMA3N = {
     "laurel_rank": 16,
     "sliding_window": 64,
 }
-NO_WORDS = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=2048", "--dtype=float32")
+NO_TOKENIZER = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=2048", "--dtype=float32")
 BLOCK_BYTES = 2 * 128 * 192 * 4 * SIX_HEADS["num_hidden_layers"]
 
 
@@ -171,7 +171,7 @@ def test_doctor_is_a_command_that_says_nothing_else(tmp_path: Path) -> None:
 def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
     """Four engines cannot share six heads: the table says of them what the server's status does."""
     model = written(tmp_path, SIX_HEADS)
-    flags = (*NO_WORDS, "--kv-cache-memory-bytes=67108864")
+    flags = (*NO_TOKENIZER, "--kv-cache-memory-bytes=67108864")
     done = command("doctor", model, "--data-parallel-size=4", *flags)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     ok = {int(size): int(tokens) for size, tokens in re.findall(r"group size (\d) +ok, .*holds (\d+)\)", done.stdout)}
@@ -187,7 +187,7 @@ def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
 def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
     """Eight blocks of all layers do not hold the longest request in a group of two; of two layers they would."""
     model = written(tmp_path, SIX_HEADS)
-    flags = ("--data-parallel-size=2", *NO_WORDS, f"--kv-cache-memory-bytes={8 * BLOCK_BYTES}")
+    flags = ("--data-parallel-size=2", *NO_TOKENIZER, f"--kv-cache-memory-bytes={8 * BLOCK_BYTES}")
     checked, served = command("doctor", model, *flags), command("serve", model, *flags)
     assert (checked.returncode, served.returncode) == (1, 2), checked.stdout + served.stderr[-3000:]
     refusal = " ".join(checked.stdout.split()).split("refused: ")[1]
@@ -199,8 +199,8 @@ def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
     ("config", "layers"),
     [
         pytest.param(OLMO2, 2, id="all-alike"),
-        pytest.param(LATE_EXPERTS, 4, id="experts-from-a-list"),
-        pytest.param(LATE_EXPERTS_OF_ERNIE, 4, id="experts-from-an-index"),
+        pytest.param(LAST_EXPERTS, 4, id="experts-from-a-list"),
+        pytest.param(LAST_EXPERTS_OF_ERNIE, 4, id="experts-from-an-index"),
         pytest.param(GEMMA3, 6, id="windows"),
         pytest.param(GEMMA3N, 25, id="layers-that-use-the-KV-of-others"),
     ],
@@ -232,7 +232,7 @@ def engines_that_say(monkeypatch: pytest.MonkeyPatch, kv_bytes: int, free_bytes:
     monkeypatch.setattr(model_check, "_start", start)
 
 
-@pytest.mark.parametrize("config", [LATE_EXPERTS, LATE_EXPERTS_OF_ERNIE], ids=["qwen3", "ernie"])
+@pytest.mark.parametrize("config", [LAST_EXPERTS, LAST_EXPERTS_OF_ERNIE], ids=["qwen3", "ernie"])
 def test_group_sizes_are_those_of_all_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: dict[str, Any]
 ) -> None:
@@ -285,7 +285,7 @@ def test_whatever_goes_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, error:
     def fail(_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(serve, "restart_with_allocator", lambda _: None)
+    monkeypatch.setattr(serve, "restart_with_allocator", lambda: None)
     monkeypatch.setattr(serve, "parse", lambda *_: SimpleNamespace(model="m"))
     monkeypatch.setattr(model_check, "_configuration", fail)
     (found,) = model_check.run(["m"])

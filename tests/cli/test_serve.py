@@ -18,11 +18,11 @@ from flying_serving.server.settings import settings_of
 from flying_serving.wording import first_problem
 
 
-def settings(*words: str, additional: Any = None) -> dict[str, Any]:
+def settings(*argv: str, additional: Any = None) -> dict[str, Any]:
     """Return what a command line gives."""
     parser = argparse.ArgumentParser()
     _add_flags(parser)
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     args.additional_config = additional
     return _flying_settings(args)
 
@@ -63,7 +63,7 @@ def test_flags_that_weigh_layouts_reach_the_controller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "given", "expected"),
+    ("argv", "given", "expected"),
     [
         ([], False, (True, True)),
         (["--enforce-eager"], True, (False, True)),
@@ -71,13 +71,13 @@ def test_flags_that_weigh_layouts_reach_the_controller() -> None:
     ],
 )
 def test_lanes_are_eager_on_the_cpu_unless_a_user_says_no(
-    words: list[str], given: bool, expected: tuple[bool, bool]
+    argv: list[str], given: bool, expected: tuple[bool, bool]
 ) -> None:
     args = argparse.Namespace(enforce_eager=given)
-    assert (_enforce_eager(args, words), args.enforce_eager) == expected
+    assert (_enforce_eager(args, argv), args.enforce_eager) == expected
 
 
-def test_a_flag_counts_more_than_additional_config_and_its_default_does_not() -> None:
+def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:
     """`{"flying_serving": {...}}` beside other plugins' keys."""
     additional = {KEY: {"weave_steps": 7, "lend_blocks": 9}, "other": 1}
     given = settings("--lend-blocks", "3", additional=additional)
@@ -85,7 +85,7 @@ def test_a_flag_counts_more_than_additional_config_and_its_default_does_not() ->
 
 
 @pytest.mark.parametrize(
-    ("words", "additional", "says"),
+    ("argv", "additional", "says"),
     [
         (["--weave-steps=0"], None, "--weave-steps=0: must be a whole number from 1 up to 1000"),
         (["--max-pause-ms=-1"], None, "--max-pause-ms=-1: must be a number from 1 up to 3600000"),
@@ -95,10 +95,10 @@ def test_a_flag_counts_more_than_additional_config_and_its_default_does_not() ->
         ([], [1], "--additional-config=[1]: must be a JSON object"),
     ],
 )
-def test_what_is_wrong_is_named_as_it_was_given(words: list[str], additional: Any, says: str) -> None:
+def test_what_is_wrong_is_named_as_it_was_given(argv: list[str], additional: Any, says: str) -> None:
     """The flag if there was one, and the value as it was typed."""
     with pytest.raises(ConfigError) as refused:
-        settings(*words, additional=additional)
+        settings(*argv, additional=additional)
     assert str(refused.value).startswith(says)
 
 
@@ -125,8 +125,8 @@ class Example(BaseModel):
         (5, ("", 5, "must be a JSON object")),
     ],
 )
-def test_problems_in_plain_words(raw: Any, problem: tuple[str, object, str]) -> None:
-    """What has no words of ours keeps pydantic's."""
+def test_problems_in_plain_english(raw: Any, problem: tuple[str, object, str]) -> None:
+    """What has no argv of ours keeps pydantic's."""
     with pytest.raises(ValidationError) as wrong:
         Example.model_validate(raw)
     assert first_problem(Example, wrong.value) == problem

@@ -282,9 +282,9 @@ def test_a_damaged_file_is_read_whole_or_is_an_error_with_its_place(
 )
 def test_spread_keeps_order_and_bins(times: list[float], bin_s: float, seed: int) -> None:
     """A time moves forward by less than its bin and stays before the next bin."""
-    moved = spread(times, bin_s, seed)
-    assert moved == sorted(moved)
-    for old, new in zip(times, moved, strict=True):
+    shifted = spread(times, bin_s, seed)
+    assert shifted == sorted(shifted)
+    for old, new in zip(times, shifted, strict=True):
         later = [time for time in times if time > old]
         assert old <= new < min([old + bin_s, *later])
-    assert moved == spread(times, bin_s, seed)
+    assert shifted == spread(times, bin_s, seed)

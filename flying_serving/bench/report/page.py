@@ -140,9 +140,9 @@ def _warnings(systems: Sequence[MeasuredSystem]) -> list[str]:
             counts = ", ".join(f"{count} {name}" for name, count in lost.items() if count)
             reasons = "; ".join(f"{count} x {text}" for text, count in one.summary["error_counts"].items())
             found.append(f"{one.name}: {counts} of {one.summary['num_prompts']} requests. {reasons}")
-        late_ms = max(run.p99_send_lag_ms, run.p99_loop_lag_ms)
-        if late_ms > MOST_LAG_MS:
-            found.append(f"{one.name}: the client fell behind by {late_ms:.1f} ms (p99); its times measure it too.")
+        lag_ms = max(run.p99_send_lag_ms, run.p99_loop_lag_ms)
+        if lag_ms > MOST_LAG_MS:
+            found.append(f"{one.name}: the client fell behind by {lag_ms:.1f} ms (p99); its times measure it too.")
         if one.switches and abs(run.wall_drift_s) > MOST_DRIFT_S:
             found.append(
                 f"{one.name}: the clock was set by {run.wall_drift_s:.2f} s during the replay; its layouts too."

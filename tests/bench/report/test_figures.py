@@ -65,13 +65,13 @@ def test_the_same_results_give_the_same_picture(name: str) -> None:
     assert svg(first, name) == svg(second, name)
 
 
-def test_without_switches_there_is_no_figure_of_gaps_and_the_layout_is_one_block() -> None:
+def test_without_switches_the_layout_is_one_block_and_gaps_have_no_figure() -> None:
     """And without a log there is no band."""
-    still = system("static-dp")
-    assert figures.gaps_at_switches([still]) is None
-    figure = figures.over_time([still])
-    assert band_edges(figure) == [0.0, still.results.run.duration_s]
-    without = type(still)("stock-dp", still.results, still.summary)
+    fixed = system("static-dp")
+    assert figures.gaps_at_switches([fixed]) is None
+    figure = figures.over_time([fixed])
+    assert band_edges(figure) == [0.0, fixed.results.run.duration_s]
+    without = type(fixed)("stock-dp", fixed.results, fixed.summary)
     assert len(figures.over_time([without]).axes) == 3
 
 

@@ -85,17 +85,17 @@ def test_names_are_text_whatever_they_are() -> None:
 
 
 def test_different_workloads_are_told() -> None:
-    """So is a client that fell behind, a clock that was set, and a log that begins late."""
+    """So is a client that fell behind, a clock that was set, and a log that does not reach back to the start."""
     one, other = PAIR
     run = msgspec.structs.replace(other.results.run, workload="other", p99_loop_lag_ms=80.0, wall_drift_s=-0.7)
     assert other.log is not None
-    late = msgspec.structs.replace(other.log, switches=other.log.switches[1:])
-    changed = MeasuredSystem("late", type(other.results)(run, other.results.table), other.summary, late)
+    log = msgspec.structs.replace(other.log, switches=other.log.switches[1:])
+    changed = MeasuredSystem("short", type(other.results)(run, other.results.table), other.summary, log)
     text = " ".join(page._warnings([one, changed]))
     assert "did not replay the same workload" in text
-    assert "late: the client fell behind by 80.0 ms" in text
-    assert "late: the clock was set by -0.70 s" in text
-    assert "late: its log begins 50.0 s after the replay" in text
+    assert "short: the client fell behind by 80.0 ms" in text
+    assert "short: the clock was set by -0.70 s" in text
+    assert "short: its log begins 50.0 s after the replay" in text
 
 
 def test_a_long_log_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

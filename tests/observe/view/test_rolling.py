@@ -15,7 +15,7 @@ NOTHING = {"ttft_mean_ms": None, "ttft_p90_ms": None, "tpot_mean_ms": None, "wor
 
 @dataclass(frozen=True)
 class Batch:
-    """What came at once from one engine."""
+    """What taken at once from one engine."""
 
     after_s: float
     engine: int
@@ -34,17 +34,17 @@ batches = st.lists(
 @given(batches)
 def test_figures_are_those_of_the_window(given_batches: list[Batch]) -> None:
     """First tokens exactly; gaps and tokens to a bucket, whose begin is a multiple of its length."""
-    rolling, now_s, came = Rolling(2), 100.0, []
+    rolling, now_s, taken = Rolling(2), 100.0, []
     rolling.look(now_s)
     for batch in given_batches:
         now_s += batch.after_s
         rolling.look(now_s)
         tokens = len(batch.first_s) + len(batch.gaps_s)
         rolling.take(batch.engine, 0.5, tokens, batch.first_s, batch.gaps_s, now_s)
-        came.append((now_s, batch))
+        taken.append((now_s, batch))
     for engines in ((0,), (1,), (0, 1)):
         figures = rolling.figures(engines, now_s)
-        mine = [(at_s, batch) for at_s, batch in came if batch.engine in engines]
+        mine = [(at_s, batch) for at_s, batch in taken if batch.engine in engines]
         first = [f for at_s, batch in mine if at_s >= now_s - WINDOW_S for f in batch.first_s]
         since_s = (now_s - WINDOW_S) // BUCKET_S * BUCKET_S
         gaps = [gap for at_s, batch in mine if at_s >= since_s for gap in batch.gaps_s]

@@ -31,8 +31,8 @@ BAD = (WRONG, FAILED, BLIND)
 DEGREES = (1, 2)
 
 Outcome = dict[str, Any]
-"""Of a server: "status" (served, refused, failed, late), "reason", "sizes", "alone" (why there are no groups of 2) and
-"answers" by degree. Of stock vLLM: "answers", None if it failed, and "reason"."""
+"""Of a server: "status" (served, refused, failed, overdue), "reason", "sizes", "alone" (why there are no groups of 2)
+and "answers" by degree. Of stock vLLM: "answers", None if it failed, and "reason"."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Row:
     difference: dict[int, float] = field(default_factory=dict)
 
 
-def judge(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
+def verdict_on(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
     """The verdict.
 
     Args:
@@ -65,7 +65,7 @@ def judge(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> R
     """
     if lanes["status"] == "refused":
         return Row(*name, REFUSED, detail=lanes["reason"])
-    if lanes["status"] == "late":
+    if lanes["status"] == "overdue":
         return Row(*name, FAILED, detail=f"its time was over: {lanes['reason']}")
     if stock[1]["answers"] is None:
         verdict = BLIND if lanes["status"] == "served" else STOCK
@@ -86,8 +86,8 @@ def _self_check_failed(name: tuple[str, str], lanes: Outcome, stock: dict[int, O
 
 
 def needs(lanes: Outcome) -> tuple[int, ...]:
-    """Degrees at which stock vLLM must be asked to judge this server."""
-    if lanes["status"] in ("refused", "late"):
+    """Degrees at which stock vLLM must be asked to verdict_on this server."""
+    if lanes["status"] in ("refused", "overdue"):
         return ()
     return DEGREES if "2" in lanes["answers"] or lanes["status"] == "differs" else (1,)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.zoo.answers import answers
-from zoo.judge import BAD, BLIND, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, judge, needs
 from zoo.lanes import Ended
 from zoo.page import page
 from zoo.survey import refusal, root_cause
+from zoo.verdict import BAD, BLIND, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, needs, verdict_on
 
 NAME = ("LlamaForCausalLM", "tied")
 STOCKS: dict[int, Any] = {degree: {"answers": answers(), "reason": ""} for degree in (1, 2)}
@@ -23,7 +23,7 @@ def lanes(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_model_whose_lanes_agree_with_stock_is_ok() -> None:
-    row = judge(NAME, lanes(), STOCKS)
+    row = verdict_on(NAME, lanes(), STOCKS)
     assert (row.verdict, row.group_sizes, row.difference) == (OK, (1, 2), {1: 0.0, 2: 0.0})
 
 
@@ -31,46 +31,46 @@ def test_a_model_whose_lanes_agree_with_stock_is_ok() -> None:
 def test_one_lane_that_differs_makes_the_model_wrong(degree: str) -> None:
     served = lanes()
     served["answers"][degree] = answers(0.01)
-    row = judge(NAME, served, STOCKS)
+    row = verdict_on(NAME, served, STOCKS)
     assert row.verdict == WRONG
     assert f"degree {degree}" in row.detail
 
 
 def test_group_sizes_that_are_missing_come_with_their_reason() -> None:
-    row = judge(NAME, lanes(sizes=[1], alone="3 heads", answers={"1": answers()}), STOCKS)
+    row = verdict_on(NAME, lanes(sizes=[1], alone="3 heads", answers={"1": answers()}), STOCKS)
     assert (row.verdict, row.group_sizes) == (OK, (1,))
     assert "3 heads" in row.detail
 
 
 def test_a_lane_is_compared_with_tp_1_where_stock_fails_at_its_degree() -> None:
-    assert judge(NAME, lanes(), STOCKS | {2: NO_STOCK}).verdict == OK
+    assert verdict_on(NAME, lanes(), STOCKS | {2: NO_STOCK}).verdict == OK
     served = lanes(answers={"1": answers(), "2": answers(0.01)})
-    assert judge(NAME, served, STOCKS | {2: NO_STOCK}).verdict == WRONG
+    assert verdict_on(NAME, served, STOCKS | {2: NO_STOCK}).verdict == WRONG
 
 
 def test_servers_that_end_are_refusals_failures_or_stocks_fault() -> None:
-    assert judge(NAME, lanes(status="refused", reason="--model: why"), {}).verdict == REFUSED
-    assert judge(NAME, lanes(status="late"), {}).verdict == FAILED
-    assert judge(NAME, lanes(status="failed"), STOCKS).verdict == FAILED
-    assert judge(NAME, lanes(status="failed"), {1: NO_STOCK}).verdict == STOCK
+    assert verdict_on(NAME, lanes(status="refused", reason="--model: why"), {}).verdict == REFUSED
+    assert verdict_on(NAME, lanes(status="overdue"), {}).verdict == FAILED
+    assert verdict_on(NAME, lanes(status="failed"), STOCKS).verdict == FAILED
+    assert verdict_on(NAME, lanes(status="failed"), {1: NO_STOCK}).verdict == STOCK
 
 
-def test_a_lane_that_fails_its_check_is_our_failure_unless_stock_differs_too() -> None:
+def test_a_lane_that_fails_its_check_is_ours_unless_stock_differs() -> None:
     served = lanes(status="differs", reason="group size 2: this lane does not compute what lane 1 does", answers={})
     assert needs(served) == (1, 2)
-    assert judge(NAME, served, STOCKS).verdict == FAILED
-    apart = judge(NAME, served, {**STOCKS, 2: {"answers": answers(0.01), "reason": ""}})
+    assert verdict_on(NAME, served, STOCKS).verdict == FAILED
+    apart = verdict_on(NAME, served, {**STOCKS, 2: {"answers": answers(0.01), "reason": ""}})
     assert apart.verdict == REFUSED
     assert "TP 2, beside TP 1" in apart.detail
-    none = judge(NAME, served, STOCKS | {2: NO_STOCK})
+    none = verdict_on(NAME, served, STOCKS | {2: NO_STOCK})
     assert (none.verdict, "stock vLLM at TP 2: RuntimeError: no kernel" in none.detail) == (REFUSED, True)
 
 
 def test_what_is_served_and_cannot_be_compared_is_not_fine() -> None:
-    assert judge(NAME, lanes(), {1: NO_STOCK, 2: NO_STOCK}).verdict == BLIND
+    assert verdict_on(NAME, lanes(), {1: NO_STOCK, 2: NO_STOCK}).verdict == BLIND
 
 
-def test_stock_is_asked_only_for_what_is_judged_by_it() -> None:
+def test_stock_is_asked_only_where_a_verdict_needs_it() -> None:
     assert needs(lanes(status="refused")) == ()
     assert needs(lanes(status="failed", answers={})) == (1,)
     assert needs(lanes()) == (1, 2)
