@@ -19,7 +19,7 @@ from flying_serving.bench.servers import ServerArgs, parse_server_args
 from flying_serving.errors import BenchError, ConfigError
 from flying_serving.workload import files
 from flying_serving.workload.model import Workload
-from flying_serving.workload.read import TraceOptions, read_workload
+from flying_serving.workload.read import read_workload
 
 
 def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]) -> int:
@@ -91,7 +91,7 @@ def _saved(workload: Workload, path: Path, timed: Path | None, console: Console)
             files.save_timed_trace(workload, timed)
     except OSError as error:
         raise ConfigError(f"{error.filename}: the workload cannot be saved: {error.strerror}") from None
-    kept = read_workload(path, options=TraceOptions(format="flying"))
+    kept = read_workload(path, format="flying")
     console.print(
         f"{path}: {len(kept.requests)} requests in {kept.duration_s:.1f} s, "
         f"{kept.prompt_tokens} prompt and {kept.output_tokens} output tokens",

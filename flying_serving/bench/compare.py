@@ -6,11 +6,8 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from flying_serving.bench import servers, view
 from flying_serving.bench.options import BenchOptions
@@ -75,7 +72,7 @@ def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, 
     if options.as_json:
         sys.stdout.write(json.dumps(summaries) + "\n")
     else:
-        console.print(table(summaries))
+        console.print(view.systems("times in ms, of completed requests", COLUMNS, summaries))
         console.print(f"{report}: the report; {out}/*/{RESULTS}: a row for each request", soft_wrap=True)
     return code or int(not all(summary["completed"] for summary in summaries.values()))
 
@@ -100,15 +97,3 @@ def _note(out: Path, measured: dict[str, MeasuredServer]) -> None:
     """What there is so far, for a report to read: the order of the systems, and how each was started."""
     systems = {name: {"command": one.line, "ready_s": one.ready_s} for name, one in measured.items()}
     (out / COMPARISON).write_text(json.dumps({"systems": systems}, indent=1) + "\n", encoding="utf-8")
-
-
-def table(measured: dict[str, dict[str, Any]]) -> Table:
-    """One row for each system."""
-    drawn = Table(title="\ntimes in ms, of completed requests", title_justify="left", title_style="", box=SIMPLE)
-    drawn.add_column("system", no_wrap=True)
-    for heading in ("completed", *(heading for heading, _ in COLUMNS)):
-        drawn.add_column(heading, justify="right")
-    for name, summary in measured.items():
-        values = (view.number(summary[key]) for _, key in COLUMNS)
-        drawn.add_row(name, f"{summary['completed']}/{summary['num_prompts']}", *values)
-    return drawn

@@ -8,7 +8,7 @@ from flying_serving.bench.options import WorkloadOptions
 from flying_serving.errors import ConfigError
 from flying_serving.workload import mixes, shape
 from flying_serving.workload.model import MAX_TOKENS, Workload
-from flying_serving.workload.read import TraceOptions, read_workload
+from flying_serving.workload.read import read_workload
 from flying_serving.workload.synth import parse_synthesis, synthesise
 
 
@@ -42,13 +42,14 @@ def _source(options: WorkloadOptions) -> Workload:
     if options.trace is not None:
         if options.parameters:
             raise ConfigError(f"--set={options.parameters[0]!r}: only --synth has parameters")
-        how = TraceOptions(
+        return read_workload(
+            options.trace,
+            options.seed,
             format=options.trace_format,
             limit=options.limit if options.window is None else None,  # a window is cut first: read the whole file
             sec_multiplier=options.sec_multiplier,
             block_tokens=options.hash_block_tokens,
         )
-        return read_workload(options.trace, options.seed, how)
     return synthesise(parse_synthesis(str(options.synth), _parameters(options.parameters)), options.seed)
 
 

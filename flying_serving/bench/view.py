@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -139,6 +140,18 @@ def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
+def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row for each system; `columns`: (heading, key of its summary)."""
+    table = Table(title=f"\n{title}", title_justify="left", title_style="", box=SIMPLE)
+    table.add_column("system", no_wrap=True)
+    for heading in ("completed", *(heading for heading, _ in columns)):
+        table.add_column(heading, justify="right")
+    for name, summary in summaries.items():
+        values = (number(summary[key]) for _, key in columns)
+        table.add_row(name, f"{summary['completed']}/{summary['num_prompts']}", *values)
+    return table
+
+
 def number(value: float | None) -> str:
     """A number for a table."""
-    return ABSENT if value is None else f"{value:.2f}"
+    return ABSENT if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

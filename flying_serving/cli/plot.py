@@ -19,7 +19,7 @@ Format = Annotated[str, typer.Option("--format", help="png, svg or pdf.")]
 @app.command()
 def plot(results: Results, out: Out = None, form: Format = "png") -> None:
     """Draw results: load, latencies and layout over time, bars, distributions, token gaps; and one page of all."""
-    from flying_serving.bench.report import command
+    from flying_serving.bench.report.page import draw_all
 
-    for path in command.main(results, out, form):
+    for path in draw_all(results, out, form):
         typer.echo(str(path))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from flying_serving.bench import view
 from flying_serving.bench.options import WorkloadOptions
 from flying_serving.bench.plan import workload_of
 from flying_serving.cli.connection import output
@@ -36,6 +36,8 @@ COLUMNS = (
     ("p99", "p99_tpot_ms"),
     ("E2E mean", "mean_e2el_ms"),
     ("p99", "p99_e2el_ms"),
+    ("tokens/s", "output_throughput"),
+    ("switches", "switches"),
 )
 
 
@@ -66,7 +68,8 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     if asked.as_json:
         sys.stdout.write(json.dumps({one.system.name: one.summary for one in runs}) + "\n")
     else:
-        console.print(table(runs, where))
+        title = f"{where}; times in ms, of completed requests"
+        console.print(view.systems(title, COLUMNS, {one.system.name: one.summary for one in runs}))
     return 0
 
 
@@ -128,22 +131,3 @@ def save(runs: Sequence[Simulated], workload: Workload, out: Path) -> None:
         (out / f"{one.system.name}.json").write_text(text + "\n", encoding="utf-8")
     figures.over_time(runs, out / "over_time.png")
     figures.distributions(runs, out / "distributions.png")
-
-
-def table(runs: Sequence[Simulated], where: str) -> Table:
-    """One row for each system, times in ms."""
-    drawn = Table(title=f"{where}; times in ms, of completed requests", title_justify="left", title_style="")
-    drawn.add_column("system", no_wrap=True)
-    for heading in ("done", *(heading for heading, _ in COLUMNS), "tokens/s", "switches"):
-        drawn.add_column(heading, justify="right")
-    for one in runs:
-        summary = one.summary
-        times = (summary[key] for _, key in COLUMNS)
-        drawn.add_row(
-            one.system.name,
-            f"{summary['completed']}/{summary['num_prompts']}",
-            *("-" if value is None else f"{value:.1f}" for value in times),
-            f"{summary['output_throughput'] or 0:.0f}",
-            str(summary["switches"]),
-        )
-    return drawn

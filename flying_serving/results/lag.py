@@ -14,13 +14,13 @@ MOST_LAG_MS = 5.0
 """A client that is later than this at the 99th percentile has fallen behind."""
 
 
-class Lag(msgspec.Struct, frozen=True):
-    """Percentiles of lateness in ms: of sending, and of the event loop (how late it sees what has come)."""
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """Percentiles of lateness in ms: of sending, and of the event loop, which reads the answers."""
 
-    p99_send_lag_ms: float
-    max_send_lag_ms: float
-    p99_loop_lag_ms: float
-    max_loop_lag_ms: float
+    p99_send_lag_ms: float = 0.0
+    max_send_lag_ms: float = 0.0
+    p99_loop_lag_ms: float = 0.0
+    max_loop_lag_ms: float = 0.0
 
     @property
     def p99_client_lag_ms(self) -> float:
@@ -29,7 +29,7 @@ class Lag(msgspec.Struct, frozen=True):
 
     @property
     def behind(self) -> bool:
-        """Whether the client did not keep up, so that its times cannot be trusted."""
+        """Whether the client fell behind, so that its times cannot be trusted."""
         return self.p99_client_lag_ms > MOST_LAG_MS
 
 
@@ -43,7 +43,7 @@ class LagMeter:
         self._due_s = 0.0
 
     def sent(self, delay_s: float) -> None:
-        """Note that a request was sent so much after its time."""
+        """Note how late a request was sent."""
         self._send_s.append(delay_s)
 
     def start(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flying_serving.results.lag import MOST_LAG_MS
+from flying_serving.results.lag import Lag
 from flying_serving.results.results import Floats, Mask, Results
 from flying_serving.results.slo import Slo
 from flying_serving.results.timeline import concurrency, stretches, tokens_per_s
@@ -39,9 +39,17 @@ def tpot_s(results: Results) -> Floats:
 
 def itl_s(results: Results, requests: Mask) -> Floats:
     """Inter-token latencies: gaps between events with tokens, of all these requests together."""
-    gaps = np.diff(results.event_s)
+    begin, end = token_gaps(results, requests)
+    return end - begin
+
+
+def token_gaps(results: Results, requests: Mask | None = None) -> tuple[Floats, Floats]:
+    """(begin, end) of the time between each event with tokens and the next of the same request, by default of all."""
     owner = np.repeat(np.arange(len(results)), results.event_ends - results.event_starts)
-    return gaps[(owner[1:] == owner[:-1]) & requests[owner[1:]]] if len(owner) else gaps
+    same = owner[1:] == owner[:-1]
+    if requests is not None:
+        same &= requests[owner[1:]]
+    return results.event_s[:-1][same], results.event_s[1:][same]
 
 
 def queue_s(results: Results) -> Floats:
@@ -84,11 +92,8 @@ def summarise(results: Results, slo: Slo | None = None) -> Summary:
         "max_output_tokens_per_s": int(tokens_per_s(results).max(initial=0)),
         "max_concurrent_requests": int(concurrency(results)[1].max(initial=0)),
         **_latencies(results, everything),
-        "p99_send_lag_ms": run.p99_send_lag_ms,
-        "max_send_lag_ms": run.max_send_lag_ms,
-        "p99_loop_lag_ms": run.p99_loop_lag_ms,
-        "max_loop_lag_ms": run.max_loop_lag_ms,
-        "client_behind": max(run.p99_send_lag_ms, run.p99_loop_lag_ms) > MOST_LAG_MS,
+        **{name: getattr(run, name) for name in Lag.__struct_fields__},
+        "client_behind": run.behind,
     }
     errors = Counter(text for text in results.texts("error") if text is not None)
     summary["error_counts"] = dict(errors.most_common(MOST_ERRORS))

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flying_serving.errors import BenchError
+from flying_serving.results.lag import Lag
 from flying_serving.results.record import Record
 
 Floats = NDArray[np.float64]
@@ -48,8 +49,8 @@ SCHEMA = pa.schema(
 _OF_REQUEST = ("index", "arrival_s", "prompt_tokens", "phase", "priority", "tp_degree", "deadline_s")
 
 
-class Run(msgspec.Struct, frozen=True):
-    """What holds for a replay as a whole."""
+class Run(Lag, frozen=True):
+    """Properties of a replay as a whole."""
 
     workload: str
     origin: str
@@ -60,10 +61,6 @@ class Run(msgspec.Struct, frozen=True):
     """Seconds since the epoch at time 0 of the table, by the client's clock."""
     duration_s: float
     """From time 0 to the end of the last request."""
-    p99_send_lag_ms: float = 0.0
-    max_send_lag_ms: float = 0.0
-    p99_loop_lag_ms: float = 0.0
-    max_loop_lag_ms: float = 0.0
     wall_drift_s: float = 0.0
     """How much the clock on the wall was set forward while the replay ran; then logs of servers are out of step."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from flying_serving.errors import WorkloadError
+from flying_serving.workload.lines import located
 from flying_serving.workload.model import MAX_TOKENS, Request
 from flying_serving.workload.times import spread
 
@@ -26,6 +27,8 @@ _WHOLE = re.compile(r"\d{1,15}", re.ASCII)
 
 Lines = Iterable[tuple[int, str]]
 Row = dict[str, str]
+Parsed = tuple[float, int, int]
+"""Time, prompt tokens and output tokens of a row."""
 
 
 def header(line: str) -> tuple[str, ...]:
@@ -45,44 +48,43 @@ def is_burstgpt(names: tuple[str, ...]) -> bool:
 
 def azure(lines: Lines, file: str) -> list[Request]:
     """Requests of an Azure trace, from its lines, the header among them; the first arrives at 0."""
-    times, lengths, before = [], [], None
-    for number, row in _rows(lines, file, is_azure, AZURE):
-        at = _clock_ns(row["TIMESTAMP"], file, number)
-        if before is not None and at < before:
-            allowed = "not before the row before it"
-            raise WorkloadError("TIMESTAMP", row["TIMESTAMP"], allowed, file=file, line=number)
-        before = at
-        times.append(at)
-        lengths.append(_lengths(row, "ContextTokens", "GeneratedTokens", file, number))
-    return [
-        Request(index, (at - times[0]) / 1e9, prompt, output)
-        for index, (at, (prompt, output)) in enumerate(zip(times, lengths, strict=True))
-    ]
+
+    def parse(row: Row) -> Parsed:
+        return _clock_ns(row["TIMESTAMP"]), _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens")
+
+    parsed = _parsed(_rows(lines, file, is_azure, AZURE), file, "TIMESTAMP", parse)
+    start = parsed[0][0]
+    return [Request(index, (at - start) / 1e9, *lengths) for index, (at, *lengths) in enumerate(parsed)]
 
 
 def burstgpt(lines: Lines, file: str, seed: int) -> list[Request]:
     """Requests of a BurstGPT trace; the first second is 0. Times in whole seconds are spread within their second."""
-    times: list[float] = []
-    lengths = []
-    for number, row in _rows(lines, file, is_burstgpt, BURSTGPT):
-        at = _decimal(row["Timestamp"], "Timestamp", file, number)
-        if times and at < times[-1]:
-            allowed = f"not before the row before it ({times[-1]})"
-            raise WorkloadError("Timestamp", row["Timestamp"], allowed, file=file, line=number)
-        times.append(at)
-        prompt, output = _lengths(row, "Request tokens", "Response tokens", file, number)
+
+    def parse(row: Row) -> Parsed:
+        at_s = _decimal(row, "Timestamp")
+        prompt, output = _tokens(row, "Request tokens"), _tokens(row, "Response tokens")
         total = row["Total tokens"].strip()
         if total != str(prompt + output):
-            allowed = f"{prompt + output}, the sum of request and response tokens"
-            raise WorkloadError("Total tokens", total, allowed, file=file, line=number)
-        lengths.append((prompt, output))
-    times = [at - times[0] for at in times]
+            raise WorkloadError("Total tokens", total, f"{prompt + output}, the sum of request and response tokens")
+        return at_s, prompt, output
+
+    parsed = _parsed(_rows(lines, file, is_burstgpt, BURSTGPT), file, "Timestamp", parse)
+    times = [at - parsed[0][0] for at, _, _ in parsed]
     if all(at.is_integer() for at in times):
         times = spread(times, 1.0, seed)
-    return [
-        Request(index, at, prompt, output)
-        for index, (at, (prompt, output)) in enumerate(zip(times, lengths, strict=True))
-    ]
+    return [Request(index, at, *lengths) for index, (at, (_, *lengths)) in enumerate(zip(times, parsed, strict=True))]
+
+
+def _parsed(rows: Iterable[tuple[int, Row]], file: str, time: str, parse: Callable[[Row], Parsed]) -> list[Parsed]:
+    """Time, prompt and output tokens of each row; `time` names the column that must not descend."""
+    found: list[Parsed] = []
+    for number, row in rows:
+        with located(file, number):
+            one = parse(row)
+            if found and one[0] < found[-1][0]:
+                raise WorkloadError(time, row[time], "not before the row before it")
+        found.append(one)
+    return found
 
 
 def _rows(
@@ -100,41 +102,36 @@ def _rows(
         raise WorkloadError("header", first, f"the columns {','.join(columns)}", file=file, line=number)
     before = number
     for number, line in numbered:
-        try:
-            cells = next(csv.reader([line], strict=True))
-        except csv.Error as error:
-            raise WorkloadError("row", line, f"comma-separated cells ({error})", file=file, line=number) from None
-        if len(cells) != len(names):
-            allowed = f"{len(names)} cells, as in the header ({','.join(names)})"
-            raise WorkloadError("row", line, allowed, file=file, line=number)
+        with located(file, number):
+            try:
+                cells = next(csv.reader([line], strict=True))
+            except csv.Error as error:
+                raise WorkloadError("row", line, f"comma-separated cells ({error})") from None
+            if len(cells) != len(names):
+                raise WorkloadError("row", line, f"{len(names)} cells, as in the header ({','.join(names)})")
         yield number, dict(zip(names, cells, strict=True))
     if number == before:
         raise WorkloadError("file", first, "rows below the header", file=file, line=number)
 
 
-def _lengths(row: Row, prompt: str, output: str, file: str, line: int) -> tuple[int, int]:
-    """Prompt and output tokens of a row, both at least 1."""
-    return _tokens(row[prompt], prompt, file, line), _tokens(row[output], output, file, line)
-
-
-def _tokens(cell: str, column: str, file: str, line: int) -> int:
-    cell = cell.strip()
+def _tokens(row: Row, column: str) -> int:
+    cell = row[column].strip()
     if not _WHOLE.fullmatch(cell) or not 1 <= int(cell) <= MAX_TOKENS:
         allowed = f"a whole number of tokens, 1 to {MAX_TOKENS}"
         if column == "Response tokens" and cell == "0":
             allowed += " (a failed request; the files `without_fails` have none)"
-        raise WorkloadError(column, cell, allowed, file=file, line=line)
+        raise WorkloadError(column, cell, allowed)
     return int(cell)
 
 
-def _decimal(cell: str, column: str, file: str, line: int) -> float:
-    cell = cell.strip()
+def _decimal(row: Row, column: str) -> float:
+    cell = row[column].strip()
     if not _DECIMAL.fullmatch(cell):
-        raise WorkloadError(column, cell, "seconds, a number of at least 0", file=file, line=line)
+        raise WorkloadError(column, cell, "seconds, a number of at least 0")
     return float(cell)
 
 
-def _clock_ns(cell: str, file: str, line: int) -> int:
+def _clock_ns(cell: str) -> int:
     """Nanoseconds of a wall-clock time; Azure writes seven decimals, more than a datetime holds."""
     found = _CLOCK.fullmatch(cell.strip())
     try:
@@ -143,6 +140,5 @@ def _clock_ns(cell: str, file: str, line: int) -> int:
         zone = (found[3] or "Z").replace("Z", "+00:00")
         seconds = (datetime.fromisoformat(found[1] + zone) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
     except ValueError:
-        allowed = "a time like 2023-11-16 18:17:03.9799600"
-        raise WorkloadError("TIMESTAMP", cell, allowed, file=file, line=line) from None
+        raise WorkloadError("TIMESTAMP", cell, "a time like 2023-11-16 18:17:03.9799600") from None
     return seconds * 10**9 + int((found[2] or "").ljust(9, "0"))

@@ -12,6 +12,7 @@ import msgspec
 from flying_serving.errors import WorkloadError
 from flying_serving.workload.json_rows import decode_row
 from flying_serving.workload.json_traces import HashedRow
+from flying_serving.workload.lines import located
 from flying_serving.workload.model import MAX_TOKENS, Request, Workload, blocks_of, check_blocks, check_order
 
 FORMAT: Final = "flying-serving-workload"
@@ -56,11 +57,9 @@ def load(lines: Iterable[tuple[int, str]], file: str, limit: int | None = None) 
     requests: list[Request] = []
     for number, text in itertools.islice(numbered, limit):
         request = decode_row(_REQUEST, text, file, number)
-        try:
+        with located(file, number):
             check_order(requests[-1] if requests else None, request)
             check_blocks(request, header.block_tokens)
-        except WorkloadError as error:
-            raise WorkloadError(error.field, error.value, error.allowed, file=file, line=number) from None
         requests.append(request)
     expected = header.requests if limit is None else min(limit, header.requests)
     if len(requests) != expected:

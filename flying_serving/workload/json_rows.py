@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from flying_serving.errors import WorkloadError
+from flying_serving.workload.lines import located
 
 T = TypeVar("T")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -20,16 +21,16 @@ def decode_row(decoder: msgspec.json.Decoder[T], text: str, file: str, line: int
     Raises:
         WorkloadError: with file, line, column and value.
     """
-    try:
-        return decoder.decode(text)
-    except msgspec.ValidationError as error:
-        cause = error.__cause__
-        if isinstance(cause, WorkloadError):
-            raise WorkloadError(cause.field, cause.value, cause.allowed, file=file, line=line) from None
-        column, allowed = _problem(str(error))
-        raise WorkloadError(column, _value(text, column), allowed, file=file, line=line) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise WorkloadError("row", text, f"one JSON object ({error})", file=file, line=line) from None
+    with located(file, line):
+        try:
+            return decoder.decode(text)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, WorkloadError):
+                raise error.__cause__ from None
+            column, allowed = _problem(str(error))
+            raise WorkloadError(column, _value(text, column), allowed) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise WorkloadError("row", text, f"one JSON object ({error})") from None
 
 
 def _problem(message: str) -> tuple[str, str]:

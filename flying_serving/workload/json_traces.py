@@ -16,6 +16,7 @@ import msgspec
 
 from flying_serving.errors import WorkloadError
 from flying_serving.workload.json_rows import decode_row
+from flying_serving.workload.lines import located
 from flying_serving.workload.model import (
     MAX_HASH_ID,
     MAX_TOKENS,
@@ -64,16 +65,12 @@ def read(lines: Iterable[tuple[int, str]], file: str, units: Units, seed: int) -
     """Requests of a trace. Rounded times are spread inside their bins with the seed."""
     rows: list[HashedRow] = []
     for number, row in _rows(lines, file):
-        if rows and row.timestamp < rows[-1].timestamp:
-            allowed = f"not before the row before it ({rows[-1].timestamp})"
-            raise WorkloadError("timestamp", row.timestamp, allowed, file=file, line=number)
-        if not math.isfinite(row.timestamp * units.seconds):
-            allowed = f"a finite number when multiplied by {units.seconds:g}"
-            raise WorkloadError("timestamp", row.timestamp, allowed, file=file, line=number)
-        try:
+        with located(file, number):
+            if rows and row.timestamp < rows[-1].timestamp:
+                raise WorkloadError("timestamp", row.timestamp, f"not before the row before it ({rows[-1].timestamp})")
+            if not math.isfinite(row.timestamp * units.seconds):
+                raise WorkloadError("timestamp", row.timestamp, f"a finite number when multiplied by {units.seconds:g}")
             check_blocks(_request(0, 0.0, row), units.block_tokens)
-        except WorkloadError as error:
-            raise WorkloadError(error.field, error.value, error.allowed, file=file, line=number) from None
         rows.append(row)
     start = rows[0].timestamp if units.from_first else 0.0
     times = [(row.timestamp - start) * units.seconds for row in rows]

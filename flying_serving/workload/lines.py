@@ -1,14 +1,24 @@
-"""Lines of a text file as a stream, with their numbers. What is no text or too long is an error, never skipped."""
+"""Lines of a text file as a stream, with their numbers. A line that cannot be read is an error, never skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flying_serving.errors import WorkloadError
 
 MAX_LINE_BYTES = 2**26
 BOM = b"\xef\xbb\xbf"
+
+
+@contextmanager
+def located(file: str, line: int) -> Iterator[None]:
+    """Name the file and the line in a WorkloadError of the body."""
+    try:
+        yield
+    except WorkloadError as error:
+        raise WorkloadError(error.field, error.value, error.allowed, file=file, line=line) from None
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -23,7 +33,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open("rb") as stream:
             while raw := stream.readline(MAX_LINE_BYTES + 1):
                 number += 1
-                text = _text(raw, file, number)
+                with located(file, number):
+                    text = _text(raw, number)
                 if not text:
                     blank = blank or number
                     continue
@@ -36,17 +47,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise WorkloadError("file", "", "the file is empty", file=file)
 
 
-def _text(raw: bytes, file: str, number: int) -> str:
+def _text(raw: bytes, number: int) -> str:
     """One line as text."""
     if len(raw) > MAX_LINE_BYTES:
-        raise WorkloadError("line", raw[:40], f"at most {MAX_LINE_BYTES} bytes", file=file, line=number)
+        raise WorkloadError("line", raw[:40], f"at most {MAX_LINE_BYTES} bytes")
     if number == 1:
         raw = raw.removeprefix(BOM)
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         around = raw[max(0, error.start - 10) : error.start + 10]
-        raise WorkloadError("line", around, "text in UTF-8", file=file, line=number) from None
+        raise WorkloadError("line", around, "text in UTF-8") from None
     if "\0" in text:
-        raise WorkloadError("line", text[:40], "text without NUL bytes", file=file, line=number)
+        raise WorkloadError("line", text[:40], "text without NUL bytes")
     return text.strip()

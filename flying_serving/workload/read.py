@@ -8,49 +8,44 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
 
 from flying_serving.errors import WorkloadError
 from flying_serving.workload import csv_traces, files, json_traces
 from flying_serving.workload.json_rows import decode_row
 from flying_serving.workload.lines import numbered_lines
-from flying_serving.workload.model import MAX_TOKENS, Format, Workload
+from flying_serving.workload.model import Format, Workload
 
 HEAD_LINES = 1000
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _COLUMNS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-class TraceOptions(BaseModel):
-    """How to read a trace where its content does not say it, or should be overruled."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Format | None = None
-    limit: int | None = Field(default=None, ge=1)
-    """Requests to read; nothing behind them is read."""
-    sec_multiplier: float = Field(default=1.0, gt=0)
-    """timed_trace: what a timestamp is multiplied by to get seconds."""
-    block_tokens: int = Field(default=json_traces.TIMED_BLOCK_TOKENS, ge=1, le=MAX_TOKENS)
-    """timed_trace: tokens that one hash id stands for."""
-
-
-def read_workload(path: Path, seed: int = 0, options: TraceOptions | None = None) -> Workload:
+def read_workload(
+    path: Path,
+    seed: int = 0,
+    *,
+    format: Format | None = None,
+    limit: int | None = None,
+    sec_multiplier: float = 1.0,
+    block_tokens: int = json_traces.TIMED_BLOCK_TOKENS,
+) -> Workload:
     """The workload in a file.
 
     Args:
         path: of the file, read once as a stream.
         seed: of the prompts, and of the draws that spread rounded times; a workload in our own format keeps its own.
-        options: format and units.
+        format: the format, None to detect it from the content.
+        limit: requests to read, at least 1; nothing behind them is read.
+        sec_multiplier: seconds per unit of a timestamp, in a timed trace.
+        block_tokens: tokens per hash id, in a timed trace.
 
     Raises:
         WorkloadError: with file, line, column, value and what is allowed, for anything that cannot be read.
     """
-    options = options or TraceOptions()
-    file, limit = str(path), options.limit
+    file = str(path)
     stream = numbered_lines(path)
     head = list(itertools.islice(stream, HEAD_LINES))
-    found = options.format or detect(head, file)
+    found = format or detect(head, file)
     lines = itertools.chain(head, stream)
     if found == "flying":
         return files.load(lines, file, limit)
@@ -62,7 +57,7 @@ def read_workload(path: Path, seed: int = 0, options: TraceOptions | None = None
         requests = csv_traces.burstgpt(with_header, file, seed)
     else:
         if found == "timed_trace":
-            units = json_traces.Units(options.sec_multiplier, options.block_tokens)
+            units = json_traces.Units(sec_multiplier, block_tokens)
         requests = json_traces.read(itertools.islice(lines, limit), file, units, seed)
     return Workload(path.stem, seed, tuple(requests), units.block_tokens, f"{found} trace {path.name}")
 

@@ -1,4 +1,4 @@
-"""Synthesised workloads: when requests come and how long they are, drawn from a seed.
+"""Synthesised workloads: arrivals and lengths, drawn from a seed.
 
 Arrivals are a renewal process with gamma-distributed gaps of mean 1, run at the speed of the phase's rate. So one
 parameter, the burstiness as vLLM names it (the gamma's shape: 1 is Poisson, less is more bursty, much more is even),
@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -64,14 +64,14 @@ class Synthesis(BaseModel):
             raise ValueError("requests or duration_s is needed")
         return self
 
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """The name on the command line."""
-
     @abstractmethod
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
         """Phases without end."""
+
+    @property
+    def kind(self) -> str:
+        """The name on the command line."""
+        return type(self).__name__.lower()
 
     def gap_shape(self) -> float:
         """The gamma's shape of the gaps; 1 is Poisson."""
@@ -83,11 +83,6 @@ class Poisson(Synthesis):
 
     rate_rps: Rate = 5.0
 
-    @property
-    def kind(self) -> str:
-        """The name on the command line."""
-        return "poisson"
-
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
         """One phase."""
         yield Phase(None, self.rate_rps, math.inf)
@@ -97,11 +92,6 @@ class Gamma(Poisson):
     """Arrivals at one rate, as bursty as asked for."""
 
     burstiness: Burstiness = 0.25
-
-    @property
-    def kind(self) -> str:
-        """The name on the command line."""
-        return "gamma"
 
     def gap_shape(self) -> float:
         """The burstiness."""
@@ -116,11 +106,6 @@ class Alternating(Synthesis):
     low_s: Seconds = 60.0
     burst_s: Seconds = 60.0
     burstiness: Burstiness = 1.0
-
-    @property
-    def kind(self) -> str:
-        """The name on the command line."""
-        return "alternating"
 
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
         """Low, burst, low, ..."""
@@ -146,11 +131,6 @@ class Paper(Synthesis):
     low_s: Seconds = 60.0
     burst_s: Seconds = 60.0
 
-    @property
-    def kind(self) -> str:
-        """The name on the command line."""
-        return "paper"
-
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
         """Low, burst, low, ..., each with a rate of its own."""
         while True:
@@ -158,7 +138,6 @@ class Paper(Synthesis):
             yield Phase("burst", rng.uniform(*self.burst_rate_rps), self.burst_s)
 
 
-Kind = Literal["paper", "poisson", "gamma", "alternating"]
 KINDS: dict[str, type[Synthesis]] = {"paper": Paper, "poisson": Poisson, "gamma": Gamma, "alternating": Alternating}
 
 

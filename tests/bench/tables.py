@@ -8,7 +8,8 @@ from flying_serving.results.record import STATUSES, Record
 from flying_serving.results.results import Results, Run
 from flying_serving.workload.model import Request
 
-RUN = Run("w", "drawn", 3, "http://there", "m", 1.7e9, 100.0, 1.0, 2.0, 3.0, 4.0)
+LAG = {"p99_send_lag_ms": 1.0, "max_send_lag_ms": 2.0, "p99_loop_lag_ms": 3.0, "max_loop_lag_ms": 4.0}
+RUN = Run("w", "drawn", 3, "http://there", "m", 1.7e9, 100.0, **LAG)
 
 
 def record(index: int, sent_s: float, token_s: list[float], **fields: object) -> Record:

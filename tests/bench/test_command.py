@@ -226,7 +226,7 @@ def test_workloads_that_cannot_be_made(options: dict[str, Any], error: type[Flyi
 
 def test_a_client_that_fell_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, whatever else is printed."""
-    monkeypatch.setattr("flying_serving.results.metrics.MOST_LAG_MS", -1.0)
+    monkeypatch.setattr("flying_serving.results.lag.MOST_LAG_MS", -1.0)
     with mock.running() as url:
         run = ["bench", "--url", url, "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
         done = CliRunner().invoke(app, [*run, "--set", "output_tokens=2:2", "--out", str(tmp_path), "--json"])

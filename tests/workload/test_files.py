@@ -11,7 +11,7 @@ from flying_serving.errors import WorkloadError
 from flying_serving.workload import files, json_traces, shape
 from flying_serving.workload.lines import numbered_lines
 from flying_serving.workload.model import Request, Workload
-from flying_serving.workload.read import TraceOptions, read_workload
+from flying_serving.workload.read import read_workload
 from tests.workload.workloads import workloads
 
 SMALL = Workload("small", 7, (Request(0, 0.1, 600, 5, hash_ids=(1, 2)), Request(1, 0.30000000000000004, 3, 1)))
@@ -67,7 +67,7 @@ def test_a_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(WorkloadError, match="requests=1: 2 requests, as the header says"):
         read_workload(path)
-    assert len(read_workload(path, options=TraceOptions(limit=1)).requests) == 1
+    assert len(read_workload(path, limit=1).requests) == 1
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:

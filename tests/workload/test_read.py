@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flying_serving.errors import WorkloadError
 from flying_serving.workload import lines
-from flying_serving.workload.read import TraceOptions, read_workload
+from flying_serving.workload.read import read_workload
 from flying_serving.workload.times import spread
 
 DATA = Path(__file__).parent / "data"
@@ -104,8 +104,7 @@ def test_a_timed_trace_counts_seconds_and_blocks_of_16(write: Write) -> None:
     workload = read_workload(write(TIMED))
     assert [request.arrival_s for request in workload.requests] == [61.1, 62.35]
     assert workload.block_tokens == 16
-    options = TraceOptions(format="timed_trace", sec_multiplier=0.001, block_tokens=512)
-    other = read_workload(write(MOON), options=options)
+    other = read_workload(write(MOON), format="timed_trace", sec_multiplier=0.001, block_tokens=512)
     assert [request.arrival_s for request in other.requests] == [0.0, 3.0]
 
 
@@ -125,7 +124,7 @@ def test_a_limit_reads_no_further(write: Write, text: str) -> None:
     first = text.splitlines(keepends=True)
     rows = 1 if text.startswith("{") else 2
     broken = "".join(first[:rows]) + "what is this?\n"
-    assert len(read_workload(write(text), options=TraceOptions(limit=1)).requests) == 1
+    assert len(read_workload(write(text), limit=1).requests) == 1
     with pytest.raises(WorkloadError) as refused:
         read_workload(write(broken))
     assert refused.value.line == rows + 1
@@ -215,7 +214,7 @@ def test_a_format_that_was_named_is_not_guessed(write: Write) -> None:
     """The columns have to be there all the same."""
     for name in ("azure", "burstgpt", "flying", "timed_trace"):
         with pytest.raises(WorkloadError):
-            read_workload(write(AZURE if name != "azure" else BURST), options=TraceOptions(format=name))
+            read_workload(write(AZURE if name != "azure" else BURST), format=name)
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_times_that_overflow_in_seconds_are_named_with_their_place(write: Write)
     """The unit is the user's."""
     path = write(TIMED.replace("62.35", "1e308"))
     with pytest.raises(WorkloadError, match=r"timestamp=1e\+308: a finite number when multiplied by 10") as refused:
-        read_workload(path, options=TraceOptions(sec_multiplier=10.0))
+        read_workload(path, sec_multiplier=10.0)
     assert refused.value.line == 2
 
 
@@ -248,7 +247,7 @@ def test_a_large_file_is_read_to_its_last_row(write: Write, text: str) -> None:
     many = "\n".join([*rows, *[rows[-1]] * 20_000]) + "\n"
     path = write(many)
     assert len(read_workload(path).requests) == len(rows) + 20_000 - (not text.startswith("{"))
-    assert len(read_workload(path, options=TraceOptions(limit=2)).requests) == 2
+    assert len(read_workload(path, limit=2).requests) == 2
     with pytest.raises(WorkloadError) as refused:
         read_workload(write(many + rows[-1][: len(rows[-1]) // 2]))
     assert refused.value.line == len(rows) + 20_001

@@ -27,7 +27,7 @@ from flying_serving.bench.report.style import (
     scale,
     styled,
 )
-from flying_serving.results.metrics import e2el_s, queue_s, tpot_s, ttft_s
+from flying_serving.results.metrics import e2el_s, queue_s, token_gaps, tpot_s, ttft_s
 from flying_serving.results.results import Floats, Results
 from flying_serving.results.timeline import concurrency, stretches
 
@@ -241,7 +241,7 @@ def distributions(systems: Sequence[MeasuredSystem]) -> Figure:
 @styled
 def gaps_at_switches(systems: Sequence[MeasuredSystem]) -> Figure | None:
     """How long streams waited for their next token near switches and elsewhere; None if nothing switched."""
-    switching = [one for one in systems if one.switches and len(series.token_gaps(one.results)[0])]
+    switching = [one for one in systems if one.switches and len(token_gaps(one.results)[0])]
     if not switching:
         return None
     figure = Figure(figsize=(WIDTH_IN, 0.4 + 2.5 * len(switching)), layout="constrained")
@@ -252,7 +252,7 @@ def gaps_at_switches(systems: Sequence[MeasuredSystem]) -> Figure | None:
 
 
 def _gaps(axis: Any, one: MeasuredSystem) -> None:
-    begin, end = series.token_gaps(one.results)
+    begin, end = token_gaps(one.results)
     windows = []
     for switch in one.switches:
         at = switchlog.at_s(switch, one.results.run)

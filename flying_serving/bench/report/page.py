@@ -14,12 +14,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flying_serving.bench.report import figures
-from flying_serving.bench.report.load import MeasuredSystem
+from flying_serving.bench.report.load import MeasuredSystem, comparison
 from flying_serving.bench.report.style import line, styled
 from flying_serving.bench.switchlog import Groups, LoggedSwitch, at_s
-from flying_serving.results.lag import MOST_LAG_MS
+from flying_serving.errors import ConfigError
 
 REPORT = "report.html"
+FORMATS = ("png", "svg", "pdf")
 MOST_SWITCHES = 500
 """Rows of the table of switches; what is left out is said."""
 MOST_DRIFT_S = 0.05
@@ -113,6 +114,40 @@ def render(systems: Sequence[MeasuredSystem]) -> str:
     )
 
 
+def draw_all(path: Path, out: Path | None, form: str) -> list[Path]:
+    """Draw every figure and the page. Returns the files that were written.
+
+    Args:
+        path: directory that `flying-serving bench` wrote, of one server or of several.
+        out: directory for the files; by default that of the results.
+        form: one of FORMATS.
+
+    Raises:
+        ConfigError: if the format is unknown or files cannot be written.
+        BenchError: if there are no results.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"--format={form!r}: one of {', '.join(FORMATS)}")
+    systems = comparison(path)
+    directory = out or path
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return [*_pictures(systems, directory, form), write(systems, directory)]
+    except OSError as error:
+        raise ConfigError(f"--out={str(directory)!r}: {error.strerror}") from None
+
+
+@styled
+def _pictures(systems: Sequence[MeasuredSystem], directory: Path, form: str) -> list[Path]:
+    written = []
+    for name, (draw, _) in FIGURES.items():
+        figure = draw(systems)
+        if figure is not None:
+            written.append(directory / f"{name}.{form}")
+            figure.savefig(written[-1])
+    return written
+
+
 def write(systems: Sequence[MeasuredSystem], out: Path) -> Path:
     """Write the page into a directory; its path."""
     path = out / REPORT
@@ -140,8 +175,8 @@ def _warnings(systems: Sequence[MeasuredSystem]) -> list[str]:
             counts = ", ".join(f"{count} {name}" for name, count in lost.items() if count)
             reasons = "; ".join(f"{count} x {text}" for text, count in one.summary["error_counts"].items())
             found.append(f"{one.name}: {counts} of {one.summary['num_prompts']} requests. {reasons}")
-        lag_ms = max(run.p99_send_lag_ms, run.p99_loop_lag_ms)
-        if lag_ms > MOST_LAG_MS:
+        if run.behind:
+            lag_ms = run.p99_client_lag_ms
             found.append(f"{one.name}: the client fell behind by {lag_ms:.1f} ms (p99); its times measure it too.")
         if one.switches and abs(run.wall_drift_s) > MOST_DRIFT_S:
             found.append(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flying_serving.results.results import Floats, Ints, Mask, Results
+from flying_serving.results.results import Floats, Ints, Mask
 
 MOST_POINTS = 1500
 """A picture has no more columns than this; a page stays small whatever the trace."""
@@ -68,13 +68,6 @@ def cumulative(values: Floats, most: int = MOST_POINTS // 4) -> tuple[Floats, Fl
         return known, known
     places = np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).round().astype(np.int64))
     return known[places], (places + 1) / len(known)
-
-
-def token_gaps(results: Results) -> tuple[Floats, Floats]:
-    """(begin, end) of the time between each event with tokens and the next of the same stream, of all requests."""
-    owner = np.repeat(np.arange(len(results)), results.event_ends - results.event_starts)
-    same = owner[1:] == owner[:-1]
-    return results.event_s[:-1][same], results.event_s[1:][same]
 
 
 def overlapping(begin_s: Floats, end_s: Floats, windows: Sequence[tuple[float, float]]) -> Mask:

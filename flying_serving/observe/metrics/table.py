@@ -37,150 +37,112 @@ class Family:
     bounds: tuple[float, ...] = ()
 
 
+ENGINE, LANE = ("engine",), ("engine", "group_size")
+REQUEST_S = "request-seconds"
+
+
+def _gauge(name: str, labels: tuple[str, ...], unit: str, meaning: str) -> Family:
+    return Family(name, "gauge", labels, unit, meaning)
+
+
+def _counter(name: str, labels: tuple[str, ...], unit: str, meaning: str) -> Family:
+    return Family(name, "counter", labels, unit, meaning)
+
+
+def _seconds(name: str, labels: tuple[str, ...], bounds: tuple[float, ...], meaning: str) -> Family:
+    return Family(name, "histogram", labels, "seconds", meaning, bounds)
+
+
 TABLE = (
-    Family("flying:layout_info", "gauge", ("layout",), "1", "The present layout: sizes of its groups in order."),
-    Family("flying:engine_group_size", "gauge", ("engine",), "engines", "Engines in this engine's group."),
-    Family("flying:engine_degree", "gauge", ("engine",), "devices", "Devices in this engine's group: its TP degree."),
-    Family(
+    _gauge("flying:layout_info", ("layout",), "1", "The present layout: sizes of its groups in order."),
+    _gauge("flying:engine_group_size", ENGINE, "engines", "Engines in this engine's group."),
+    _gauge("flying:engine_degree", ENGINE, "devices", "Devices in this engine's group: its TP degree."),
+    _gauge(
         "flying:engine_unanswered_seconds",
-        "gauge",
-        ("engine",),
+        ENGINE,
         "seconds",
-        "For how long the engine has not answered what /metrics asked it; 0 if it has. "
+        "How long the engine has not answered a scrape; 0 if it has. "
         "Figures that only an engine knows are then those of its last answer.",
     ),
-    Family(
+    _gauge(
         "flying:lane_state",
-        "gauge",
-        ("engine", "group_size", "state"),
+        (*LANE, "state"),
         "0 or 1",
-        "bound: the layout has this group. woven: it does not, but requests of the group are left and take turns with "
-        "the bound lane. paused: the same after a hard switch, so they stand still while the bound lane works.",
+        "bound: the layout has this group. woven: it does not, but the group still has requests, whose steps alternate "
+        "with the bound lane's. paused: the same after a hard switch; they pause while the bound lane works.",
     ),
-    Family(
-        "flying:lane_requests_running",
-        "gauge",
-        ("engine", "group_size"),
-        "requests",
-        "Requests that run in groups which this engine leads.",
-    ),
-    Family(
+    _gauge("flying:lane_requests_running", LANE, "requests", "Running requests of groups that the engine leads."),
+    _gauge(
         "flying:lane_requests_waiting",
-        "gauge",
-        ("engine", "group_size"),
+        LANE,
         "requests",
-        "Requests that wait in the scheduler of a group which this engine leads.",
+        "Requests that wait in the schedulers of groups that the engine leads.",
     ),
-    Family(
-        "flying:lent_blocks",
-        "gauge",
-        ("engine", "group_size"),
-        "blocks",
-        "KV blocks that this engine has lent to its group of this size.",
-    ),
-    Family(
+    _gauge("flying:lent_blocks", LANE, "blocks", "KV blocks that the engine lent to its group of this size."),
+    _counter(
         "flying:prefix_cache_queries_total",
-        "counter",
-        ("engine", "group_size"),
+        LANE,
         "tokens",
-        "Prompt tokens that were looked up in the prefix cache of a group which this engine leads.",
+        "Prompt tokens looked up in the prefix cache of a group that the engine leads.",
     ),
-    Family(
-        "flying:prefix_cache_hits_total",
-        "counter",
-        ("engine", "group_size"),
-        "tokens",
-        "Those of them that it had.",
-    ),
-    Family(
+    _counter("flying:prefix_cache_hits_total", LANE, "tokens", "Those of them that the cache had."),
+    _seconds(
         "flying:step_duration_seconds",
-        "histogram",
-        ("engine", "group_size"),
-        "seconds",
-        "Steps of groups which this engine leads, from the plan to the output.",
+        LANE,
         STEP_BOUNDS_S,
+        "Steps of groups that the engine leads, from the plan to the output.",
     ),
-    Family("flying:pool_requests", "gauge", (), "requests", "Requests in the task pool: no group has them yet."),
-    Family(
+    _gauge("flying:pool_requests", (), "requests", "Requests in the task pool: no group has them yet."),
+    _gauge(
         "flying:pool_oldest_age_seconds",
-        "gauge",
         (),
         "seconds",
         "Time since the arrival of the request at the head of the task pool; 0 if it is empty.",
     ),
-    Family(
+    _counter(
         "flying:switches_total",
-        "counter",
         ("from_layout", "to_layout", "reason", "mode"),
         "switches",
         "Changes of layout that all engines have made. reason: load, priority, context, context+priority, idle (no "
         "request needs a group any more) or operator.",
     ),
-    Family(
-        "flying:switch_failures_total",
-        "counter",
-        ("mode",),
-        "switches",
-        "Changes of layout that some engine did not answer.",
+    _counter(
+        "flying:switch_failures_total", ("mode",), "switches", "Changes of layout that some engine did not answer."
     ),
-    Family(
+    _seconds(
         "flying:switch_cutover_seconds",
-        "histogram",
         ("mode",),
-        "seconds",
-        "From the order until the last engine works in the new layout.",
         CUTOVER_BOUNDS_S,
+        "From the order until the last engine works in the new layout.",
     ),
-    Family(
+    _seconds(
         "flying:switch_drain_seconds",
-        "histogram",
         ("mode",),
-        "seconds",
-        "From the order until the last request of a group that went away has ended.",
         DRAIN_BOUNDS_S,
+        "From the order until the last request of a dissolved group has ended.",
     ),
-    Family(
+    _seconds(
         "flying:switch_worst_token_gap_seconds",
-        "histogram",
         ("mode",),
-        "seconds",
-        "The longest time between two outputs of any stream, from the order until the end of the drain.",
         GAP_BOUNDS_S,
+        "The longest time between two outputs of any stream, from the order until the end of the drain.",
     ),
-    Family("flying:switch_predictions_total", "counter", (), "switches", "Switches for load: each has a prediction."),
-    Family(
-        "flying:switch_predicted_gain_request_seconds_total",
-        "counter",
-        (),
-        "request-seconds",
-        "What they were predicted to save over the horizon.",
+    _counter("flying:switch_predictions_total", (), "switches", "Switches for load: each has a prediction."),
+    _counter(
+        "flying:switch_predicted_gain_request_seconds_total", (), REQUEST_S, "Their predicted savings over the horizon."
     ),
-    Family(
-        "flying:switch_predicted_cost_request_seconds_total",
-        "counter",
-        (),
-        "request-seconds",
-        "What they were predicted to cost.",
-    ),
-    Family(
+    _counter("flying:switch_predicted_cost_request_seconds_total", (), REQUEST_S, "Their predicted cost."),
+    _counter(
         "flying:checked_predictions_total",
-        "counter",
         (),
         "switches",
-        "Those whose horizon has passed without another switch, so that something could be measured.",
+        "Those whose horizon has passed without another switch, so that the outcome was measured.",
     ),
-    Family(
+    _counter(
         "flying:checked_predicted_request_seconds_total",
-        "counter",
         (),
-        "request-seconds",
-        "What was predicted for the new layout and the switch to it.",
+        REQUEST_S,
+        "Prediction for the new layout and the switch to it.",
     ),
-    Family(
-        "flying:checked_measured_request_seconds_total",
-        "counter",
-        (),
-        "request-seconds",
-        "What was measured.",
-    ),
+    _counter("flying:checked_measured_request_seconds_total", (), REQUEST_S, "Measurement of the same."),
 )

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from flying_serving.bench import switchlog
 from flying_serving.bench.report import figures, series, style
 from flying_serving.bench.report.page import FIGURES, svg
+from flying_serving.results.metrics import token_gaps
 from tests.bench.report.systems import band_edges, system
 
 PAIR = [system("static-dp", lost=2), system("auto", 20.0, 50.0)]
@@ -95,7 +96,7 @@ def test_gaps_near_a_switch_are_those_around_its_order() -> None:
     one = system("auto", 50.0)
     figure = figures.gaps_at_switches([one])
     assert figure is not None
-    begin, end = series.token_gaps(one.results)
+    begin, end = token_gaps(one.results)
     at = switchlog.at_s(one.switches[0], one.results.run)
     near = int(((begin <= at + 0.005 + series.AROUND_S) & (end >= at)).sum())
     legend = figure.axes[0].get_legend()

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.bench.report import series
+from flying_serving.results.metrics import token_gaps
 from tests.bench.tables import record, results
 
 TIMES = st.lists(st.floats(0, 100), min_size=1, max_size=30)
@@ -59,9 +60,9 @@ def test_a_distribution_says_which_share_is_not_above(values: list[float], most:
 
 def test_gaps_are_those_of_single_streams() -> None:
     """None from one request to another; the time before the first token is none."""
-    begin, end = series.token_gaps(results(record(0, 0.0, [1.0, 2.0, 4.0]), record(1, 0.0, []), record(2, 0.0, [3.0])))
+    begin, end = token_gaps(results(record(0, 0.0, [1.0, 2.0, 4.0]), record(1, 0.0, []), record(2, 0.0, [3.0])))
     assert begin.tolist() == [1.0, 2.0] and end.tolist() == [2.0, 4.0]
-    begin, end = series.token_gaps(results(record(0, 0.0, [])))
+    begin, end = token_gaps(results(record(0, 0.0, [])))
     assert len(begin) == len(end) == 0
 
 
