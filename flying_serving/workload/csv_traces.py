@@ -27,8 +27,8 @@ _WHOLE = re.compile(r"\d{1,15}", re.ASCII)
 
 Lines = Iterable[tuple[int, str]]
 Row = dict[str, str]
-Parsed = tuple[float, int, int]
-"""Time, prompt tokens and output tokens of a row."""
+Parsed = tuple[float, tuple[int, int]]
+"""Time of a row, and its (prompt tokens, output tokens)."""
 
 
 def header(line: str) -> tuple[str, ...]:
@@ -50,11 +50,11 @@ def azure(lines: Lines, file: str) -> list[Request]:
     """Requests of an Azure trace, from its lines, the header among them; the first arrives at 0."""
 
     def parse(row: Row) -> Parsed:
-        return _clock_ns(row["TIMESTAMP"]), _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens")
+        return _clock_ns(row["TIMESTAMP"]), (_tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens"))
 
     parsed = _parsed(_rows(lines, file, is_azure, AZURE), file, "TIMESTAMP", parse)
     start = parsed[0][0]
-    return [Request(index, (at - start) / 1e9, *lengths) for index, (at, *lengths) in enumerate(parsed)]
+    return [Request(index, (at - start) / 1e9, *lengths) for index, (at, lengths) in enumerate(parsed)]
 
 
 def burstgpt(lines: Lines, file: str, seed: int) -> list[Request]:
@@ -66,13 +66,13 @@ def burstgpt(lines: Lines, file: str, seed: int) -> list[Request]:
         total = row["Total tokens"].strip()
         if total != str(prompt + output):
             raise WorkloadError("Total tokens", total, f"{prompt + output}, the sum of request and response tokens")
-        return at_s, prompt, output
+        return at_s, (prompt, output)
 
     parsed = _parsed(_rows(lines, file, is_burstgpt, BURSTGPT), file, "Timestamp", parse)
-    times = [at - parsed[0][0] for at, _, _ in parsed]
+    times = [at - parsed[0][0] for at, _ in parsed]
     if all(at.is_integer() for at in times):
         times = spread(times, 1.0, seed)
-    return [Request(index, at, *lengths) for index, (at, (_, *lengths)) in enumerate(zip(times, parsed, strict=True))]
+    return [Request(index, at, *lengths) for index, (at, (_, lengths)) in enumerate(zip(times, parsed, strict=True))]
 
 
 def _parsed(rows: Iterable[tuple[int, Row]], file: str, time: str, parse: Callable[[Row], Parsed]) -> list[Parsed]:

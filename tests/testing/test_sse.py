@@ -41,6 +41,13 @@ def test_without_token_ids_a_text_is_one_token() -> None:
     assert not stream.done
 
 
+def test_what_ends_a_line_of_text_ends_no_event() -> None:
+    """Models of random weights write U+0085 and its like."""
+    data = 'data: {"choices": [{"text": "a\u0085b\u2028", "token_ids": [1, 2], "finish_reason": null}]}\n\n'
+    (event,) = EventStream().feed(data.encode())
+    assert event.choices[0].tokens == 2
+
+
 @pytest.mark.parametrize("error", ['{"message": "no"}', '"no"'])
 def test_an_error_is_kept_as_it_is(error: str) -> None:
     """Servers send objects and texts."""
