@@ -82,7 +82,7 @@ def summary_of(command: list[str], path: Path) -> Summary:
 
 
 def report(found: dict[str, list[Summary]]) -> bool:
-    """Print medians and their differences; whether those that are judged are small enough."""
+    """Print medians and their differences; whether those of COMPARED are small enough."""
     agree = True
     print(f"\nmedians [smallest..largest] of {len(found[OURS])} rounds\n")
     print(f"{'':20}{OURS:>34}{THEIRS:>34}{'difference':>12}")

@@ -34,7 +34,7 @@ STEP_S = 0.02
 LIMIT_MS = 1.0
 MEASUREMENTS = ("tokens", "stepped")
 """Events that decide nothing."""
-MIGRATION = MoveCost(fixed_s=0.005, token_s=1e-6)
+COST = MoveCost(fixed_s=0.005, token_s=1e-6)
 REPORT = {"in_flight_ms": 10.0, "overhead_ms": 0.5, "work_ms": 0.1}
 
 
@@ -54,7 +54,7 @@ class Bench:
         settings = Settings(ENGINES, capacity, POLICIES[policy], limits, WEIGHTS, most_waiting=2 * waiting)
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
-        self.controller.moves = dict.fromkeys(SIZES[1:], MIGRATION)
+        self.controller.moves = dict.fromkeys(SIZES[1:], COST)
         self.controller.steps.calibrate(step(size, *batch) for size in SIZES for batch in batches)
         self.waiting = waiting
         self.draw = random.Random(1)

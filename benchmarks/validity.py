@@ -23,9 +23,8 @@ from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, PHASES_S, POLICIES, 
 from benchmarks.systems import ROOT, System, Systems
 from flying_serving.cli.simulation import run
 from flying_serving.sim.baselines import build
-from flying_serving.sim.live import from_status
-from flying_serving.sim.machine import Machine, load_measured
-from flying_serving.sim.system import Options
+from flying_serving.sim.cluster import Options
+from flying_serving.sim.machine import Machine, from_status, load_measured
 from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Paper, synthesise
@@ -76,7 +75,7 @@ def served(system: System, workload: Workload, groups: list[list[int]] | None = 
 
 def simulated(policy: str, machine: Machine, workload: Workload) -> Summary:
     """What the simulator says of it."""
-    options = Options(slots=flag("max-num-seqs"), budget_tokens=flag("max-num-batched-tokens"))
+    options = Options(max_num_seqs=flag("max-num-seqs"), max_num_batched_tokens=flag("max-num-batched-tokens"))
     return dict(run(build(policy, machine, 1, options), workload, "measured", Console()).summary)
 
 

@@ -49,18 +49,18 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     for axis, name in zip(axes, NAMES, strict=True):
         runs = [one[name] for one in found.seeds if name in one]
         best = [min(one[static] for static in STATIC) for one in runs]
-        moving = {cost: [one["auto"][f"{cost:g}"] for one in runs] for cost in COSTS_S}
-        ratios = {cost: [auto[0] / fixed for auto, fixed in zip(moving[cost], best, strict=True)] for cost in COSTS_S}
+        autos = {cost: [one["auto"][f"{cost:g}"] for one in runs] for cost in COSTS_S}
+        ratios = {cost: [auto[0] / fixed for auto, fixed in zip(autos[cost], best, strict=True)] for cost in COSTS_S}
         rows = [
-            [f"{cost:g}", spread([one[0] for one in moving[cost]]), spread(ratios[cost]),
-             spread([one[1] for one in moving[cost]])]
+            [f"{cost:g}", spread([one[0] for one in autos[cost]]), spread(ratios[cost]),
+             spread([one[1] for one in autos[cost]])]
             for cost in COSTS_S
         ]  # fmt: skip
         lines += [f"## {name}", ""]
         lines += [", ".join(f"{static} {spread([one[static] for one in runs])} s" for static in STATIC) + ".", ""]
         lines += markdown(["switch (s)", "auto (s)", "auto / best static", "switches"], rows)
         lines += [_verdict(ratios), ""]
-        means = [mean(one[0] for one in moving[cost]) for cost in COSTS_S]
+        means = [mean(one[0] for one in autos[cost]) for cost in COSTS_S]
         axis.plot([max(cost, 0.005) for cost in COSTS_S], means, marker="o", label="auto")
         for n, static in enumerate(STATIC):
             fixed = mean(one[static] for one in runs)

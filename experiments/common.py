@@ -16,9 +16,10 @@ from flying_serving.cli.simulation import Simulated
 from flying_serving.results.metrics import summarise
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
+from flying_serving.sim.cluster import Options
 from flying_serving.sim.machine import Modelled
 from flying_serving.sim.run import results, simulate
-from flying_serving.sim.system import Options, System
+from flying_serving.sim.system import System
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 
@@ -29,7 +30,7 @@ PAPER: dict[str, Any] = json.loads((DATA / "paper.json").read_text(encoding="utf
 MODELS = ("llama-3-70b", "gpt-oss-120b", "nemotron-8b")
 UTILIZATION = 0.8
 """Inferred from the paper's capacities; docs/simulator.md."""
-SLOTS = 256
+MAX_NUM_SEQS = 256
 """Requests that a group may run (`--max-num-seqs`): inferred, docs/simulator.md."""
 LOW_S, BURST_S = 60.0, 20.0
 """Lengths of phases, which the paper does not state: inferred, docs/simulator.md."""
@@ -118,11 +119,11 @@ def machine(model: str, setting: Setting, devices: str = "h200x8") -> Modelled:
 def system(name: str, model: str, setting: Setting, **options: Any) -> System:
     """One of the simulator's systems on the paper's machine, engines as small as possible."""
     where = machine(model, setting)
-    return build(name, where, where.smallest_engine, replace(Options(slots=SLOTS), **options))
+    return build(name, where, where.smallest_engine, replace(Options(max_num_seqs=MAX_NUM_SEQS), **options))
 
 
 def run(one: System, model: str, workload: Workload) -> Simulated:
-    """Serve a workload."""
+    """ServeMessage a workload."""
     outcome = simulate(one, workload.requests)
     table = results(one, workload, outcome, model)
     return Simulated(one, outcome, table, summarise(table))
@@ -130,7 +131,7 @@ def run(one: System, model: str, workload: Workload) -> Simulated:
 
 @cache
 def paper_workload(model: str, faster: float, seed: int) -> Workload:
-    """Section 6.1 of the paper, bursts so many times faster: its 4,000 requests, twice as many for smaller models."""
+    """Section 6.1 of the paper, rates in bursts times `faster`: its 4,000 requests, 8,000 for smaller models."""
     paper = Paper(low_s=LOW_S, burst_s=BURST_S, burst_rate_rps=(10 * faster, 30 * faster))
     return synthesise(paper.model_copy(update={"requests": 4000 if model == "llama-3-70b" else 8000}), seed)
 
@@ -142,7 +143,7 @@ def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
     The paper gives one range of rates for all models, which our smaller models would not notice. One number, static
     DP's, fixes the load; all others are compared.
     """
-    wanted = PAPER[model]["burst_dp_ttft_s"]
+    published_s = PAPER[model]["burst_dp_ttft_s"]
     low, high = 0.5, 16.0
     for _ in range(8):
         middle = (low * high) ** 0.5
@@ -150,7 +151,7 @@ def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
         in_burst = {str(request.index) for request in workload.requests if request.phase == "burst"}
         ended = simulate(system("static-dp", model, setting, keep_times=False), workload.requests).ended
         found = mean(r.first_token_s - r.arrival_s for r in ended if r.request_id in in_burst)
-        low, high = (low, middle) if found > wanted else (middle, high)
+        low, high = (low, middle) if found > published_s else (middle, high)
     faster = round((low * high) ** 0.5, 2)
     return faster, paper_workload(model, faster, setting.seed)
 

@@ -8,17 +8,17 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from experiments.common import PAPER, SLOTS, Kept, Numbers, Setting, machine
+from experiments.common import MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, machine
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, row, spread, table, write
 from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
-from flying_serving.sim.cluster import Clock
+from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.run import ArrivalStream
-from flying_serving.sim.system import Options, flying
+from flying_serving.sim.system import flying
 from flying_serving.workload.synth import Poisson, synthesise
 
 MODEL = "llama-3-70b"
@@ -48,7 +48,7 @@ def measure_one(rate: float, mode: str, setting: Setting) -> Numbers:
 
 def _run(rate: float, mode: str, setting: Setting) -> SimNode:
     clock = Clock()
-    server = flying(machine(MODEL, setting, "h200x4"), 2, POLICIES["manual"], Options(slots=SLOTS))
+    server = flying(machine(MODEL, setting, "h200x4"), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS))
     node = server.node(clock)
     end_s = FIRST_S + SWITCHES * EVERY_S
     shape = Poisson(duration_s=end_s, rate_rps=rate, prompt_tokens=(4096, 4096), output_tokens=(256, 256))
@@ -135,11 +135,11 @@ def _rows(found: Kept) -> list[Row]:
         counts = mode == COUNTED
         rows += [
             row(f"{mode}: {direction}, new layout begins after (s)", release[key], found,
-                lambda one, n=n, begins=begins: begins(one, n), False, MESSAGE, counts=counts)  # type: ignore[misc]
+                lambda one, n=n, begins=begins: begins(one, n), False, MESSAGE).counted(counts)  # type: ignore[misc]
             for n, (direction, key) in enumerate((("DP to TP", "drain_to_tp_s"), ("TP to DP", "drain_to_dp_s")))
         ]  # fmt: skip
         name = f"{mode}: longest gap between two tokens (s)"
-        rows.append(row(name, release["gap_s"], found, gap, False, counts=counts))
+        rows.append(row(name, release["gap_s"], found, gap, False).counted(counts))
     return rows
 
 

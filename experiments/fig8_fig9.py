@@ -9,10 +9,10 @@ from typing import Any
 from experiments.common import (
     BURST_S,
     LOW_S,
+    MAX_NUM_SEQS,
     MODELS,
     PAPER,
     RESULTS,
-    SLOTS,
     UTILIZATION,
     Kept,
     Numbers,
@@ -151,7 +151,7 @@ def _systems(model: str, found: Kept, headings: list[str], keys: list[str]) -> l
 def _setting(found: Kept) -> list[str]:
     faster = ", ".join(f"{model} {spread([one[model]['faster'] for one in found.seeds])}" for model in MODELS)
     return [
-        f"The paper's generator on 8 H200s, {SLOTS} requests and 8,192 tokens per step of an engine,",
+        f"The paper's generator on 8 H200s, {MAX_NUM_SEQS} requests and 8,192 tokens per step of an engine,",
         f"`gpu_memory_utilization` {UTILIZATION}, {LOW_S:g} s of low load and bursts of {BURST_S:g} s: what the paper",
         "does not state is chosen as [simulator.md](../simulator.md) says. Rates of bursts are multiplied until static",
         f"DP's mean TTFT in bursts is the paper's: {faster}. Llama gets 4,000 requests, the others, whose bursts are",

@@ -119,15 +119,15 @@ def _fit_all_reduce(network: str, ranks: int, link: float) -> dict[str, Any]:
     small_source = "vLLM's custom all-reduce on H100, sgl-project/sglang pull request 2904"
     if "vllm custom" not in rows:
         small_source = "microsoft/vidur, NCCL within one node, under 1 MiB"
-    moved = 2.0 * (ranks - 1) / ranks / link
+    link_s = 2.0 * (ranks - 1) / ranks / link
     lines = {}
     for kind, data, source in (
         ("small", small, small_source),
         ("large", large, f"microsoft/vidur {network}, NCCL, from 1 MiB"),
     ):
         sizes, seconds = np.array(data).T
-        latency, slope = fit_line(sizes * moved, seconds)
-        error = float(np.median(np.abs((latency + slope * sizes * moved) / seconds - 1)))
+        latency, slope = fit_line(sizes * link_s, seconds)
+        error = float(np.median(np.abs((latency + slope * sizes * link_s) / seconds - 1)))
         lines[kind] = {
             "latency_s": {"value": latency, "fit_error": round(error, 4), "source": source},
             "efficiency": {"value": 1 / slope, "fit_error": round(error, 4), "source": source},

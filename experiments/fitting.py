@@ -125,20 +125,20 @@ def fit_steps(
     return fit(hardware, names, observed, predict, source)
 
 
-def fit_line(moved: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+def fit_line(least_s: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """Latency and slope that describe times with the least relative error, outliers weighted down.
 
     Args:
-        moved: seconds that the link needs at least.
+        least_s: seconds that the link needs at least.
         seconds: measured.
 
     Returns:
-        The latency, and the seconds per second of `moved`, at least 1: no link is faster than its data sheet.
+        The latency, and the seconds per second of `least_s`, at least 1: no link is faster than its data sheet.
     """
-    moved_array, target = np.asarray(moved, dtype=float), np.log(np.asarray(seconds, dtype=float))
+    floor, target = np.asarray(least_s, dtype=float), np.log(np.asarray(seconds, dtype=float))
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        return np.log(np.exp(logs[0]) + np.exp(logs[1]) * moved_array) - target
+        return np.log(np.exp(logs[0]) + np.exp(logs[1]) * floor) - target
 
     start = [np.min(target), 0.1]
     bounds = ([-np.inf, 0.0], [np.inf, np.inf])

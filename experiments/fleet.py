@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from experiments.nodes import Fleet
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
+from flying_serving.sim.cluster import Options
 from flying_serving.sim.machine import Modelled
-from flying_serving.sim.system import Options
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
 

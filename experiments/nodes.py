@@ -72,7 +72,7 @@ class Fleet:
         return self.e2e.count + self.refused
 
     def run(self, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> None:
-        """Serve requests, in the order of their arrival, until all are over.
+        """ServeMessage requests, in the order of their arrival, until all are over.
 
         Args:
             requests: read one ahead of time.
@@ -89,7 +89,7 @@ class Fleet:
         min(self.nodes, key=lambda node: len(node.open)).arrive(request)
 
     def _ended(self, request: SimRequest) -> None:
-        if request.end_s < 0:
+        if not request.ended:
             self.refused += 1
         else:
             self.ttft.add(request.first_token_s - request.arrival_s)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from experiments.common import FIRST, SLOTS, Kept, Numbers, Setting, machine, run, system
+from experiments.common import FIRST, MAX_NUM_SEQS, Kept, Numbers, Setting, machine, run, system
 from experiments.rows import Row, markdown, page, paragraph, spread, write
 from experiments.traces import trace, traces
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
-from flying_serving.sim.cluster import Clock
+from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.run import LEAD_S
-from flying_serving.sim.system import Options, flying
+from flying_serving.sim.system import flying
 from flying_serving.workload.model import Request
 
 MODEL = "llama-3-70b"
@@ -46,7 +46,7 @@ class World:
     node: SimNode = field(init=False)
 
     def __post_init__(self) -> None:
-        options = Options(slots=SLOTS, keep_times=False)
+        options = Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False)
         manual = flying(machine(MODEL, self.setting), 2, POLICIES["manual"], options)
         self.node = manual.node(self.clock, self.over)
 

@@ -11,7 +11,7 @@ from experiments.steady import Load, full, prefill_s, tpot_s, ttft_s
 from flying_serving.sim import models
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.hardware import Hardware
-from flying_serving.sim.memory import MAX_BATCHED_TOKENS, kv_capacity_tokens
+from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, MAX_BATCHED_TOKENS, kv_pool_bytes
 
 PATH = Path(__file__).parent / "data" / "published.json"
 MAX_SEQUENCES = 1024
@@ -105,3 +105,28 @@ def _worst_step(cost: LaneCost, load: Load, sequences: float) -> float:
     decodes = full(cost, load, sequences).sequences
     new = min(load.prompt_tokens, load.chunk_tokens - round(decodes))
     return cost.step_s(decodes, decodes * load.mean_context_tokens, ((new, load.prompt_tokens - new),))
+
+
+def kv_capacity_tokens(
+    model: models.Model,
+    hardware: Hardware,
+    degree: int,
+    resident_degree: int | None = None,
+    utilization: float = GPU_MEMORY_UTILIZATION,
+    activations: float | None = None,
+) -> int:
+    """Tokens that a group of `degree` devices holds when its engines pool their KV memory.
+
+    Args:
+        model: whose KV cache it is.
+        hardware: the kind of device.
+        degree: devices of the group.
+        resident_degree: devices of one engine; None if the group is one engine (a static layout).
+        utilization: see `kv_pool_bytes`.
+        activations: see `kv_pool_bytes`.
+
+    Raises:
+        ConfigError: the weights leave no room.
+    """
+    pool = kv_pool_bytes(model, hardware, resident_degree or degree, utilization, activations)
+    return int(pool / model.kv_bytes_per_token(degree))

@@ -30,7 +30,7 @@ _LONG = (
     "prompts gives both."
 )
 _NO_WORK = "ours waits for the step under way and for nothing else; the release drains before it switches."
-_GAP_MOVE = (
+_GAP_MIGRATE = (
     "KV comes along within 0.1 s; the gap is that of steps with 8,192 prompt tokens, which take 0.6 to 0.9 s and give "
     "gaps of 0.9 s without any switch (`sequential`)."
 )
@@ -43,7 +43,7 @@ _DEGREE = (
     "4 and 8, 270, 137, 70 and 37 s for Nemotron-8B. The paper's ratio lies between those of degree 2 and 4; it says "
     "neither the degree nor what else ran."
 )
-_SLOTS = (
+_SEQS = (
     "one engine runs 256 requests and up to 660 are there, so static TP and Shift Parallelism wait for places. With "
     "1,024 static TP has 24.3 s and Shift Parallelism 13.5 s, ratios of 2.4 and 1.35; `auto` has the same as with 256."
 )
@@ -140,12 +140,12 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
     ("context", "gpt-oss-120b", "TTFT, static DP / auto"): (5.1, _DEGREE),
     ("fig10", "llama-3-70b", "migrate: DP to TP, new layout begins after (s)"): (0.175, _NO_WORK),
     ("fig10", "llama-3-70b", "migrate: TP to DP, new layout begins after (s)"): (0.231, _NO_WORK),
-    ("fig10", "llama-3-70b", "migrate: longest gap between two tokens (s)"): (0.922, _GAP_MOVE),
+    ("fig10", "llama-3-70b", "migrate: longest gap between two tokens (s)"): (0.922, _GAP_MIGRATE),
     ("fig10", "llama-3-70b", "weave: DP to TP, new layout begins after (s)"): (0.172, _NO_WORK),
     ("fig10", "llama-3-70b", "weave: TP to DP, new layout begins after (s)"): (0.225, _NO_WORK),
     ("fig10", "llama-3-70b", "weave: longest gap between two tokens (s)"): (1.76, _GAP_WEAVE),
-    ("fig8", "llama-3-70b", "burst, P90 TTFT, static-tp / auto"): (3.34, _SLOTS),
-    ("fig8", "llama-3-70b", "burst, P90 TTFT, shift-parallel / auto"): (2.34, _SLOTS),
+    ("fig8", "llama-3-70b", "burst, P90 TTFT, static-tp / auto"): (3.34, _SEQS),
+    ("fig8", "llama-3-70b", "burst, P90 TTFT, shift-parallel / auto"): (2.34, _SEQS),
     ("fig8", "gpt-oss-120b", "burst, P90 TTFT, static-tp / auto"): (6.04, _STATIC_TP),
     ("fig9", "llama-3-70b", "median TPOT, static-dp / auto"): (1.1, _LLAMA_TPOT),
     ("fig9", "nemotron-8b", "median TPOT, static-dp / auto"): (1.0, _NEMOTRON_TPOT),

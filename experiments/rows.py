@@ -43,6 +43,10 @@ class Row:
         """The same with the model in its name."""
         return replace(self, name=f"{model}: {self.name}")
 
+    def counted(self, counts: bool) -> Row:
+        """The same, compared in against_paper.md or not."""
+        return replace(self, counts=counts)
+
     @property
     def mean(self) -> float:
         """Of the seeds."""
@@ -88,12 +92,10 @@ def row(
     of: Callable[[Numbers], float],
     higher: bool | None = None,
     built: str = "",
-    *,
-    counts: bool = True,
 ) -> Row:
     """A row whose value `of` takes from the numbers of each run."""
     kernels = None if found.kernels is None else of(found.kernels)
-    return Row(name, paper, tuple(of(one) for one in found.seeds), higher, built, counts, kernels)
+    return Row(name, paper, tuple(of(one) for one in found.seeds), higher, built, kernels=kernels)
 
 
 def table(rows: Sequence[Row]) -> list[str]:

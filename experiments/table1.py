@@ -88,8 +88,7 @@ def _rows(longest: str, found: Kept) -> list[Row]:
             lambda one, key=key, other=other: one[longest]["auto"][key] / one[longest][other][key],  # type: ignore[misc]
             higher,
             IN_A_GROUP if other == "static-tp" else "",
-            counts=key != "peak_tokens_per_s",
-        )
+        ).counted(key != "peak_tokens_per_s")
         for key, other, higher in RATIOS
     ]
     return rows + [

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from experiments.common import MODELS, PAPER, SLOTS, Kept, Numbers, Setting, machine, run, system
+from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system
 from experiments.reasons import why
 from experiments.rows import Row, markdown, number, page, paragraph, row, table, write
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Clock
+from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.run import ArrivalStream
-from flying_serving.sim.system import Options, flying
+from flying_serving.sim.system import flying
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
@@ -51,7 +51,9 @@ def _capacity(of: object) -> int:
 
 def cutover_ms(setting: Setting) -> float:
     """Median of switches of a server with some load."""
-    server = flying(machine(LLAMA, setting), 2, POLICIES["manual"], Options(slots=SLOTS, keep_times=False))
+    server = flying(
+        machine(LLAMA, setting), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False)
+    )
     node = server.node(clock := Clock())
     shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
     ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)
@@ -129,7 +131,7 @@ def _rows(found: Kept) -> list[Row]:
     paper = PAPER["context_tokens"]["auto"]
     for name, counts in (("auto", True), ("auto, engines of 4 devices", False)):
         of = f"{name}: longest context (tokens)" if counts else name
-        rows.append(row(of, paper, once, lambda one, n=name: one["capacity"][n], True, MEMORY, counts=counts))  # type: ignore[misc]
+        rows.append(row(of, paper, once, lambda one, n=name: one["capacity"][n], True, MEMORY).counted(counts))  # type: ignore[misc]
     return [*rows, row("switch (ms)", PAPER["switch_ms"], found, lambda one: one["switch_ms"], False, MESSAGE)]
 
 

@@ -32,7 +32,7 @@ def fit(
 ) -> None:
     """Describe a server to the simulator: the step times by group size that it measured, and its memory."""
     from flying_serving.predict.steps import FEW, SOME
-    from flying_serving.sim.live import from_status
+    from flying_serving.sim.machine import from_status
 
     if source.startswith(("http://", "https://")):
         status = Connection(url=source, api_key=api_key).ask("GET", "/flying/status")

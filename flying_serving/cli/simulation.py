@@ -20,9 +20,10 @@ from flying_serving.results.metrics import summarise
 from flying_serving.results.slo import Slo
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names
+from flying_serving.sim.cluster import Options
 from flying_serving.sim.machine import Machine, Modelled, load_measured
 from flying_serving.sim.run import Simulated, results, simulate
-from flying_serving.sim.system import Options, System, check_engine
+from flying_serving.sim.system import System, check_engine
 from flying_serving.workload import files
 from flying_serving.workload.model import Workload
 
@@ -51,8 +52,8 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     devices = asked.devices_per_engine or machine.smallest_engine
     check_engine(machine, devices)
     options = Options(
-        slots=asked.max_num_seqs,
-        budget_tokens=asked.max_num_batched_tokens,
+        max_num_seqs=asked.max_num_seqs,
+        max_num_batched_tokens=asked.max_num_batched_tokens,
         horizon_s=asked.horizon_s,
         ttft_weight=asked.ttft_weight,
     )

@@ -13,24 +13,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
-from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES, Policy, margin
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.predict.work import LaneFigures, Weights
+from flying_serving.sim.cluster import Options
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.machine import Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES
-from flying_serving.sim.requests import SimStep
-from flying_serving.sim.system import Options, System, flying, static
+from flying_serving.sim.requests import Chunk, SimStep
+from flying_serving.sim.system import System, flying, static
 
 FLYING = ("auto", "load", "priority", "context")
 
@@ -70,8 +70,7 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
         system = static(machine, int(name.removeprefix("static-tp") or widest), apart, options)
     else:
         system = static(machine, devices, apart, options)
-        routers = {"round-robin": RoundRobin, "least-load": LeastLoad}
-        system = replace(system, placing=_router(routers[name]) if name in routers else None)
+        system = replace(system, placing=ROUTERS.get(name, Placing))
     return replace(system, name=name)
 
 
@@ -86,16 +85,16 @@ def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
     parts = degree // base
     row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)  # an all-to-all of a part moves so much less
 
-    def seconds(plan: SimStep) -> float:
-        whole_s = tensor.step_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
-        tokens = plan.sequences + plan.prefill_tokens
+    def seconds(step: SimStep) -> float:
+        whole_s = tensor.step_s(step.sequences, step.decode_context_tokens, step.chunks)
+        tokens = step.sequences + step.prefill_tokens
         if parts == 1 or tokens < parts:
             return whole_s
-        exchange_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
-        attention_s = tensor.attention_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
-        share = [(-(-tokens // parts), 0)]
+        all_to_all_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
+        attention_s = tensor.attention_s(step.sequences, step.decode_context_tokens, step.chunks)
+        share = [Chunk(-(-tokens // parts), 0)]
         rest_s = part.step_s(0, 0, share) - part.attention_s(0, 0, share)
-        return min(whole_s, rest_s + attention_s + exchange_s)
+        return min(whole_s, rest_s + attention_s + all_to_all_s)
 
     return seconds
 
@@ -107,15 +106,14 @@ class Draining(Policy):
     def decide(self, snapshot: Snapshot, weights: Weights) -> Decision | None:
         """As its base; for urgent requests by a hard switch, else by waiting for the old ones, however long.
 
-        A switch that nobody needs has to gain more than waiting costs, and `auto`'s margin.
+        A switch that no request needs has to gain more than waiting costs, and `auto`'s margin.
         """
         decision = super().decide(snapshot, weights)
         if decision is None:
             return None
         mode = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
         if decision.stay is not None:
-            # Waiting is not among the ways if nobody runs there: the release cannot switch while idle. Nor is it if a
-            # request fits no new group.
+            # Waiting is no way if no request runs there (the release cannot switch while idle) or one fits no group.
             cost = decision.considered.get(mode, math.inf)
             if decision.gain <= cost + margin(decision.stay, snapshot, slower=decision.slower):
                 return None
@@ -130,7 +128,7 @@ class RoundRobin(Placing):
 
     def place(
         self,
-        tracked: RequestState,
+        state: RequestState,
         layout: Layout,
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
@@ -146,7 +144,7 @@ class LeastLoad(Placing):
 
     def place(
         self,
-        tracked: RequestState,
+        state: RequestState,
         layout: Layout,
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
@@ -156,8 +154,4 @@ class LeastLoad(Placing):
         return min(layout.groups, key=lambda group: len(loads[group].requests))
 
 
-def _router(kind: type[Placing]) -> Callable[[Settings], Placing]:
-    def make(settings: Settings) -> Placing:
-        return kind(settings.capacity, settings.limits, settings.engines)
-
-    return make
+ROUTERS: Mapping[str, type[Placing]] = {"round-robin": RoundRobin, "least-load": LeastLoad}

@@ -1,4 +1,4 @@
-"""Engines in the simulator: production `LaneArbiter`s choose the next step, tickets put group steps into one order."""
+"""The engines of one node on a virtual clock, which step alone and in groups."""
 
 from __future__ import annotations
 
@@ -9,19 +9,49 @@ from functools import partial
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
-from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
+from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.moves import MoveCost
-from flying_serving.sim.engines import SimEngine, SimOrder, Ticket
-from flying_serving.sim.lanes import SimLane
-from flying_serving.sim.requests import BlockPool, SimRequest, SimStep
+from flying_serving.sim.decoding import DecodeBatch
+from flying_serving.sim.engines import Collective, SimEngine, SimOrder
+from flying_serving.sim.lanes import Finished, SchedulerLimits, SimLane
+from flying_serving.sim.requests import BlockPool, GroupBlocks, SimRequest, SimStep
 
 SHORTEST_S = 1e-6
-"""Shortest wait: a shorter one may be lost in rounding, and time would stand still."""
+"""Shortest wait: a shorter one may be lost in rounding, and time would not pass."""
 
 StepTime = Callable[[int, SimStep], float]
-"""(group size, what is in the step) -> seconds."""
+"""(group size, contents of the step) -> seconds."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of all systems that are compared; the defaults are vLLM's for a server on large devices, and ours.
+
+    Args:
+        max_num_seqs, max_num_batched_tokens: per engine or group, as in vLLM.
+        horizon_s, ttft_weight, weave_steps, max_pause_s: as in the server's settings.
+        message_s: between the API server and an engine, one way.
+        keep_times: whether the time of each token is kept.
+    """
+
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    horizon_s: float = 20.0
+    ttft_weight: float = 15.0
+    weave_steps: int = 1
+    max_pause_s: float = 1.0
+    message_s: float = 0.0005
+    keep_times: bool = True
+
+    def __post_init__(self) -> None:
+        """As in vLLM, every running request gets a token from each step."""
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: "
+                f"must be at least max_num_seqs={self.max_num_seqs}"
+            )
 
 
 @dataclass(frozen=True)
@@ -30,45 +60,27 @@ class ClusterShape:
 
     Args:
         engines: how many.
-        sizes: group sizes.
         blocks: KV blocks per engine, vLLM's null block among them.
         block_tokens: by group size, tokens in one block.
-        slots: requests per group at a time.
-        budget_tokens: tokens in a step at most.
-        message_s: between the API server and an engine, one way.
-        frontend_s: what a server adds to a request's first token outside of steps, messages included.
-        max_pause_s, weave_steps: as in the server's settings.
-        keep_times: whether the time of each token is kept.
+        options: of its server.
+        frontend_s: what the API server adds to a request's first token outside of steps, messages included.
         recomputes: a hard switch throws KV away, so that paused requests are computed again.
-        switch_s: an engine that changes its group does nothing else for so long.
-        moves: what it takes to move KV between groups, by the engines that have to meet; without, it stays.
+        switch_s: how long an engine does nothing when its group changes.
+        migrations: cost of KV migration by the size of the enclosing group; without, KV does not migrate.
     """
 
     engines: int
-    sizes: tuple[int, ...]
     blocks: int
-    block_tokens: dict[int, int]
-    slots: int
-    budget_tokens: int
-    message_s: float = 0.0005
+    block_tokens: Mapping[int, int]
+    options: Options
     frontend_s: float = 0.0
-    max_pause_s: float = 1.0
-    weave_steps: int = 1
-    keep_times: bool = False
     recomputes: bool = False
     switch_s: float = 0.0
-    moves: Mapping[int, MoveCost] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """As in vLLM, every running request gets a token from each step."""
-        if self.budget_tokens < self.slots:
-            raise ConfigError(
-                f"max_num_batched_tokens={self.budget_tokens}: must be at least max_num_seqs={self.slots}"
-            )
+    migrations: Mapping[int, MoveCost] = field(default_factory=dict)
 
 
 class Clock:
-    """Virtual time: what is to happen, in order."""
+    """Virtual time and the events to come, in order."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
@@ -76,16 +88,18 @@ class Clock:
         self._count = 0
 
     def at(self, time_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Let something happen at a time."""
+        """Call an action at a time, or now if that has passed."""
         self._count += 1
-        heapq.heappush(self._events, (max(time_s, self.now_s), self._count, action, args))
+        time_s = time_s if time_s > self.now_s else self.now_s  # the builtin max takes longer
+        heapq.heappush(self._events, (time_s, self._count, action, args))
 
     def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Let something happen after a while."""
-        self.at(self.now_s + delay_s, action, *args)
+        """Call an action after a delay."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now_s + delay_s, self._count, action, args))
 
     def step(self) -> bool:
-        """Do the next thing; False if there is none."""
+        """Call the next action; False if there is none."""
         if not self._events:
             return False
         self.now_s, _, action, args = heapq.heappop(self._events)
@@ -101,7 +115,7 @@ class Cluster:
         step_time: how long steps take.
         clock: shared with other nodes.
         on_tokens: called with the requests that got their first token of a lane and those that have ended.
-        on_step: called with a lane, the seconds of the step that it begins, and what is in it.
+        on_step: called with a lane, the seconds of the step that it begins, and its contents.
     """
 
     def __init__(
@@ -109,7 +123,7 @@ class Cluster:
         shape: ClusterShape,
         step_time: StepTime,
         clock: Clock,
-        on_tokens: Callable[[list[SimRequest], list[SimRequest]], None],
+        on_tokens: Callable[[Finished], None],
         on_step: Callable[[SimLane, float, SimStep], None],
     ) -> None:
         self.shape = shape
@@ -117,17 +131,17 @@ class Cluster:
         self._step_time = step_time
         self._on_tokens = on_tokens
         self._on_step = on_step
-        self.engines = [SimEngine(e, LaneArbiter(shape.weave_steps, shape.max_pause_s)) for e in range(shape.engines)]
-        self.pools = [BlockPool(shape.blocks - 1) for _ in range(shape.engines)]
+        options = shape.options
+        self.engines = [SimEngine(LaneArbiter(options.weave_steps, options.max_pause_s)) for _ in range(shape.engines)]
+        self.pools = [BlockPool(shape.blocks - 1, shape.blocks - 1) for _ in range(shape.engines)]
         self.lanes: dict[Group, SimLane] = {}
-        for size in shape.sizes:
+        self._starved: dict[Group, None] = {}
+        limits = SchedulerLimits(options.max_num_seqs, options.max_num_batched_tokens)
+        for size, block_tokens in sorted(shape.block_tokens.items()):
             for group in Layout.uniform(shape.engines, size).groups:
-                members = [self.pools[engine] for engine in group]
-                lane = SimLane(
-                    group, members, shape.block_tokens[size], shape.slots, shape.budget_tokens, shape.keep_times
-                )
-                self.lanes[group] = self.engines[group[0]].led[size] = lane
-        self._starved: dict[Group, SimLane] = {}
+                blocks = GroupBlocks([self.pools[engine] for engine in group], block_tokens)
+                lane = SimLane(group, blocks, DecodeBatch(block_tokens, options.keep_times), limits)
+                self.lanes[group] = self.engines[group[0]].lanes[size] = lane
 
     def add(self, group: Group, request: SimRequest) -> None:
         """A request reaches the leader of a group, with the KV of its `computed_tokens`."""
@@ -135,52 +149,51 @@ class Cluster:
         self._kick(self.engines[group[0]])
 
     def remove(self, request: SimRequest) -> None:
-        """A request is taken from its group."""
-        if request.lane is not None:
-            request.lane.remove(request)
+        """Take a request from its group, if it has one."""
+        if request.group is not None:
+            self.lanes[request.group].remove(request)
             request.left_s = self.clock.now_s
-            self._feed()
+            self._wake_starved()
 
-    def meet(self, group: Group, duration_s: float, done: Callable[..., None], *args: Any) -> None:
-        """All engines of a group come together at their next step boundaries, and do nothing else for so long."""
+    def together(self, group: Group, duration_s: float, done: Callable[..., None], *args: Any) -> None:
+        """All engines of a group join at their next step boundaries, and do nothing else for a duration."""
         members = [self.engines[engine] for engine in group]
-        self._call(members, partial(self.clock.after, duration_s, self._met, members, done, args))
+        self._send(members, partial(self.clock.after, duration_s, self._done_together, members, done, args))
 
-    def _met(self, engines: Sequence[SimEngine], done: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _done_together(self, engines: Sequence[SimEngine], done: Callable[..., None], args: tuple[Any, ...]) -> None:
         done(*args)
-        for engine in engines:
-            engine.busy = False
-        for engine in engines:
-            self._kick(engine)
+        self._free(engines)
 
     def order(self, engine: int, order: SimOrder) -> None:
         """An order reaches an engine; it takes effect at its next step boundary."""
         self.engines[engine].orders.append(order)
         self._kick(self.engines[engine])
 
-    def _changed(self, engine: SimEngine) -> None:
-        engine.busy = False
-        self._kick(engine)
+    def announce_migrations(self) -> None:
+        """Engines hear which requests migrate: whatever else there is may go on."""
+        for engine in self.engines:
+            if engine.awaits_announcement:
+                engine.awaits_announcement = False
+                self._kick(engine)
 
-    def _take(self, engine: SimEngine, order: SimOrder) -> bool:
+    def _free(self, engines: Sequence[SimEngine]) -> None:
+        """Engines have nothing more to do than what they choose now."""
+        for engine in engines:
+            engine.busy = False
+        for engine in engines:
+            self._kick(engine)
+
+    def _carry_out(self, engine: SimEngine, order: SimOrder) -> bool:
         """Carry out an order; whether this engine's group changes."""
-        now, before = self.clock.now_s, engine.arbiter.present
-        hard = order.mode == "hard"
+        now_s, changes, hard = self.clock.now_s, order.size != engine.arbiter.present, order.mode == "hard"
         if hard and self.shape.recomputes:
-            for size, lane in engine.led.items():
+            for size, lane in engine.lanes.items():
                 if size != order.size:
                     lane.preempt_all()
-        engine.arbiter.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now)
-        engine.held = order.mode in MIGRATING_MODES and order.size != before
-        order.done(now)
-        return order.size != before
-
-    def moved(self) -> None:
-        """Engines know which requests move: whatever else there is may go on."""
-        for engine in self.engines:
-            if engine.held:
-                engine.held = False
-                self._kick(engine)
+        engine.arbiter.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now_s)
+        engine.awaits_announcement = order.mode in MIGRATING_MODES and changes
+        order.done(now_s)
+        return changes
 
     def _kick(self, engine: SimEngine) -> None:
         """Let an engine that is free choose what to do."""
@@ -188,107 +201,80 @@ class Cluster:
             return
         if engine.orders:
             orders, engine.orders = engine.orders, []
-            changes = [self._take(engine, order) for order in orders]
+            changes = [self._carry_out(engine, order) for order in orders]
             if self.shape.switch_s and any(changes):
                 engine.busy = True
-                self.clock.after(self.shape.switch_s, self._changed, engine)
+                self.clock.after(self.shape.switch_s, self._free, [engine])
                 return
-        if engine.held and not engine.inbox:
-            return
-        size = 0 if engine.held else self._obvious(engine)
-        if size is not None:
-            if size == 0:
-                self._join(engine, engine.inbox.popleft())
-            else:
-                self._begin(engine, size)
-            return
-        now = self.clock.now_s
-        ready = {size: size not in engine.outstanding and lane.requests > 0 for size, lane in engine.led.items()}
-        while True:
-            turn = engine.arbiter.choose(now, ready, message=bool(engine.inbox))
-            if isinstance(turn, ServeMessage):
-                self._join(engine, engine.inbox.popleft())
+        starved: tuple[int, ...] = ()
+        while isinstance(choice := engine.choose(self.clock.now_s, starved), StepLane):
+            if self._begin(engine, choice.size):
                 return
-            if isinstance(turn, Wait):
-                if turn.timeout_s is not None and any(ready.values()):
-                    self._wake(engine, now + max(turn.timeout_s, SHORTEST_S))
-                return
-            assert isinstance(turn, StepLane)
-            if self._begin(engine, turn.size):
-                return
-            ready[turn.size] = False
-
-    def _obvious(self, engine: SimEngine) -> int | None:
-        """0: the oldest ticket; a size: a step of the present lane; None: ask `LaneArbiter.choose` (slow)."""
-        if engine.arbiter.holds(self.clock.now_s):
-            return None
-        present, ready = engine.arbiter.present, 0
-        for size, lane in engine.led.items():
-            if lane.requests and size not in engine.outstanding:
-                if size != present:
-                    return None
-                ready = size
-        return 0 if engine.inbox else ready or None
+            starved += (choice.size,)
+        if isinstance(choice, ServeMessage):
+            self._enter(engine, engine.inbox.popleft())
+        elif choice.timeout_s is not None:
+            self._wake(engine, self.clock.now_s + max(choice.timeout_s, SHORTEST_S))
 
     def _wake(self, engine: SimEngine, time_s: float) -> None:
         if not self.clock.now_s < engine.wakes_at_s <= time_s:
             engine.wakes_at_s = time_s
             self.clock.at(time_s, self._kick, engine)
 
-    def _feed(self) -> None:
+    def _wake_starved(self) -> None:
         """Blocks are free: lanes that lacked some, perhaps on engines that do not lead them, may go on."""
         starved, self._starved = self._starved, {}
         for group in starved:
             self._kick(self.engines[group[0]])
 
     def _begin(self, engine: SimEngine, size: int) -> bool:
-        lane = engine.led[size]
+        """Begin a step of a lane that an engine leads; False if the lane lacks blocks."""
+        lane = engine.lanes[size]
         if lane.begin() is None:
-            self._starved[lane.group] = lane
+            self._starved[lane.group] = None
             return False
         if size == 1:
-            engine.busy, engine.came_s = True, self.clock.now_s
+            engine.busy, engine.entered_s = True, self.clock.now_s
             self._run(lane, [engine])
             return True
         engine.outstanding.add(size)
         members = [self.engines[e] for e in lane.group]
-        self._call([*members[1:], engine], partial(self._run, lane, members))
+        self._send([*members[1:], engine], partial(self._run, lane, members))
         return True
 
-    def _call(self, members: Sequence[SimEngine], begin: Callable[[], None]) -> None:
-        """Send a ticket to engines; what they do then begins when the last of them has come to it."""
-        ticket = Ticket(begin, len(members))
+    def _send(self, members: Sequence[SimEngine], begin: Callable[[], None]) -> None:
+        """Send a collective to its members."""
+        collective = Collective(begin, len(members))
         for member in members:
-            member.inbox.append(ticket)
+            member.inbox.append(collective)
         for member in members:
             self._kick(member)
 
-    def _join(self, engine: SimEngine, ticket: Ticket) -> None:
-        engine.busy, engine.came_s = True, self.clock.now_s
-        ticket.missing -= 1
-        if ticket.missing == 0:
-            ticket.begin()
+    def _enter(self, engine: SimEngine, collective: Collective) -> None:
+        engine.busy, engine.entered_s = True, self.clock.now_s
+        collective.missing -= 1
+        if collective.missing == 0:
+            collective.begin()
 
     def _run(self, lane: SimLane, engines: Sequence[SimEngine]) -> None:
-        plan = lane.plan
-        assert plan is not None
-        duration_s = self._step_time(lane.size, plan)
-        self._on_step(lane, duration_s, plan)
+        step = lane.step
+        assert step is not None
+        took_s = self._step_time(lane.size, step)
+        self._on_step(lane, took_s, step)
         more = lane.requests > 0 and engines[0].arbiter.announce(lane.size)
-        self.clock.after(duration_s, self._ran, lane, engines, duration_s, more)
+        self.clock.after(took_s, self._ran, lane, engines, took_s, more)
 
     def _ran(self, lane: SimLane, engines: Sequence[SimEngine], took_s: float, more: bool) -> None:
-        now = self.clock.now_s
-        first, ended = lane.finish(now)
-        leader = engines[0]
+        now_s, leader = self.clock.now_s, engines[0]
+        finished = lane.finish(now_s)
         for engine in engines:
             engine.busy = False
-            waited_s = max(0.0, now - took_s - engine.came_s)
-            engine.arbiter.ran(lane.size, now, more=more, leads=engine is leader, took_s=took_s, waited_s=waited_s)
+            waited_s = max(0.0, now_s - took_s - engine.entered_s)
+            engine.arbiter.ran(lane.size, now_s, more=more, leads=engine is leader, took_s=took_s, waited_s=waited_s)
         leader.outstanding.discard(lane.size)
-        if first or ended:
-            self._on_tokens(first, ended)
+        if finished.first or finished.ended:
+            self._on_tokens(finished)
         for engine in engines:
             self._kick(engine)
         if self._starved:
-            self._feed()
+            self._wake_starved()

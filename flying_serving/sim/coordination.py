@@ -1,6 +1,6 @@
-"""What groups and lanes cost a step beside its model: host time, which `benchmarks.coordination` measures live.
+"""What groups and lanes add to a step's time: host time, which `benchmarks.coordination` measures live.
 
-It was measured on CPUs, and is taken over for the hosts of modelled devices: no part of it is the model's arithmetic.
+Measured on CPUs and taken over for the hosts of modelled devices: no part of it is the model's arithmetic.
 docs/simulator.md says how, with medians and spread.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flying_serving.sim.requests import SimStep
 
 DegreeTime = Callable[[SimStep], float]
-"""What is in a step of one degree -> seconds."""
+"""Contents of a step of one degree -> seconds."""
 
 GROUP_STEP_S = 367e-6
 """A step of a group, from planned by its leader to begun by its last member.
@@ -28,9 +28,9 @@ LANE_STEP_S = 250e-6
 def coordinated(time: DegreeTime, size: int) -> DegreeTime:
     """Steps of a lane for groups of `size`, from those of its degree."""
 
-    def seconds(plan: SimStep) -> float:
+    def seconds(step: SimStep) -> float:
         if size == 1:
-            return time(plan) + LANE_STEP_S
-        return time(plan) + GROUP_STEP_S + GROUP_REQUEST_S * (plan.sequences + len(plan.chunks))
+            return time(step) + LANE_STEP_S
+        return time(step) + GROUP_STEP_S + GROUP_REQUEST_S * (step.sequences + len(step.chunks))
 
     return seconds

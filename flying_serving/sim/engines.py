@@ -1,18 +1,24 @@
-"""One engine in the simulator, and what it is told to do."""
+"""One engine in the simulator: what it has to do, and what it does next."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cache
 
-from flying_serving.engine.arbiter import LaneArbiter
+from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.sim.lanes import SimLane
+
+SERVE = ServeMessage()
+step_of = cache(StepLane)
+"""Made once for each size: engines choose at every event."""
 
 
 @dataclass
-class Ticket:
-    """What engines do together, in order, a step or an exchange of KV: `begin` when every one has come to it."""
+class Collective:
+    """What the engines of a group do together, a step or a migration: it begins when every member has entered it."""
 
     begin: Callable[[], None]
     missing: int
@@ -20,7 +26,7 @@ class Ticket:
 
 @dataclass
 class SimOrder:
-    """An order to change the layout, on its way to one engine."""
+    """An order to change the layout, on its way to one engine: the size of its group, and who hears of the answer."""
 
     size: int
     mode: str
@@ -30,18 +36,44 @@ class SimOrder:
 
 @dataclass
 class SimEngine:
-    """One engine: free, busy, or waiting in a ticket for the other members.
+    """One engine: free, busy, or waiting in a collective for the other members.
 
-    `led`: lanes by group size. `held`: requests are about to move, so it only serves tickets.
+    Args:
+        arbiter: the production engine's.
+        lanes: those that it leads, by group size.
+        inbox: collectives in the order in which every member enters them.
+        orders: to carry out at the next step boundary.
+        outstanding: sizes of the lanes whose step is ordered and not over.
+        awaits_announcement: requests of its old group may migrate, so it begins no step before it hears which.
+        entered_s: when it began its step or entered its collective.
     """
 
-    engine: int
     arbiter: LaneArbiter
-    inbox: deque[Ticket] = field(default_factory=deque)
-    led: dict[int, SimLane] = field(default_factory=dict)
-    outstanding: set[int] = field(default_factory=set)
+    lanes: dict[int, SimLane] = field(default_factory=dict)
+    inbox: deque[Collective] = field(default_factory=deque)
     orders: list[SimOrder] = field(default_factory=list)
+    outstanding: set[int] = field(default_factory=set)
     busy: bool = False
-    held: bool = False
-    came_s: float = 0.0
-    wakes_at_s: float = -1.0
+    awaits_announcement: bool = False
+    entered_s: float = 0.0
+    wakes_at_s: float = -math.inf
+
+    def choose(self, now_s: float, starved: Collection[int]) -> ServeMessage | StepLane | Wait:
+        """The arbiter's choice, without asking it where no older lane has work, which takes less time.
+
+        Args:
+            now_s: time.
+            starved: sizes of lanes that lack blocks.
+        """
+        if self.awaits_announcement:
+            return SERVE if self.inbox else Wait(None)
+        ready = []
+        for size, lane in self.lanes.items():
+            if lane.requests and size not in self.outstanding and size not in starved:
+                ready.append(size)
+        if not self.arbiter.holds(now_s) and (not ready or ready == [self.arbiter.present]):
+            if self.inbox:
+                return SERVE
+            if ready:
+                return step_of(ready[0])
+        return self.arbiter.choose(now_s, dict.fromkeys(ready, True), message=bool(self.inbox))

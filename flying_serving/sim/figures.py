@@ -47,17 +47,18 @@ def p90_over_time(arrivals_s: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def layout_band(axis: Any, one: Simulated) -> None:
-    """Which degree each engine has, over time: a row for each engine."""
+    """The degree of each engine over time: a row for each engine."""
+    degree_of = one.system.settings.capacity.degree
     layouts = [(max(0.0, at_s), layout) for at_s, layout in one.outcome.layouts]
     end_s = one.results.run.duration_s
     ends = [at_s for at_s, _ in layouts[1:]] + [end_s]
     for (begin_s, layout), until_s in zip(layouts, ends, strict=True):
         for group in layout.groups:
-            degree = one.system.degrees[len(group)]
+            degree = degree_of(len(group))
             colour = SHADES.get(degree, "#08519c")
             axis.broken_barh([(begin_s, until_s - begin_s)], (group[0], len(group)), color=colour, edgecolor="white")
     axis.set(ylabel=f"{one.system.name}\nengine", ylim=(0, one.system.shape.engines))
-    for degree in one.system.degrees.values():
+    for degree in one.system.settings.capacity.degrees:
         axis.plot([], [], color=SHADES.get(degree, "#08519c"), linewidth=6, label=f"degree {degree}")
     axis.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
 

@@ -103,9 +103,9 @@ class Devices:
         return f"{self.hardware.name}x{self.count}"
 
 
-def names(path: Path | None = None) -> list[str]:
+def names() -> list[str]:
     """Names of the kinds of device that are known."""
-    return sorted(_read(path))
+    return sorted(_read(None))
 
 
 def load(name: str, path: Path | None = None) -> Hardware:
@@ -129,11 +129,15 @@ def parse_hardware(name: str, data: Mapping[str, Any], where: str) -> Hardware:
     try:
         return Hardware.model_validate({"name": name, **data})
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{where}: {name}: {problems}") from error
+        raise ConfigError(f"{where}: {name}: {problems(error)}") from error
 
 
-def parse_devices(text: str, path: Path | None = None) -> Devices:
+def problems(error: ValidationError) -> str:
+    """Every field that is wrong, and why."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+
+
+def parse_devices(text: str) -> Devices:
     """Read a name like `h200x8`, or `h200` for one device.
 
     Raises:
@@ -143,11 +147,11 @@ def parse_devices(text: str, path: Path | None = None) -> Devices:
     kind, count = (match[1], int(match[2] or 1)) if match else (text, 1)
     if count < 1:
         raise ConfigError(f"hardware={text!r}: the number of devices must be at least 1")
-    known = names(path)
+    known = names()
     if kind not in known:
         examples = ", ".join(f"{name}x8" for name in known)
         raise ConfigError(f"hardware={text!r}: no such device {kind!r}; there are {examples}, with any count")
-    return Devices(load(kind, path), count)
+    return Devices(load(kind), count)
 
 
 def _read(path: Path | None) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,7 +17,7 @@ from flying_serving.predict.moves import MoveCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.sim.coordination import GROUP_STEP_S, DegreeTime, coordinated
 from flying_serving.sim.cost import Execution, LaneCost
-from flying_serving.sim.hardware import RANKS, Devices
+from flying_serving.sim.hardware import RANKS, Devices, problems
 from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, kv_pool_bytes
 from flying_serving.sim.models import Model
 from flying_serving.sim.requests import SimStep
@@ -28,8 +28,9 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine's memory: KV blocks, and tokens in one block by group size."""
+    """One engine: its devices, its KV blocks, and tokens in one block by group size."""
 
+    devices: int
     blocks: int
     block_tokens: Mapping[int, int]
 
@@ -47,13 +48,13 @@ class Machine(Protocol):
 
     @property
     def smallest_engine(self) -> int:
-        """Devices that one engine needs at least."""
+        """Devices that one engine needs at least, to hold the weights and a KV cache."""
 
     def degrees(self, least: int) -> list[int]:
         """Degrees from `least` upwards that the model can be split in here."""
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """The memory of an engine.
+        """An engine and its memory.
 
         Args:
             resident: devices that hold the weights once.
@@ -62,13 +63,13 @@ class Machine(Protocol):
         """
 
     def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
-        """How long steps of a degree take."""
+        """Step times of a degree."""
 
     def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
-        """How long steps of a lane of ours take: those of a degree, and what it costs to coordinate `size` engines."""
+        """Step times of a lane of ours: those of its degree, and the coordination of `size` engines."""
 
-    def moving(self, degree: int) -> MoveCost | None:
-        """The cost of moving KV between groups among `degree` devices; None if KV cannot move."""
+    def migration(self, degree: int) -> MoveCost | None:
+        """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,14 @@ class Modelled:
 
     @property
     def devices(self) -> int:
-        """How many."""
         return self.kind.count
 
     @property
     def frontend_s(self) -> float:
-        """What a server adds to a first token outside of steps."""
         return self.kind.hardware.coefficients.frontend_s.value
 
     @property
     def smallest_engine(self) -> int:
-        """Devices that hold the weights and leave room for a KV cache."""
         for degree in self.degrees(1):
             try:
                 kv_pool_bytes(self.model, self.kind.hardware, degree, self.utilization)
@@ -113,7 +111,6 @@ class Modelled:
         raise problem
 
     def degrees(self, least: int) -> list[int]:
-        """Degrees from `least` upwards that the model can be split in here."""
         able = [d for d in (1, *RANKS) if degree_obstacle(d, self.model.heads, self.model.kv_heads) is None]
         return [d for d in able if least <= d <= self.devices]
 
@@ -122,22 +119,20 @@ class Modelled:
         pool = kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization)
         blocks = int(pool / (BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)))
         heads = self.model.kv_heads
-        return Engine(blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
+        return Engine(devices, blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
 
     def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
-        """The cost model."""
         cost = LaneCost(self.model, self.kind.hardware, degree, execution)
 
-        def seconds(plan: SimStep) -> float:
-            return cost.step_s(plan.sequences, plan.decode_context_tokens, plan.chunks)
+        def seconds(step: SimStep) -> float:
+            return cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
 
         return seconds
 
     def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
-        """The cost model, and what was measured of the host's part."""
         return coordinated(self.step_time(degree, execution), size)
 
-    def moving(self, degree: int) -> MoveCost | None:
+    def migration(self, degree: int) -> MoveCost | None:
         """Modelled, not measured: every device receives all heads, from one rank after the other, after a header."""
         hardware = self.kind.hardware
         lines = hardware.all_reduce.get(degree)
@@ -148,40 +143,10 @@ class Modelled:
         return MoveCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
 
-class _MachineData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MeasuredCost(_MachineData):
-    """A `StepCost` as a server's controller has learned it."""
-
-    fixed_s: float = Field(ge=0, allow_inf_nan=False)
-    prefill_token_s: float = Field(ge=0, allow_inf_nan=False)
-    sequence_s: float = Field(ge=0, allow_inf_nan=False)
-    context_token_s: float = Field(ge=0, allow_inf_nan=False)
-    few_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    some_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    prefill_pair_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    @cached_property
-    def cost(self) -> StepCost:
-        """The same for the policies."""
-        return StepCost(**self.model_dump())
-
-    def seconds(self, plan: SimStep) -> float:
-        """Of one step."""
-        return self.cost.step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens, plan.prefill_pairs)
-
-
-class MeasuredMove(_MachineData):
-    """A `MoveCost` as a server's engines have measured it."""
-
-    fixed_s: float = Field(ge=0, allow_inf_nan=False)
-    token_s: float = Field(ge=0, allow_inf_nan=False)
-
-
-class Measured(_MachineData):
+class Measured(BaseModel):
     """A live server as `flying-serving fit` found it. Maps are by group size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["flying-serving-machine"] = "flying-serving-machine"
     source: str
@@ -189,15 +154,20 @@ class Measured(_MachineData):
     devices_per_engine: int = Field(ge=1)
     blocks: int = Field(ge=2)
     block_tokens: Mapping[int, int]
-    step_cost: Mapping[int, MeasuredCost]
-    move_cost: Mapping[int, MeasuredMove] = {}
-    """By engines in the cover; where it is missing, KV does not move."""
+    step_cost: Mapping[int, StepCost]
+    migration_cost: Mapping[int, MoveCost] = {}
+    """By engines of the enclosing group; where it is missing, KV does not migrate."""
     frontend_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _same_sizes(self) -> Measured:
+    def _check(self) -> Measured:
         if sorted(self.block_tokens) != sorted(self.step_cost) or 1 not in self.step_cost:
             raise ValueError("block_tokens and step_cost: must have the same group sizes, 1 among them")
+        for field, costs in (("step_cost", self.step_cost), ("migration_cost", self.migration_cost)):
+            for size, cost in costs.items():
+                for name, value in asdict(cost).items():
+                    if not 0 <= value < math.inf:
+                        raise ValueError(f"{field}.{size}.{name}={value}: must be finite and at least 0")
         return self
 
     @property
@@ -211,32 +181,36 @@ class Measured(_MachineData):
         return self.devices_per_engine
 
     def degrees(self, least: int) -> list[int]:
-        """The degrees that were measured."""
+        """Those that were measured."""
         return sorted(d for d in (s * self.devices_per_engine for s in self.step_cost) if d >= least)
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
         """The server's own blocks; a wider static engine has those of one member, with more tokens each."""
         first = devices // self.devices_per_engine
-        return Engine(self.blocks, {size: self.block_tokens[size * first] for size in sizes})
+        return Engine(devices, self.blocks, {size: self.block_tokens[size * first] for size in sizes})
 
     def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
-        """As measured.
+        """As measured: in lanes, coordination included.
 
         Raises:
-            ConfigError: for eager execution, which nobody has measured.
+            ConfigError: for eager execution, which was not measured.
         """
         if execution == "eager":
             raise ConfigError("a measured machine has only the steps that were measured; no eager ones")
-        return self.step_cost[degree // self.devices_per_engine].seconds
+        cost = self.step_cost[degree // self.devices_per_engine]
+
+        def seconds(step: SimStep) -> float:
+            return cost.step_s(step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs)
+
+        return seconds
 
     def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
-        """As measured: in lanes, coordination included."""
+        """The same."""
         return self.step_time(degree, execution)
 
-    def moving(self, degree: int) -> MoveCost | None:
+    def migration(self, degree: int) -> MoveCost | None:
         """As measured."""
-        found = self.move_cost.get(degree // self.devices_per_engine)
-        return MoveCost(found.fixed_s, found.token_s) if found is not None else None
+        return self.migration_cost.get(degree // self.devices_per_engine)
 
 
 def load_measured(path: Path) -> Measured:
@@ -250,5 +224,43 @@ def load_measured(path: Path) -> Measured:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--hardware={str(path)!r}: cannot be read ({error})") from None
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"--hardware={str(path)!r}: {problems}") from None
+        raise ConfigError(f"--hardware={str(path)!r}: {problems(error)}") from None
+
+
+def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Measured:
+    """The machine behind an answer of `GET /flying/status`.
+
+    Args:
+        status: the answer.
+        source: its origin, for the file and for messages.
+        frontend_s: what the server adds to a first token outside of steps; the status does not say.
+
+    Raises:
+        ConfigError: a field is missing, or a lane's steps were never measured.
+    """
+    try:
+        sizes = [int(size) for size in status["group_sizes"]]
+        costs = {int(size): dict(cost) for size, cost in status["step_cost"].items()}
+        blocks = min(int(engine["blocks"]) for engine in status["engines"])
+        capacity = {int(size): int(tokens) for size, tokens in status["capacity_tokens"].items()}
+        found = {
+            "source": source,
+            "engines": len(status["engines"]),
+            "devices_per_engine": int(status["devices_per_engine"]),
+            "blocks": blocks,
+            "migration_cost": {int(size): dict(cost) for size, cost in status.get("migration_cost", {}).items()},
+            "frontend_s": frontend_s,
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{source}: no status of a Flying Serving server ({error!r})") from None
+    unknown = sorted(set(sizes) - set(costs))
+    if unknown:
+        raise ConfigError(f"{source}: no step of group size {unknown[0]} was measured; start it with --policy auto")
+    if blocks < 2 or not set(sizes) <= set(capacity):
+        raise ConfigError(f"{source}: blocks={blocks}, capacity_tokens={capacity}: one for each of {sizes} is needed")
+    found["block_tokens"] = {size: capacity[size] // (blocks - 1) for size in sizes}
+    found["step_cost"] = {size: costs[size] for size in sizes}
+    try:
+        return Measured.model_validate(found)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {problems(error)}") from None

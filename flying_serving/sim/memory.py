@@ -48,28 +48,3 @@ def kv_pool_bytes(
             f"device of {usable / 1e9 + activations / 1e9:.1f} GB usable at gpu_memory_utilization={utilization}"
         )
     return pool
-
-
-def kv_capacity_tokens(
-    model: Model,
-    hardware: Hardware,
-    degree: int,
-    resident_degree: int | None = None,
-    utilization: float = GPU_MEMORY_UTILIZATION,
-    activations: float | None = None,
-) -> int:
-    """Tokens that a group of `degree` devices holds when its engines pool their KV memory.
-
-    Args:
-        model: whose KV cache it is.
-        hardware: the kind of device.
-        degree: devices of the group.
-        resident_degree: devices of one engine; None if the group is one engine (a static layout).
-        utilization: see `kv_pool_bytes`.
-        activations: see `kv_pool_bytes`.
-
-    Raises:
-        ConfigError: the weights leave no room.
-    """
-    pool = kv_pool_bytes(model, hardware, resident_degree or degree, utilization, activations)
-    return int(pool / model.kv_bytes_per_token(degree))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,6 @@ class Model:
         experts = max(1, self.experts_per_token)
         return self.layers * (self.attention_params + experts * self.feed_forward_params + self.hidden * self.experts)
 
-    def flops_per_token(self, context_tokens: int = 0) -> float:
-        """Floating-point operations of one token's layers when it attends to `context_tokens`."""
-        full = (self.layers - self.sliding_layers) * context_tokens
-        sliding = self.sliding_layers * min(context_tokens, self.sliding_window)
-        return 2.0 * self.active_params + 4.0 * self.heads * self.head_dim * (full + sliding)
-
     def kv_heads_per_device(self, degree: int) -> int:
         """KV heads that each device holds; at least one, so heads replicate beyond their number."""
         return max(1, self.kv_heads // degree)
@@ -141,17 +136,17 @@ def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
     """
     config = config.get("text_config", config)
     _refuse_uncovered(config, where)
-    count = _Reader(config, where)
+    count = partial(_count, config, where)
     heads = count("num_attention_heads")
     hidden = count("hidden_size")
     layers = count("num_hidden_layers")
-    experts = count.first(("num_local_experts", "num_experts", "n_routed_experts"), 0)
+    experts = count("num_local_experts", "num_experts", "n_routed_experts", default=0)
     intermediate = count("intermediate_size")
     if experts:
-        intermediate = count("moe_intermediate_size", intermediate)
+        intermediate = count("moe_intermediate_size", default=intermediate)
     linear_bytes, expert_bytes = _weight_bytes(config, where)
-    window, sliding_layers = _sliding(config, count, layers)
-    kv_heads = count("num_key_value_heads", heads)
+    window, sliding_layers = _sliding(config, where, layers)
+    kv_heads = count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ConfigError(f"{where}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
     return Model(
@@ -160,12 +155,12 @@ def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=count("head_dim", hidden // heads),
+        head_dim=count("head_dim", default=hidden // heads),
         intermediate=intermediate,
         vocab=count("vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        experts_per_token=count.first(("num_experts_per_tok", "experts_per_token")) if experts else 0,
+        experts_per_token=count("num_experts_per_tok", "experts_per_token") if experts else 0,
         sliding_window=window,
         sliding_layers=sliding_layers,
         linear_bytes=linear_bytes,
@@ -173,28 +168,18 @@ def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
     )
 
 
-class _Reader:
-    """Positive integers of a configuration; null counts as absent."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self._config = config
-        self._where = where
-
-    def __call__(self, field: str, default: int | None = None) -> int:
-        return self.first((field,), default)
-
-    def first(self, fields: tuple[str, ...], default: int | None = None) -> int:
-        """The first of the fields that is there."""
-        for field in fields:
-            value = self._config.get(field)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{self._where}: {field}={value!r}: must be an integer of at least 1")
-            return value
-        if default is None:
-            raise ConfigError(f"{self._where}: {fields[0]} is missing; must be an integer of at least 1")
-        return default
+def _count(config: Mapping[str, Any], where: str, *fields: str, default: int | None = None) -> int:
+    """The first of the fields that is there, a positive integer; null counts as absent."""
+    for field in fields:
+        value = config.get(field)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{where}: {field}={value!r}: must be an integer of at least 1")
+        return value
+    if default is None:
+        raise ConfigError(f"{where}: {fields[0]} is missing; must be an integer of at least 1")
+    return default
 
 
 def _refuse_uncovered(config: Mapping[str, Any], where: str) -> None:
@@ -225,12 +210,12 @@ def _weight_bytes(config: Mapping[str, Any], where: str) -> tuple[float, float]:
     raise ConfigError(f"{where}: quantization_config.quant_method={method!r}: must be mxfp4, fp8, awq or gptq")
 
 
-def _sliding(config: Mapping[str, Any], count: _Reader, layers: int) -> tuple[int, int]:
+def _sliding(config: Mapping[str, Any], where: str, layers: int) -> tuple[int, int]:
     """Window in tokens and how many layers have it."""
     if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
         return 0, 0
     kinds = config.get("layer_types")
-    return count("sliding_window"), kinds.count("sliding_attention") if kinds else layers
+    return _count(config, where, "sliding_window"), kinds.count("sliding_attention") if kinds else layers
 
 
 def _library() -> dict[str, Any]:

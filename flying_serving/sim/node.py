@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
 from flying_serving.controller.controller import Controller
@@ -18,31 +18,41 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
 from flying_serving.sim.engines import SimOrder
-from flying_serving.sim.lanes import SimLane
-from flying_serving.sim.moves import KVTransfers
+from flying_serving.sim.lanes import Finished, SimLane
+from flying_serving.sim.migrations import KVMigrations
 from flying_serving.sim.requests import SimRequest, SimStep
 from flying_serving.workload.model import Request
 
 TICK_S = 0.1
 """As the live server's clock."""
 REST_S = 20.0
-"""A live clock never stops; this one does when it has been idle for so long that nothing changes any more."""
+"""A live clock never stops; this one does after an idle time in which nothing changes any more."""
 STUCK_S = 60.0
-"""If so long nothing runs and nothing changes, those that still wait will never run under this policy."""
+"""If nothing runs and nothing changes for this long, waiting requests will never run under this policy."""
+
+
+class Refusal(NamedTuple):
+    """A request that was not served."""
+
+    request: SimRequest
+    reason: str
+
+
+class LayoutChange(NamedTuple):
+    """The controller's layout from a time on."""
+
+    at_s: float
+    layout: Layout
 
 
 @dataclass
 class Outcome:
-    """What became of the requests of a node: those that ended, and those that were refused, with the reason.
-
-    `layouts` has (time, layout) of each change, `output_tokens` how many tokens came in each whole second.
-    """
+    """What became of the requests of a node, and its layouts and switches."""
 
     ended: list[SimRequest] = field(default_factory=list)
-    refused: list[tuple[SimRequest, str]] = field(default_factory=list)
-    layouts: list[tuple[float, Layout]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    layouts: list[LayoutChange] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
-    output_tokens: Counter[int] = field(default_factory=Counter)
 
 
 class SimNode:
@@ -70,16 +80,16 @@ class SimNode:
     ) -> None:
         self.controller = Controller(settings)
         self.controller.steps.calibrate(calibration)
-        self.controller.moves = dict(shape.moves)
+        self.controller.moves = dict(shape.migrations)
         if placing is not None:
             self.controller.placing = placing
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, step_time, clock, self._on_tokens, self._on_step)
-        self._moves = KVTransfers(self.cluster, self._deliver)
-        for engine in self.cluster.engines:
-            engine.arbiter.present = len(self.controller.layout.group_of(engine.engine))
-        self.outcome = Outcome(layouts=[(clock.now_s, self.controller.layout)])
+        self._migrations = KVMigrations(self.cluster, self._deliver)
+        for number, engine in enumerate(self.cluster.engines):
+            engine.arbiter.present = len(self.controller.layout.group_of(number))
+        self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.layout)])
         self.open: dict[str, SimRequest] = {}
         self._on_end = on_end
         self._learns = settings.policy.pinned_size is None
@@ -89,11 +99,11 @@ class SimNode:
         self._rested_ticks = 0
 
     def arrive(self, request: Request) -> None:
-        """A client sends a request now; the controller hears of it when the server's front end is done with it."""
+        """A client sends a request now; the controller hears of it when the API server is done with it."""
         mine = SimRequest(str(request.index), request.prompt_tokens, request.output_tokens, self.clock.now_s)
-        if self.shape.keep_times:
+        if self.shape.options.keep_times:
             mine.token_s = array("d")
-        wanted = RequestSpec(
+        spec = RequestSpec(
             request.prompt_tokens,
             request.prompt_tokens + request.output_tokens,
             request.output_tokens,
@@ -102,7 +112,7 @@ class SimNode:
             request.deadline_s,
         )
         self.open[mine.request_id] = mine
-        self.clock.after(max(0.0, self.shape.frontend_s - self.shape.message_s), self._admit, mine, wanted)
+        self.clock.after(max(0.0, self.shape.frontend_s - self.shape.options.message_s), self._admit, mine, spec)
 
     def start(self) -> None:
         """The server is up: its clock begins to tick."""
@@ -115,11 +125,11 @@ class SimNode:
         """An operator orders a switch; only one may be under way."""
         self._carry_out(self.controller.order(layout, mode, None, self.clock.now_s)[1])
 
-    def _admit(self, request: SimRequest, wanted: RequestSpec) -> None:
+    def _admit(self, request: SimRequest, spec: RequestSpec) -> None:
         try:
-            commands = self.controller.arrived(request.request_id, wanted, self.clock.now_s)
+            commands = self.controller.arrived(request.request_id, spec, self.clock.now_s)
         except (RequestError, PoolFull) as error:
-            self._refuse(request.request_id, str(error))
+            self._close(request.request_id, str(error))
             return
         self._carry_out(commands)
         self.start()
@@ -130,8 +140,8 @@ class SimNode:
             self.controller.stepped(self._measured)
             self._measured.clear()
             for request in self.open.values():
-                if request.lane is not None and request.first_token_s >= 0:
-                    request.lane.sync(request)
+                if request.group is not None and request.tokens:
+                    self.cluster.lanes[request.group].decoding.sync(request)
                     self._report(request)
         self._carry_out(self.controller.tick(self.clock.now_s))
         busy = self.controller.running > 0 or self.controller.changing
@@ -143,10 +153,10 @@ class SimNode:
             self.clock.after(TICK_S, self._tick)
 
     def _give_up(self) -> None:
-        """A live server would let them wait until their clients go away."""
-        waiting = [tracked.request_id for tracked in self.controller.pool]
+        """Refuse waiting requests; a live server would keep them until their clients disconnect."""
+        waiting = [state.request_id for state in self.controller.pool]
         for request_id in waiting:
-            self._refuse(request_id, f"no layout for it in {STUCK_S:.0f} s: the policy never makes one")
+            self._close(request_id, f"no layout for it in {STUCK_S:.0f} s: the policy never makes one")
         self.controller.finished(waiting, self.clock.now_s, aborted=True)
 
     def _report(self, request: SimRequest) -> None:
@@ -155,81 +165,75 @@ class SimNode:
             self.controller.tokens(request.request_id, count, self.clock.now_s)
             request.reported_tokens = request.tokens
 
-    def _on_step(self, lane: SimLane, duration_s: float, plan: SimStep) -> None:
+    def _on_step(self, lane: SimLane, duration_s: float, step: SimStep) -> None:
         """Keep as many steps as one engine makes: learning from a step costs more time than simulating it."""
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
-            context, pairs = plan.context_tokens, plan.prefill_pairs
-            self._measured.append(Step(lane.size, duration_s, plan.prefill_tokens, plan.sequences, context, pairs))
+            context, pairs = step.context_tokens, step.prefill_pairs
+            self._measured.append(Step(lane.size, duration_s, step.prefill_tokens, step.sequences, context, pairs))
 
-    def _on_tokens(self, first: list[SimRequest], ended: list[SimRequest]) -> None:
-        now = self.clock.now_s
-        for request in first:
+    def _on_tokens(self, finished: Finished) -> None:
+        for request in finished.first:
             self._report(request)
-        for request in ended:
+        for request in finished.ended:
             self._report(request)
-            self._close(request)
-        if ended:
-            self._carry_out(self.controller.finished([request.request_id for request in ended], now))
+            self._close(request.request_id)
+        if finished.ended:
+            ended = [request.request_id for request in finished.ended]
+            self._carry_out(self.controller.finished(ended, self.clock.now_s))
 
-    def _close(self, request: SimRequest) -> None:
-        del self.open[request.request_id]
-        if self._on_end is None:
+    def _close(self, request_id: str, refusal: str | None = None) -> None:
+        """A request is over; `refusal` says why it was not served."""
+        request = self.open.pop(request_id)
+        if self._on_end is not None:
+            self._on_end(request)
+        elif refusal is None:
             self.outcome.ended.append(request)
         else:
-            self._on_end(request)
-
-    def _refuse(self, request_id: str, reason: str) -> None:
-        request = self.open.pop(request_id)
-        if self._on_end is None:
-            self.outcome.refused.append((request, reason))
-        else:
-            self._on_end(request)
+            self.outcome.refused.append(Refusal(request, refusal))
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
                 case Dispatch(request_id, group, moved_from=source):
-                    self._moves.send(self.open[request_id], source, group)
+                    self._migrations.send(self.open[request_id], source, group)
                 case Recall(request_id, _):
                     self.cluster.remove(self.open[request_id])
                 case Reject(request_id, waited_s):
-                    self._refuse(request_id, f"waited {waited_s:.1f} s")
+                    self._close(request_id, f"waited {waited_s:.1f} s")
                 case Order(switch, weave_steps):
-                    self.outcome.layouts.append((self.clock.now_s, switch.new))
-                    self.outcome.switches.append(switch)
-                    _Change(self, switch).begin(weave_steps)
+                    self._send_order(switch, weave_steps)
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
-        """A request has come to a group, unless it was sent elsewhere meanwhile."""
-        if request.lane is None and self.controller.group_of(request.request_id) == group:
+        """A request has come to a group, unless it was dispatched elsewhere meanwhile."""
+        if request.group is None and self.controller.group_of(request.request_id) == group:
             self.cluster.add(group, request)
 
+    def _send_order(self, switch: Switch, weave_steps: int) -> None:
+        self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
+        self.outcome.switches.append(switch)
+        answers = _Answers(self, self.clock.now_s)
+        for engine in range(self.shape.engines):
+            order = SimOrder(len(switch.new.group_of(engine)), switch.mode, weave_steps, answers.add)
+            self.clock.after(self.shape.options.message_s, self.cluster.order, engine, order)
+
     def acknowledge(self, waits_s: list[float]) -> None:
-        """All engines have answered an order, each after so long."""
+        """All engines have answered an order, each after one of these times."""
         reports = [{"in_flight_ms": wait_s * 1e3, "overhead_ms": 0.0, "work_ms": 0.0} for wait_s in waits_s]
         self._carry_out(self.controller.acknowledged(reports, self.clock.now_s))
-        self.clock.after(self.shape.message_s, self.cluster.moved)
+        self.clock.after(self.shape.options.message_s, self.cluster.announce_migrations)
 
 
-class _Change:
-    """One change of layout on its way to the engines, and their answers."""
+@dataclass
+class _Answers:
+    """The engines' answers to one order."""
 
-    def __init__(self, node: SimNode, switch: Switch) -> None:
-        self._node = node
-        self._switch = switch
-        self._begun_s = node.clock.now_s
-        self._waits_s: list[float] = []
+    node: SimNode
+    begun_s: float
+    waits_s: list[float] = field(default_factory=list)
 
-    def begin(self, weave_steps: int) -> None:
-        """Send the orders."""
-        node, switch = self._node, self._switch
-        for engine in node.cluster.engines:
-            size = len(switch.new.group_of(engine.engine))
-            order = SimOrder(size, switch.mode, weave_steps, self._taken)
-            node.clock.after(node.shape.message_s, node.cluster.order, engine.engine, order)
-
-    def _taken(self, now_s: float) -> None:
-        self._waits_s.append(now_s - self._begun_s)
-        if len(self._waits_s) == self._node.shape.engines:
-            self._node.clock.after(self._node.shape.message_s, self._node.acknowledge, self._waits_s)
+    def add(self, now_s: float) -> None:
+        """An engine has carried out the order."""
+        self.waits_s.append(now_s - self.begun_s)
+        if len(self.waits_s) == self.node.shape.engines:
+            self.node.clock.after(self.node.shape.options.message_s, self.node.acknowledge, self.waits_s)

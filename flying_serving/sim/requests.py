@@ -1,36 +1,35 @@
-"""What lanes of the simulator work on: requests, KV blocks, and what a step does."""
+"""What the lanes of the simulator work on: requests, KV blocks, and the contents of a step."""
 
 from __future__ import annotations
 
+import math
 from array import array
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-
-class Place(Protocol):
-    """The lane that a request is in, as others than the lane see it."""
-
-    def remove(self, request: SimRequest) -> None:
-        """Take the request out; its blocks are free."""
-
-    def sync(self, request: SimRequest) -> None:
-        """Bring the request's counts up to date."""
+from flying_serving.layout.groups import Group
 
 
 @dataclass(slots=True, eq=False)
 class SimRequest:
-    """One request in the simulator. Times in seconds; `tokens` are output tokens that it has.
+    """One request. Times in seconds, NaN until then.
 
-    `reported_tokens` are those that the controller knows of. `computed_tokens` are those whose KV is somewhere, in its
-    group or, since `left_s`, in the one that it has left. `token_s` has the time of each token, if they are kept.
+    Args:
+        tokens: output tokens that it has. While it decodes, `DecodeBatch.sync` brings them up to date.
+        reported_tokens: those of them that the controller knows.
+        computed_tokens: tokens whose KV is in `group` or, since `left_s`, in the group that it has left.
+        target_tokens: tokens to compute before the next one is sampled.
+        joined_at, ends_at: counts of its `DecodeBatch`.
+        token_s: time of each output token, if these are kept.
     """
 
     request_id: str
     prompt_tokens: int
     output_tokens: int
     arrival_s: float
-    first_token_s: float = -1.0
-    end_s: float = -1.0
+    first_token_s: float = math.nan
+    end_s: float = math.nan
     tokens: int = 0
     reported_tokens: int = 0
     preemptions: int = 0
@@ -40,7 +39,7 @@ class SimRequest:
     ends_at: int = 0
     joined_at: int = 0
     left_s: float = 0.0
-    lane: Place | None = None
+    group: Group | None = None
     token_s: array[float] | None = None
 
     @property
@@ -48,31 +47,93 @@ class SimRequest:
         """Prompt and output so far."""
         return self.prompt_tokens + self.tokens
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has all its tokens."""
+        return self.tokens == self.output_tokens
 
+
+@dataclass(slots=True)
 class BlockPool:
-    """An engine's KV blocks; lanes of all sizes take theirs from it."""
+    """An engine's KV blocks. Lanes of all sizes take theirs from it."""
 
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-        self.free = blocks
+    blocks: int
+    free: int
+
+
+class GroupBlocks:
+    """The KV blocks of a group: each is one block of every member.
+
+    Args:
+        pools: of the members.
+        block_tokens: tokens in one block.
+    """
+
+    def __init__(self, pools: Sequence[BlockPool], block_tokens: int) -> None:
+        self._pools = pools
+        self._block_tokens = block_tokens
+
+    def holding(self, tokens: int) -> int:
+        """The number of blocks that hold a number of tokens."""
+        return -(-tokens // self._block_tokens)
+
+    @property
+    def free(self) -> int:
+        """Blocks that every member has free."""
+        if len(self._pools) == 1:
+            return self._pools[0].free
+        return min(pool.free for pool in self._pools)
+
+    def take(self, blocks: int) -> None:
+        """Take free blocks, which a decoding request or several share out; negative to give them back."""
+        for pool in self._pools:
+            pool.free -= blocks
+
+    def take_for(self, request: SimRequest, blocks: int) -> None:
+        """Take free blocks for a prompt."""
+        self.take(blocks)
+        request.blocks += blocks
+
+    def give_back(self, request: SimRequest) -> None:
+        """Free the blocks of a request."""
+        self.take(-request.blocks)
+        request.blocks = 0
+
+
+class Chunk(NamedTuple):
+    """A part of a prompt that one step computes."""
+
+    new_tokens: int
+    tokens_before: int
 
 
 @dataclass(slots=True)
 class SimStep:
-    """What a step does: `prefill` has (request, new tokens), `chunks` (new tokens, tokens before) of the same."""
+    """The contents of one step: chunks of prompts, and decoding requests that compute one token each.
 
-    prefill: list[tuple[SimRequest, int]]
-    chunks: list[tuple[int, int]]
-    prefill_tokens: int
-    sequences: int
-    decode_context_tokens: int
+    Args:
+        chunks: of prompts.
+        sequences: decoding requests.
+        decode_context_tokens: tokens that these have computed before.
+        prompts: the requests of `chunks`.
+    """
+
+    chunks: list[Chunk]
+    sequences: int = 0
+    decode_context_tokens: int = 0
+    prompts: list[SimRequest] = field(default_factory=list)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that it computes."""
+        return sum(chunk.new_tokens for chunk in self.chunks)
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that its requests had computed before, decoding ones and prompts."""
-        return self.decode_context_tokens + sum(before for _, before in self.chunks)
+        """Tokens that its requests have computed before, decoding ones and prompts."""
+        return self.decode_context_tokens + sum(chunk.tokens_before for chunk in self.chunks)
 
     @property
     def prefill_pairs(self) -> int:
         """Prompt tokens times the tokens of their requests before them."""
-        return sum(new * before for new, before in self.chunks)
+        return sum(chunk.new_tokens * chunk.tokens_before for chunk in self.chunks)

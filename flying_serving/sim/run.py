@@ -1,4 +1,4 @@
-"""Serve a workload with a simulated system, and what comes out in the form of a benchmark's results."""
+"""ServeMessage a workload with a simulated system, and give the outcome the form of a benchmark's results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flying_serving.sim.system import System
 from flying_serving.workload.model import Request, Workload
 
 LEAD_S = 10.0
-"""The server has been up for so long when the workload begins, so it is in the layout that suits an idle one."""
+"""Time from the server's start to the workload's, so that it is in the layout of an idle server."""
 _PROGRESS_EVENTS = 5000
 
 
@@ -31,28 +31,26 @@ class Simulated:
 
 
 class ArrivalStream:
-    """Requests from a stream, one ahead of time, so that a long stream takes no more memory than a short one."""
+    """Requests from a stream, read one ahead, so that a long stream takes no more memory than a short one."""
 
     def __init__(self, requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
         self._requests: Iterator[Request] = iter(requests)
         self._clock = clock
         self._arrive = arrive
-        self.seen = 0
         self._expect()
 
     def _expect(self) -> None:
         request = next(self._requests, None)
         if request is not None:
-            self._clock.at(request.arrival_s, self._come, request)
+            self._clock.at(request.arrival_s, self._next, request)
 
-    def _come(self, request: Request) -> None:
-        self.seen += 1
+    def _next(self, request: Request) -> None:
         self._expect()
         self._arrive(request)
 
 
 def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
-    """Serve requests until all have ended or were refused.
+    """ServeMessage requests until all have ended or were refused.
 
     Args:
         system: the server.
@@ -72,9 +70,9 @@ def simulate(system: System, requests: Iterable[Request], progress: Callable[[in
 
 
 def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:
-    """The table that `flying-serving bench` keeps of a live server, of a simulated one.
+    """The same table that `flying-serving bench` makes of a live server.
 
-    Without kept times, a request has its first token and, at its end, all others.
+    Without kept times, a request gets its first token and, at its end, all others.
 
     Args:
         system: which server.

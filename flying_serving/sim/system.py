@@ -12,56 +12,31 @@ from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Weights
-from flying_serving.sim.cluster import Clock, ClusterShape, StepTime
+from flying_serving.sim.cluster import Clock, ClusterShape, Options, StepTime
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import Execution
 from flying_serving.sim.machine import Engine, Machine
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.requests import SimRequest, SimStep
+from flying_serving.sim.requests import Chunk, SimRequest, SimStep
 from flying_serving.worker.probes import ENOUGH_S, probes
 
 
 @dataclass(frozen=True)
-class Options:
-    """Of all systems that are compared; the defaults are vLLM's for a server on large devices, and ours.
-
-    Args:
-        slots: requests per group at a time (`--max-num-seqs`).
-        budget_tokens: tokens per step (`--max-num-batched-tokens`).
-        horizon_s, ttft_weight, weave_steps, max_pause_s: as in the server's settings.
-        message_s: between the API server and an engine, one way.
-        keep_times: whether the time of each token is kept.
-    """
-
-    slots: int = 1024
-    budget_tokens: int = 8192
-    horizon_s: float = 20.0
-    ttft_weight: float = 15.0
-    weave_steps: int = 1
-    max_pause_s: float = 1.0
-    message_s: float = 0.0005
-    keep_times: bool = True
-
-
-@dataclass(frozen=True)
 class System:
-    """A server that can be started as often as one likes.
-
-    `degrees` has the devices of each group size. `placing` makes another way to choose groups than the controller's.
-    """
+    """A server that can be started any number of times. `placing` is how its controller chooses groups."""
 
     name: str
     settings: Settings
     shape: ClusterShape
     step_time: StepTime
     calibration: tuple[Step, ...]
-    degrees: Mapping[int, int]
-    placing: Callable[[Settings], Placing] | None = None
+    placing: type[Placing] = Placing
 
     def node(self, clock: Clock, on_end: Callable[[SimRequest], None] | None = None) -> SimNode:
         """A fresh server."""
-        placing = self.placing(self.settings) if self.placing else None
-        return SimNode(self.settings, self.shape, self.step_time, clock, self.calibration, on_end, placing)
+        settings = self.settings
+        placing = self.placing(settings.capacity, settings.limits, settings.engines)
+        return SimNode(settings, self.shape, self.step_time, clock, self.calibration, on_end, placing)
 
 
 def check_engine(machine: Machine, devices: int) -> None:
@@ -88,16 +63,21 @@ def flying(
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
     times = {size: machine.lane_time(size * devices, size, execution) for size in sizes}
-    engine = machine.engine(devices, sizes, devices)
-    system = _system(machine, policy, options, engine, devices, times)
+    system = _system(machine, policy, options, machine.engine(devices, sizes, devices), times)
     if recomputes:
         return replace(system, shape=replace(system.shape, recomputes=True))
-    moves = {size: cost for size in sizes if size > 1 and (cost := machine.moving(size * devices)) is not None}
-    return replace(system, shape=replace(system.shape, moves=moves))
+    costs = {size: machine.migration(size * devices) for size in sizes if size > 1}
+    known = {size: cost for size, cost in costs.items() if cost is not None}
+    return replace(system, shape=replace(system.shape, migrations=known))
 
 
 def static(
-    machine: Machine, degree: int, policy: Policy, options: Options, resident: int = 0, time: DegreeTime | None = None
+    machine: Machine,
+    degree: int,
+    policy: Policy,
+    options: Options,
+    resident: int | None = None,
+    time: DegreeTime | None = None,
 ) -> System:
     """Stock vLLM: engines of `degree` devices that stay apart.
 
@@ -111,61 +91,41 @@ def static(
     """
     check_engine(machine, degree)
     engine = machine.engine(resident or degree, (1,), degree)
-    return _system(machine, policy, options, engine, degree, {1: time or machine.step_time(degree)})
+    return _system(machine, policy, options, engine, {1: time or machine.step_time(degree)})
 
 
 def _system(
-    machine: Machine,
-    policy: Policy,
-    options: Options,
-    engine: Engine,
-    devices: int,
-    times: Mapping[int, DegreeTime],
+    machine: Machine, policy: Policy, options: Options, engine: Engine, times: Mapping[int, DegreeTime]
 ) -> System:
-    engines, sizes = machine.devices // devices, sorted(times)
-    capacity = Capacity({s: (engine.blocks - 1) * engine.block_tokens[s] for s in sizes}, devices)
+    engines = machine.devices // engine.devices
     settings = Settings(
         engines=engines,
-        capacity=capacity,
+        capacity=Capacity({s: (engine.blocks - 1) * engine.block_tokens[s] for s in sorted(times)}, engine.devices),
         policy=policy,
-        limits=Limits(options.slots, options.budget_tokens, capped=policy.pinned_size is None),
+        limits=Limits(options.max_num_seqs, options.max_num_batched_tokens, capped=policy.pinned_size is None),
         weights=Weights(options.horizon_s, options.ttft_weight),
         weave_steps=options.weave_steps,
     )
-    shape = ClusterShape(
-        engines=engines,
-        sizes=tuple(sizes),
-        blocks=engine.blocks,
-        block_tokens=dict(engine.block_tokens),
-        slots=options.slots,
-        budget_tokens=options.budget_tokens,
-        message_s=options.message_s,
-        frontend_s=machine.frontend_s,
-        max_pause_s=options.max_pause_s,
-        weave_steps=options.weave_steps,
-        keep_times=options.keep_times,
-    )
+    shape = ClusterShape(engines, engine.blocks, engine.block_tokens, options, machine.frontend_s)
 
-    def step_time(size: int, plan: SimStep) -> float:
-        return times[size](plan)
+    def step_time(size: int, step: SimStep) -> float:
+        return times[size](step)
 
-    degrees = {size: size * devices for size in sizes}
-    return System(policy.name, settings, shape, step_time, _calibration(times, shape), degrees)
+    return System(policy.name, settings, shape, step_time, _calibration(times, settings.capacity, options))
 
 
-def _calibration(times: Mapping[int, DegreeTime], shape: ClusterShape) -> tuple[Step, ...]:
-    """What a live server would measure at its start."""
+def _calibration(times: Mapping[int, DegreeTime], capacity: Capacity, options: Options) -> tuple[Step, ...]:
+    """The steps that a live server would measure at its start."""
     steps = []
-    for size in shape.sizes:
-        room = (shape.blocks - 1) * shape.block_tokens[size]
+    for size, room_tokens in capacity.tokens.items():
         ended: set[tuple[bool, int]] = set()
-        for probe in probes(shape.slots, shape.budget_tokens, room):
-            step = Step.of_probe(size, 0.0, probe.tokens, probe.is_prefill, probe.context_tokens)
-            chunks = [(probe.tokens, probe.context_tokens)] if probe.is_prefill else []
-            decodes = 0 if probe.is_prefill else step.context_tokens
-            took_s = times[size](SimStep([], chunks, step.prefill_tokens, step.sequences, decodes))
-            if probe.kind not in ended:
-                steps.append(replace(step, duration_s=took_s))
+        for probe in probes(options.max_num_seqs, options.max_num_batched_tokens, room_tokens):
+            if probe.kind in ended:
+                continue
+            tokens, before = probe.tokens, probe.context_tokens
+            step = SimStep([Chunk(tokens, before)]) if probe.is_prefill else SimStep([], tokens, tokens * before)
+            took_s = times[size](step)
+            steps.append(Step.of_probe(size, took_s, tokens, probe.is_prefill, before))
             if took_s > ENOUGH_S:
                 ended.add(probe.kind)
     return tuple(steps)

@@ -16,8 +16,7 @@ from flying_serving.cli.admin import app
 from flying_serving.errors import FlyingError
 from flying_serving.predict.moves import MoveCost
 from flying_serving.predict.steps import StepCost
-from flying_serving.sim.live import from_status
-from flying_serving.sim.machine import load_measured
+from flying_serving.sim.machine import from_status, load_measured
 
 COST = asdict(StepCost(0.02, 1e-4, 1e-3, 1e-8, 2e-3, 1e-5))
 """What `/flying/status` says of a lane."""
@@ -28,7 +27,7 @@ STATUS: dict[str, Any] = {
     "devices_per_engine": 1,
     "capacity_tokens": {"1": 12800, "2": 25600},
     "step_cost": {"1": COST, "2": COST | {"fixed_s": 0.012}},
-    "move_cost": {"2": {"fixed_s": 0.001, "token_s": 2e-6}},
+    "migration_cost": {"2": {"fixed_s": 0.001, "token_s": 2e-6}},
     "engines": [{"engine": 0, "blocks": 402}, {"engine": 1, "blocks": 401}],
 }
 
@@ -51,19 +50,20 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     machine = load_measured(out)
     assert (machine.engines, machine.blocks, dict(machine.block_tokens)) == (2, 401, {1: 32, 2: 64})
     assert (
-        machine.step_cost[2].fixed_s == 0.012
-        and asdict(machine.step_cost[1].cost) == COST
-        and machine.frontend_s == 0.005
+        machine.step_cost[2].fixed_s == 0.012 and asdict(machine.step_cost[1]) == COST and machine.frontend_s == 0.005
     )
-    assert machine.moving(2) == MoveCost(0.001, 2e-6)
+    assert machine.migration(2) == MoveCost(0.001, 2e-6)
     workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
     assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
 
 
 def test_a_server_whose_kv_does_not_migrate() -> None:
     """Nothing is said of it, or nothing was measured."""
-    for status in (STATUS | {"move_cost": {}}, {key: value for key, value in STATUS.items() if key != "move_cost"}):
-        assert from_status(status, "a test", 0.0).moving(2) is None
+    for status in (
+        STATUS | {"migration_cost": {}},
+        {key: value for key, value in STATUS.items() if key != "migration_cost"},
+    ):
+        assert from_status(status, "a test", 0.0).migration(2) is None
 
 
 def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("change", "message"),
     [
         ({"step_cost": {"1": COST}}, "no step of group size 2 was measured"),
-        ({"move_cost": {"2": {"fixed_s": -1, "token_s": 0}}}, "move_cost.2.fixed_s"),
+        ({"migration_cost": {"2": {"fixed_s": -1, "token_s": 0}}}, "migration_cost.2.fixed_s"),
         ({"engines": []}, "no status of a Flying Serving server"),
         ({"engines": [{"engine": 0}]}, "'blocks'"),
         ({"capacity_tokens": {"1": 5}}, "capacity_tokens={1: 5}"),

@@ -14,7 +14,7 @@ from flying_serving.cli.admin import app
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import FlyingError
 from flying_serving.results.results import Results
-from flying_serving.sim.system import Options
+from flying_serving.sim.cluster import Options
 
 SMALL = ["--model", "llama-3-8b", "--hardware", "h200x2", "--synth", "paper", "--set", "requests=30"]
 

@@ -31,7 +31,6 @@ def measured(device: Hardware, noise: float) -> dict[int, list[StepObservation]]
 
 @pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 1e-2), (0.05, 0.15)])
 def test_measured_steps_give_their_coefficients_back(noise: float, tolerance: float) -> None:
-    """With their errors and where they are from; the others stay."""
     start = load("h100")
     steps = measured(replaced(start, TRUTH, None, "made up for a test"), noise)
     result = fit_steps(LLAMA, start, list(TRUTH), steps, "graph", "a test's steps")
@@ -46,7 +45,6 @@ def test_measured_steps_give_their_coefficients_back(noise: float, tolerance: fl
 
 
 def test_what_cannot_be_fitted() -> None:
-    """Is named."""
     device = load("h100")
     with pytest.raises(ConfigError, match=r"names=\['speed'\]"):
         fit(device, ["speed"], [1.0], lambda _: [1.0], "a test's steps")
@@ -67,6 +65,5 @@ def test_a_line_ignores_outliers() -> None:
 
 
 def test_observations_are_values() -> None:
-    """So that a recorded step can be compared and stored."""
     step = StepObservation(1, 2, ((3, 4),), 0.5)
     assert dataclasses.replace(step) == step

@@ -26,7 +26,6 @@ def system(policy: str = "auto") -> System:
 
 
 def test_all_requests_end_and_nodes_share_them() -> None:
-    """The router looks at what is open."""
     requests = synthesise(Poisson(requests=300, rate_rps=40.0, output_tokens=(10, 60)), 0).requests
     ended: list[SimRequest] = []
     fleet = Fleet(system(), 4, ended.append)
@@ -40,7 +39,6 @@ def test_all_requests_end_and_nodes_share_them() -> None:
 
 
 def test_a_fleet_of_one_is_a_node() -> None:
-    """The same times as without a router."""
     requests = synthesise(Poisson(requests=100, rate_rps=10.0), 0).requests
     fleet = Fleet(system(), 1)
     fleet.run(requests)
@@ -49,7 +47,6 @@ def test_a_fleet_of_one_is_a_node() -> None:
 
 
 def test_requests_are_read_one_ahead() -> None:
-    """A stream is not read to its end at once."""
     seen = 0
 
     def stream():  # type: ignore[no-untyped-def]
@@ -65,7 +62,6 @@ def test_requests_are_read_one_ahead() -> None:
 
 
 def test_what_no_node_can_hold_is_counted() -> None:
-    """As refused."""
     fleet = Fleet(system("static-dp"), 2)
     fleet.run([Request(0, 0.0, 5_000_000, 5)])
     assert (fleet.refused, fleet.e2e.count) == (1, 0)
@@ -73,7 +69,6 @@ def test_what_no_node_can_hold_is_counted() -> None:
 
 @given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
 def test_quantiles_are_within_two_percent(values: list[float], share: float) -> None:
-    """Of the value that so many do not exceed."""
     tally = Tally()
     for value in values:
         tally.add(value)

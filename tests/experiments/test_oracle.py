@@ -14,7 +14,6 @@ REQUESTS = list(synthesise(SHAPE, 1).requests)
 
 
 def test_it_is_at_least_as_good_as_what_is_kept() -> None:
-    """Layouts that are kept are among what it chooses from."""
     kept = [oracle._kept(World(Clock(-LEAD_S)), Layout.uniform(4, size), REQUESTS) for size in (1, 2, 4)]
     mean_s, _, _ = oracle.oracle(REQUESTS)
     assert mean_s <= min(kept)

@@ -46,7 +46,6 @@ def test_numbers_are_of_code_that_a_commit_has(name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_switches_are_simulated_as_they_are_kept(mode: str) -> None:
-    """Figure 10 at its lowest rate, every way to switch, first seed."""
     rate = fig10.RATES[0]
     then = kept("fig10").seeds[0][fig10.run_name(rate, mode)]
     found = fig10.measure_one(rate, mode, FIRST)
@@ -56,7 +55,6 @@ def test_switches_are_simulated_as_they_are_kept(mode: str) -> None:
 
 
 def test_capacities_and_a_switch_are_simulated_as_they_are_kept() -> None:
-    """Table 2, first seed."""
     then = kept("table2").seeds[0]
     assert table2.capacities(FIRST) == then["capacity"]
     assert table2.cutover_ms(FIRST) == pytest.approx(then["switch_ms"], rel=1e-6)

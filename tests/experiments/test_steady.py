@@ -22,14 +22,12 @@ def test_alone() -> None:
 
 
 def test_a_prompt_is_cut_into_chunks() -> None:
-    """Each is a step, later ones with the former as context."""
     load_ = Load(5000, 10, 2048)
     steps = [(2048, 0), (2048, 2048), (904, 4096)]
     assert prefill_s(LANE, load_) == pytest.approx(sum(LANE.step_s(0, 0, [step]) for step in steps))
 
 
 def test_load_costs_time() -> None:
-    """Both grow with the rate."""
     rates = [0.0, 0.5, 1.0, 2.0, 4.0]
     for function in (tpot_s, ttft_s):
         seconds = [function(LANE, LOAD, rate) for rate in rates]
@@ -46,7 +44,6 @@ def test_the_rate_a_full_engine_serves_is_consistent() -> None:
 
 @given(LOADS, st.floats(1, 1024), st.floats(1, 1024))
 def test_more_sequences_never_serve_much_less(load_: Load, one: float, other: float) -> None:
-    """Batching helps, and steps never exceed their tokens."""
     few, many = sorted((one, other))
     fuller = full(LANE, load_, many)
     assert fuller.requests_per_s >= 0.98 * full(LANE, load_, few).requests_per_s

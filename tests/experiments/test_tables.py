@@ -51,7 +51,6 @@ def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
 
 
 def test_what_holds_by_construction_is_marked_and_said() -> None:
-    """Once, however many rows it is true of."""
     lines = table([Row("a", 1.0, (1.0,), True, "same steps"), Row("b", 1.0, (1.0,), True, "same steps")])
     assert "| a | 1 | 1 | 1.00 | equal | yes |" in lines
     assert [line for line in lines if line.startswith("- ")] == ["- same steps"]
@@ -61,12 +60,11 @@ def test_a_reason_for_another_number_says_so(monkeypatch: pytest.MonkeyPatch) ->
     """Reasons are found for a value; when ours has moved away from it, the text names that value."""
     monkeypatch.setitem(reasons.REASONS, ("t", "m", "x"), (2.0, "slow links"))
     rows = [Row("x", 1.0, (2.0, 2.2)), Row("x", 1.0, (3.0,)), Row("y", 1.0, (3.0,))]
-    same, moved, other = why("t", "m", rows)
-    assert (same.why, moved.why, other.why) == ("slow links", "(found when ours was 2) slow links", "")
+    same, changed, other = why("t", "m", rows)
+    assert (same.why, changed.why, other.why) == ("slow links", "(found when ours was 2) slow links", "")
 
 
 def test_a_row_has_the_value_of_each_seed() -> None:
-    """And that with the other memory efficiency, where it was tried."""
     found = Kept("abcdef0", [{"x": 1.0}, {"x": 3.0}], {"x": 7.0})
     one = row("x", 4.0, found, lambda numbers: numbers["x"])
     assert (one.ours, one.mean, one.ratio, one.kernels) == ((1.0, 3.0), 2.0, 0.5, 7.0)
@@ -74,10 +72,8 @@ def test_a_row_has_the_value_of_each_seed() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (0.12345, "0.123"), (-2000.0, "-2,000")])
 def test_numbers(value: float, text: str) -> None:
-    """Three digits."""
     assert number(value) == text
 
 
 def test_spread() -> None:
-    """The mean, with both ends where they differ."""
     assert (spread([2.0]), spread([2.0, 2.0]), spread([1.0, 2.0, 6.0])) == ("2", "2", "3 [1..6]")

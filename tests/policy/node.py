@@ -7,7 +7,7 @@ from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Weights
-from flying_serving.sim.cluster import Clock, ClusterShape
+from flying_serving.sim.cluster import Clock, ClusterShape, Options
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import SimStep
 from flying_serving.workload.model import Request
@@ -34,7 +34,7 @@ def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2, 
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
     chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), weights)
-    shape = ClusterShape(engines, sizes, BLOCKS, {size: 32 * size for size in sizes}, SLOTS, BUDGET_TOKENS)
+    shape = ClusterShape(engines, BLOCKS, {size: 32 * size for size in sizes}, Options(SLOTS, BUDGET_TOKENS))
 
     def step_s(size: int, plan: SimStep) -> float:
         return lanes[size].step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)

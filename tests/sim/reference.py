@@ -27,15 +27,15 @@ class Slow:
 class SlowLane:
     """vLLM's scheduling, written down step by step, with one pool."""
 
-    def __init__(self, blocks: int, block_tokens: int, slots: int, budget: int) -> None:
+    def __init__(self, blocks: int, block_tokens: int, seqs: int, budget: int) -> None:
         self.free = blocks
-        self.block_tokens, self.slots, self.budget = block_tokens, slots, budget
+        self.block_tokens, self.seqs, self.budget = block_tokens, seqs, budget
         self.waiting: list[Slow] = []
         self.running: list[Slow] = []
         self.scheduled: dict[str, tuple[int, int]] = {}
 
     def add(self, request: Slow) -> None:
-        """Who brings KV goes first."""
+        """One with KV goes first."""
         self.waiting.insert(0 if request.computed else len(self.waiting), request)
 
     def begin(self) -> dict[str, tuple[int, int]]:
@@ -54,7 +54,7 @@ class SlowLane:
             if request in self.running:
                 self.scheduled[request.name] = (count, request.computed)
                 budget -= count
-        while self.waiting and not preempted and budget > 0 and len(self.running) < self.slots:
+        while self.waiting and not preempted and budget > 0 and len(self.running) < self.seqs:
             request = self.waiting[0]
             if self._missing(request, request.context) > self.free:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,40 +12,40 @@ from hypothesis import strategies as st
 from flying_serving.config import MODES
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.sim.cluster import Clock, Cluster, ClusterShape
+from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, Options
 from flying_serving.sim.engines import SimOrder
-from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.requests import SimRequest, SimStep
-from tests.sim.nodes import shape_of, step_time
+from tests.sim.nodes import OPTIONS, shape_of, step_time
 
 
 @dataclass
 class World:
-    """A cluster, and what has happened in it: (time, group, seconds) of steps, and of other things done together."""
+    """A cluster, and its past: (time, group, seconds) of steps and of other things that engines did together."""
 
     shape: ClusterShape
     clock: Clock = field(default_factory=Clock)
     steps: list[tuple[float, Group, float]] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     answers: list[float] = field(default_factory=list)
-    met: int = 0
-    word_s: float = 0.001
+    joined: int = 0
+    announced_s: float = 0.001
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.shape, step_time, self.clock, self._on_tokens, self._on_step)
 
-    def _on_tokens(self, first: list[SimRequest], ended: list[SimRequest]) -> None:
-        self.ended += [request.request_id for request in ended]
+    def _on_tokens(self, finished: Finished) -> None:
+        self.ended += [request.request_id for request in finished.ended]
 
-    def _on_step(self, lane: SimLane, seconds: float, plan: SimStep) -> None:
+    def _on_step(self, lane: SimLane, seconds: float, step: SimStep) -> None:
         self.steps.append((self.clock.now_s, lane.group, seconds))
 
-    def meet(self, group: Group, seconds: float) -> None:
-        """Let engines come together."""
-        self.cluster.meet(group, seconds, self._on_met, group, seconds)
+    def together(self, group: Group, seconds: float) -> None:
+        """Let engines do something together."""
+        self.cluster.together(group, seconds, self._joined, group, seconds)
 
-    def _on_met(self, group: Group, seconds: float) -> None:
-        self.met += 1
+    def _joined(self, group: Group, seconds: float) -> None:
+        self.joined += 1
         self.steps.append((self.clock.now_s - seconds, group, seconds))
 
     def order(self, layout: Layout, mode: str) -> None:
@@ -55,10 +55,10 @@ class World:
             self.cluster.order(engine, SimOrder(size, mode, 1, self._answered))
 
     def _answered(self, now_s: float) -> None:
-        """When all have answered they hear, a moment later, that nothing moves."""
+        """When all have answered they hear, a moment later, that nothing migrates."""
         self.answers.append(now_s)
         if len(self.answers) % self.shape.engines == 0:
-            self.clock.after(self.word_s, self.cluster.moved)
+            self.clock.after(self.announced_s, self.cluster.announce_migrations)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Let time pass."""
@@ -82,20 +82,18 @@ work = st.lists(
     st.tuples(st.floats(0, 2), st.integers(0, 6), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=14
 )
 orders = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(MODES)), max_size=5)
-
-
-meetings = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)), max_size=5)
+joint = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)), max_size=5)
 
 
 @settings(max_examples=80, deadline=None)
-@given(work, orders, meetings, st.booleans())
-def test_whatever_comes_everything_ends(
+@given(work, orders, joint, st.booleans())
+def test_all_requests_end_whatever_happens(
     requests: list[tuple[float, int, int, int]],
     changes: list[tuple[float, int, str]],
-    meets: list[tuple[float, int, float]],
+    together: list[tuple[float, int, float]],
     recomputes: bool,
 ) -> None:
-    """Requests in groups of mixed sizes and orders at any time: nobody is stuck, no engine is in two steps at once."""
+    """Requests in groups of mixed sizes and orders at any time: none is stuck, no engine is in two steps at once."""
     world = World(shape_of(4, (1, 2, 4), blocks=24, recomputes=recomputes))
     groups, layouts = list(world.cluster.lanes), Layout.all(4, (1, 2, 4))
     for number, (at_s, group, prompt, output) in enumerate(requests):
@@ -103,18 +101,17 @@ def test_whatever_comes_everything_ends(
         world.clock.at(at_s, world.cluster.add, groups[group], mine)
     for at_s, layout, mode in changes:
         world.clock.at(at_s, world.order, layouts[layout], mode)
-    for at_s, group, seconds in meets:
-        world.clock.at(at_s, world.meet, groups[group], seconds)
+    for at_s, group, seconds in together:
+        world.clock.at(at_s, world.together, groups[group], seconds)
     world.run()
     assert sorted(world.ended) == sorted(str(n) for n in range(len(requests)))
-    assert world.met == len(meets)
+    assert world.joined == len(together)
     assert len(world.answers) == 4 * len(changes)
     assert all(pool.free == pool.blocks == 23 for pool in world.cluster.pools)
     no_engine_in_two_steps(world)
 
 
-def test_a_weave_gives_old_and_new_layout_half_of_the_time_each() -> None:
-    """Both go on after the order."""
+def test_a_weave_gives_both_layouts_half_of_the_time() -> None:
     world = World(shape_of(2, (1, 2)))
     world.cluster.add((0,), SimRequest("old", 10, 100, 0.0))
     world.run(0.2)
@@ -127,9 +124,9 @@ def test_a_weave_gives_old_and_new_layout_half_of_the_time_each() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_engines_that_may_lose_requests_wait_for_word_of_it(mode: str) -> None:
-    """They make no step for nothing; who keeps its group goes on."""
-    world = World(shape_of(4, (1, 2)), word_s=1.0)
+def test_engines_wait_until_migrations_are_announced(mode: str) -> None:
+    """They make no step for nothing; an engine that keeps its group goes on."""
+    world = World(shape_of(4, (1, 2)), announced_s=1.0)
     for engine in (0, 3):
         world.cluster.add((engine,), SimRequest(str(engine), 10, 400, 0.0))
     world.run(0.2)
@@ -141,9 +138,9 @@ def test_engines_that_may_lose_requests_wait_for_word_of_it(mode: str) -> None:
     assert any(at >= waited[1] for at, group, _ in world.steps if group == (0,))
 
 
-def test_a_hard_switch_pauses_the_old_layout_but_not_for_longer_than_allowed() -> None:
+def test_a_hard_switch_pauses_the_old_layout_up_to_a_limit() -> None:
     """The paused request gets a step about every max_pause_s, and ends after the others."""
-    world = World(shape_of(2, (1, 2), max_pause_s=0.5))
+    world = World(shape_of(2, (1, 2), options=replace(OPTIONS, max_pause_s=0.5)))
     world.cluster.add((0,), SimRequest("old", 10, 60, 0.0))
     world.run(0.2)
     world.order(Layout.uniform(2, 2), "hard")
@@ -156,11 +153,11 @@ def test_a_hard_switch_pauses_the_old_layout_but_not_for_longer_than_allowed() -
     assert world.ended == ["new", "old"]
 
 
-def test_without_keeping_kv_a_hard_switch_computes_the_prompt_again() -> None:
-    """The authors' fork frees the blocks of whoever it preempts."""
+def test_a_hard_switch_that_frees_kv_computes_prompts_again() -> None:
+    """The authors' fork frees the blocks of the requests that it preempts."""
     prefilled = {}
     for recomputes in (False, True):
-        world = World(shape_of(2, (1, 2), max_pause_s=0.5, recomputes=recomputes))
+        world = World(shape_of(2, (1, 2), options=replace(OPTIONS, max_pause_s=0.5), recomputes=recomputes))
         old = SimRequest("old", 100, 60, 0.0)
         world.cluster.add((0,), old)
         world.run(0.5)
@@ -181,6 +178,5 @@ def test_a_group_waits_for_blocks_that_another_engine_holds() -> None:
 
 
 def test_a_budget_below_the_number_of_requests_is_refused() -> None:
-    """vLLM refuses it too."""
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens=4: must be at least max_num_seqs=8"):
-        ClusterShape(1, (1,), 10, {1: 16}, slots=8, budget_tokens=4)
+        Options(max_num_seqs=8, max_num_batched_tokens=4)

@@ -34,7 +34,6 @@ def test_more_work_takes_longer(
 
 @given(LANE)
 def test_nothing_takes_no_time(lane: LaneCost) -> None:
-    """An empty batch is no step."""
     assert lane.step_s(0, 0) == 0.0
 
 
@@ -48,7 +47,6 @@ def test_a_step_is_longer_than_what_the_data_sheet_allows(lane: LaneCost, decode
 
 @given(LANE, st.integers(512, 8192))
 def test_a_prompt_takes_longer_than_peak_arithmetic(lane: LaneCost, tokens: int) -> None:
-    """Two operations per active weight and token."""
     seconds = 2.0 * tokens * lane.model.active_params / lane.degree / lane.hardware.spec.peak_flops.value
     assert lane.step_s(0, 0, [(tokens, 0)]) > seconds
 
@@ -70,7 +68,6 @@ def test_pairs_are_counted(new: int, before: int, window: int) -> None:
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(1, 20))
 def test_between_maximum_and_sum(a: float, b: float, sharpness: float) -> None:
-    """The smooth maximum of two times."""
     value = _smooth_max(a, b, sharpness)
     assert max(a, b) <= value * (1 + 1e-9)
     assert value <= (a + b) * (1 + 1e-9)
@@ -78,7 +75,6 @@ def test_between_maximum_and_sum(a: float, b: float, sharpness: float) -> None:
 
 @given(st.sampled_from(["h200", "a100"]), st.sampled_from(RANKS), st.floats(0, 1e9), st.floats(0, 1e9))
 def test_all_reduce_grows_and_respects_the_link(name: str, ranks: int, one: float, other: float) -> None:
-    """With the message; never faster than the link's data sheet."""
     device = load(name)
     small, large = sorted((one, other))
     link = device.spec.link_bandwidth.value
@@ -107,7 +103,6 @@ def test_experts_are_read_as_tokens_reach_them() -> None:
 
 
 def test_sliding_layers_forget() -> None:
-    """Beyond the window, only the layers that see all read more."""
     lane = LANES["gpt-oss-120b", "h200", 1]
     near = lane.step_s(8, 8 * 128) - lane.step_s(8, 8 * 64)
     far = lane.step_s(8, 8 * 192) - lane.step_s(8, 8 * 128)
@@ -126,7 +121,6 @@ def test_eager_steps_wait_for_the_host() -> None:
 
 
 def test_calls_are_pure() -> None:
-    """What was computed before does not matter, though it is kept."""
     fresh = LaneCost(models.load("llama-3-8b"), load("h200"), 2)
     used = LANES["llama-3-8b", "h200", 2]
     assert used.step_s(17, 1000, [(300, 5)]) == fresh.step_s(17, 1000, [(300, 5)])
@@ -135,13 +129,11 @@ def test_calls_are_pure() -> None:
 
 @pytest.mark.parametrize("degree", [0, 3, 16, -1])
 def test_degrees_that_are_not_known(degree: int) -> None:
-    """Named, with what is."""
     with pytest.raises(ConfigError, match=rf"degree={degree}: must be 1 or one of \[2, 4, 8\]"):
         LaneCost(models.load("llama-3-8b"), load("h200"), degree)
 
 
 def test_degrees_that_do_not_divide_the_heads() -> None:
-    """Qwen2.5-14B has 40 query heads, so 8 is fine; 9 heads are not."""
     LaneCost(models.load("qwen2.5-14b"), load("h200"), 8)
     config = {
         "hidden_size": 72,

@@ -31,7 +31,6 @@ def test_the_devices_of_the_papers_are_there() -> None:
 
 
 def test_names_with_counts() -> None:
-    """Of one device without a count."""
     assert parse_devices("h200x8").name == "h200x8"
     assert parse_devices(" H20X4 ").hardware == load("h20")
     assert parse_devices("a100").count == 1
@@ -39,13 +38,11 @@ def test_names_with_counts() -> None:
 
 @pytest.mark.parametrize("text", ["h300x8", "h300", "", "8", "h200x", "h200y8", "h200x-1", "x8"])
 def test_unknown_devices_list_what_exists(text: str) -> None:
-    """With the form of a name."""
     with pytest.raises(ConfigError, match=r"no such device .*; there are a100x8, h100x8, h20x8, h200x8"):
         parse_devices(text)
 
 
 def test_no_devices() -> None:
-    """A count of zero is refused, and so is an unknown name."""
     with pytest.raises(ConfigError, match="number of devices must be at least 1"):
         parse_devices("h200x0")
     with pytest.raises(ConfigError, match="hardware='b200': not one of a100, h100, h20, h200"):
@@ -73,7 +70,6 @@ def without(data: dict[str, Any], *path: str) -> dict[str, Any]:
     ],
 )
 def test_missing_numbers_are_named(tmp_path: Path, path: tuple[str, ...]) -> None:
-    """By where they should be."""
     file = tmp_path / "hardware.json"
     file.write_text(json.dumps({"mine": without(packaged("h100"), *path)}), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -85,7 +81,6 @@ def test_missing_numbers_are_named(tmp_path: Path, path: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "fast"])
 def test_values_are_positive_numbers(value: object) -> None:
-    """And extra fields are errors."""
     data = packaged("h100")
     data["coefficients"]["gemm_efficiency"]["value"] = value
     with pytest.raises(ConfigError, match=r"coefficients\.gemm_efficiency\.value"):
@@ -97,7 +92,6 @@ def test_values_are_positive_numbers(value: object) -> None:
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
-    """Is named."""
     file = tmp_path / "hardware.json"
     file.write_text("no", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"hardware\.json"):

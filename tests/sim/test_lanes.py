@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.sim import lanes
-from flying_serving.sim.lanes import SimLane
-from flying_serving.sim.requests import BlockPool, SimRequest
+from flying_serving.sim import decoding
+from flying_serving.sim.decoding import DecodeBatch
+from flying_serving.sim.lanes import SchedulerLimits, SimLane
+from flying_serving.sim.requests import BlockPool, GroupBlocks, SimRequest
 from tests.sim.reference import Slow, SlowLane
 
 BLOCKS, BLOCK_TOKENS = 12, 4
@@ -19,12 +20,18 @@ LARGEST = BLOCKS * BLOCK_TOKENS
 lengths = st.tuples(st.integers(1, LARGEST - 20), st.integers(1, 20))
 arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), min_size=1, max_size=12)
 computed = st.just(0) | st.integers(0, LARGEST)
-"""Tokens whose KV a request brings along, of those but one that it has."""
+"""Tokens whose KV a request has, of all but one that it has."""
 
 
-def lane_of(pools: list[BlockPool], slots: int = 4, budget: int = 8, keep_times: bool = False) -> SimLane:
+def pool_of(blocks: int = BLOCKS) -> BlockPool:
+    """An engine's memory, all of it free."""
+    return BlockPool(blocks, blocks)
+
+
+def lane_of(pools: list[BlockPool], seqs: int = 4, budget: int = 8, keep_times: bool = False) -> SimLane:
     """A small lane."""
-    return SimLane(tuple(range(len(pools))), pools, BLOCK_TOKENS, slots, budget, keep_times)
+    blocks, batch = GroupBlocks(pools, BLOCK_TOKENS), DecodeBatch(BLOCK_TOKENS, keep_times)
+    return SimLane(tuple(range(len(pools))), blocks, batch, SchedulerLimits(seqs, budget))
 
 
 def request(name: str, prompt: int, output: int) -> SimRequest:
@@ -38,7 +45,7 @@ def run(lane: SimLane, start: int = 0) -> list[SimRequest]:
     while lane.requests:
         assert lane.begin() is not None
         now += 1
-        ended += lane.finish(float(now))[1]
+        ended += lane.finish(float(now)).ended
         assert now < 10_000
     return ended
 
@@ -46,12 +53,12 @@ def run(lane: SimLane, start: int = 0) -> list[SimRequest]:
 @settings(max_examples=300, deadline=None)
 @given(arrivals, st.lists(computed, min_size=12, max_size=12), st.integers(1, 5), st.integers(5, 30))
 def test_every_step_is_the_reference_s(
-    requests: list[tuple[int, tuple[int, int]]], brought: list[int], slots: int, budget: int
+    requests: list[tuple[int, tuple[int, int]]], brought: list[int], seqs: int, budget: int
 ) -> None:
     """What each step computes, who ends when, and how many blocks are free agree with the slow lane."""
-    pool = BlockPool(BLOCKS)
-    lane = lane_of([pool], slots, budget)
-    slow = SlowLane(BLOCKS, BLOCK_TOKENS, slots, budget)
+    pool = pool_of()
+    lane = lane_of([pool], seqs, budget)
+    slow = SlowLane(BLOCKS, BLOCK_TOKENS, seqs, budget)
     fast_of = {str(i): request(str(i), *size) for i, (_, size) in enumerate(requests)}
     slow_of = {str(i): Slow(str(i), *size) for i, (_, size) in enumerate(requests)}
     for i, (_, (prompt, _)) in enumerate(requests):
@@ -68,13 +75,13 @@ def test_every_step_is_the_reference_s(
         if plan is None:
             assert not expected
             continue
-        prompts = {r.request_id: chunk for (r, _), chunk in zip(plan.prefill, plan.chunks, strict=True)}
+        prompts = {r.request_id: chunk for r, chunk in zip(plan.prompts, plan.chunks, strict=True)}
         decodes = {name: chunk for name, chunk in expected.items() if name not in prompts}
         assert prompts == {name: expected[name] for name in prompts}
         assert (plan.sequences, plan.prefill_tokens) == (len(decodes), sum(new for new, _ in prompts.values()))
         assert plan.decode_context_tokens == sum(new + before for new, before in decodes.values())
         assert pool.free == slow.free
-        ended = lane.finish(float(now))[1]
+        ended = lane.finish(float(now)).ended
         assert sorted(r.request_id for r in ended) == sorted(slow.finish(float(now)))
         assert pool.free == slow.free
     assert pool.free == BLOCKS
@@ -89,30 +96,30 @@ def test_removing_requests_leaves_no_block_behind(
     requests: list[tuple[int, tuple[int, int]]], data: st.DataObject
 ) -> None:
     """Whenever a request is taken out, between steps or while one runs, and put back: it ends once, blocks add up."""
-    pools = [BlockPool(BLOCKS), BlockPool(BLOCKS)]
+    pools = [pool_of(), pool_of()]
     lane = lane_of(pools, keep_times=True)
     here = [request(str(i), *size) for i, (_, size) in enumerate(requests)]
     for one in here:
         lane.add(one)
     ended, now = [], 0
 
-    def move() -> None:
+    def take_out() -> None:
         for one in here:
-            if one.lane is lane and data.draw(st.integers(0, 9)) == 0:
+            if one.group is not None and data.draw(st.integers(0, 9)) == 0:
                 lane.remove(one)
-                assert (one.lane, one.blocks) == (None, 0)
+                assert (one.group, one.blocks) == (None, 0)
                 if data.draw(st.booleans()):
                     lane.add(one)
 
     while lane.requests and now < 40:
-        move()
+        take_out()
         if lane.begin() is None:
             continue
-        move()
+        take_out()
         now += 1
-        ended += lane.finish(float(now))[1]
+        ended += lane.finish(float(now)).ended
     for one in here:
-        if one.lane is None and one.end_s < 0:
+        if one.group is None and not one.ended:
             lane.add(one)
     ended += run(lane, now)
     assert sorted(r.request_id for r in ended) == sorted(r.request_id for r in here)
@@ -125,7 +132,7 @@ def test_removing_requests_leaves_no_block_behind(
 
 def test_a_chunk_says_what_was_computed_before() -> None:
     """Prompts longer than the budget come in chunks, beside decodes, which are counted apart."""
-    lane = lane_of([BlockPool(BLOCKS)], budget=8)
+    lane = lane_of([pool_of()], budget=8)
     lane.add(request("short", 3, 5))
     lane.add(request("long", 12, 2))
     plan = lane.begin()
@@ -136,9 +143,9 @@ def test_a_chunk_says_what_was_computed_before() -> None:
     assert (plan.sequences, plan.decode_context_tokens, plan.context_tokens) == (1, 4, 9)
 
 
-def test_what_leaves_says_what_was_computed_and_goes_on_with_it() -> None:
-    """All but the last token of a stream, the chunks of a prompt; it comes before who waits, and takes its blocks."""
-    pools = [BlockPool(BLOCKS), BlockPool(BLOCKS)]
+def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
+    """All but a stream's last token, the chunks of a prompt. It goes before waiting ones and takes its blocks."""
+    pools = [pool_of(), pool_of()]
     old, new = (lane_of([pool], budget=8) for pool in pools)
     streams, prompt = request("streams", 6, 9), request("prompt", 12, 2)
     old.add(streams)
@@ -161,8 +168,8 @@ def test_what_leaves_says_what_was_computed_and_goes_on_with_it() -> None:
 
 
 def test_the_last_running_request_is_preempted_and_computed_again() -> None:
-    """Two requests that together outgrow the pool: the later one starts anew, and keeps the tokens that it has."""
-    pool = BlockPool(4)
+    """Two requests that exceed the pool together: the later one starts anew, and keeps the tokens that it has."""
+    pool = pool_of(4)
     lane = lane_of([pool], budget=16, keep_times=True)
     first, second = request("first", 6, 9), request("second", 6, 9)
     lane.add(first)
@@ -174,22 +181,17 @@ def test_the_last_running_request_is_preempted_and_computed_again() -> None:
 
 def test_a_prompt_is_admitted_only_if_all_of_it_has_room() -> None:
     """As vLLM's scheduler_reserve_full_isl: no half-computed prompts that wait for each other."""
-    lane = lane_of([BlockPool(4)], budget=4)
+    lane = lane_of([pool_of(4)], budget=4)
     for name in ("a", "b"):
         lane.add(request(name, 16, 1))
     plan = lane.begin()
-    assert plan is not None and [r.request_id for r, _ in plan.prefill] == ["a"]
-    assert [r.request_id for r in run(_finished(lane))] == ["a", "b"]
-
-
-def _finished(lane: SimLane) -> SimLane:
+    assert plan is not None and [r.request_id for r in plan.prompts] == ["a"]
     lane.finish(1.0)
-    return lane
+    assert [r.request_id for r in run(lane)] == ["a", "b"]
 
 
 def test_a_group_takes_blocks_of_every_member() -> None:
-    """A lane of two engines is limited by the fuller pool."""
-    pools = [BlockPool(8), BlockPool(2)]
+    pools = [BlockPool(8, 8), BlockPool(8, 2)]
     lane = lane_of(pools, budget=16)
     lane.add(request("a", 9, 1))
     assert lane.begin() is None
@@ -199,8 +201,8 @@ def test_a_group_takes_blocks_of_every_member() -> None:
 
 
 def test_losing_all_kv_keeps_order_and_tokens() -> None:
-    """preempt_all: everyone is computed again in the order of their admission."""
-    pool = BlockPool(BLOCKS)
+    """preempt_all: all are computed again in the order of their admission."""
+    pool = pool_of()
     lane = lane_of([pool], budget=8)
     for name in ("a", "b", "c"):
         lane.add(request(name, 5, 4))
@@ -215,8 +217,8 @@ def test_losing_all_kv_keeps_order_and_tokens() -> None:
 
 def test_times_of_tokens_are_kept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the lane's list of times is emptied, each request has all of its own."""
-    monkeypatch.setattr(lanes, "TIMES_KEPT", 3)
-    lane = lane_of([BlockPool(BLOCKS)], keep_times=True)
+    monkeypatch.setattr(decoding, "TIMES_KEPT", 3)
+    lane = lane_of([pool_of()], keep_times=True)
     one, two = request("one", 2, 20), request("two", 9, 11)
     lane.add(one)
     lane.add(two)

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.points import kv_capacity_tokens
 from flying_serving.errors import ConfigError
 from flying_serving.sim import models
 from flying_serving.sim.hardware import load
-from flying_serving.sim.memory import activation_bytes, kv_capacity_tokens, kv_pool_bytes
+from flying_serving.sim.memory import activation_bytes, kv_pool_bytes
 
 LLAMA = models.load("llama-3-70b")
 H200 = load("h200")
@@ -32,6 +33,5 @@ def test_groups_of_engines_pool_their_memory() -> None:
 
 
 def test_weights_that_do_not_fit() -> None:
-    """Say how much there is and how much it takes."""
     with pytest.raises(ConfigError, match=r"llama-3-70b on 1 x h200: weights and activations need 14\d\.\d GB"):
         kv_capacity_tokens(LLAMA, H200, 1)

@@ -40,7 +40,6 @@ NAMES = st.sampled_from(models.names())
     ],
 )
 def test_packaged_models_have_the_size_of_their_model_cards(name: str, billions: float, gigabytes: float) -> None:
-    """Parameters, and bytes on one device."""
     model = models.load(name)
     assert model.params / 1e9 == pytest.approx(billions, rel=2e-3)
     assert model.weight_bytes(1) / 1e9 == pytest.approx(gigabytes, rel=5e-3)
@@ -78,18 +77,6 @@ def test_devices_hold_the_model_once_and_what_is_whole(name: str, degree: int) -
     assert copies - total == pytest.approx((degree - 1) * whole + replicated, rel=1e-9, abs=1.0)
 
 
-@given(NAMES, st.integers(0, 200_000))
-def test_arithmetic_grows_with_context(name: str, context: int) -> None:
-    """Two operations per active weight, four per element of each head and token that is looked back at."""
-    model = models.load(name)
-    attention = model.flops_per_token(context) - model.flops_per_token(0)
-    most = 4 * model.layers * model.heads * model.head_dim * context
-    assert model.flops_per_token(0) == 2 * model.active_params
-    assert attention <= most
-    if not model.sliding_layers:
-        assert attention == most
-
-
 def test_any_config_file(tmp_path: Path) -> None:
     """By file or by folder; defaults as in transformers; a multimodal model's text part."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
@@ -118,7 +105,6 @@ def test_any_config_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused_names_file_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    """And the value."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**SMALL, **change}), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -128,7 +114,6 @@ def test_what_is_refused_names_file_and_field(tmp_path: Path, change: dict[str, 
 
 
 def test_unknown_names_and_broken_files(tmp_path: Path) -> None:
-    """An unknown name lists what exists."""
     with pytest.raises(ConfigError, match="model='llama-9': neither a file nor one of gpt-oss-120b, llama-2-70b"):
         models.load("llama-9")
     (tmp_path / "config.json").write_text("{", encoding="utf-8")

@@ -13,9 +13,9 @@ from flying_serving.predict.demand import Demand
 from flying_serving.predict.moves import MoveCost
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
-from tests.sim.nodes import check_over, finish, node_of, run
+from tests.sim.nodes import check_over, node_of, run
 
-MOVE = MoveCost(0.002, 1e-6)
+COST = MoveCost(0.002, 1e-6)
 
 
 def bursts(requests: int, seed: int = 0) -> list[Request]:
@@ -85,15 +85,15 @@ def test_requests_and_switches_at_any_time(
     changes: list[tuple[float, int, str]],
     policy: str,
     blocks: int,
-    moves: dict[int, MoveCost],
+    migrations: dict[int, MoveCost],
 ) -> None:
-    """Every mode, with KV that moves or does not, with little memory: each request ends exactly once."""
+    """Every mode, with KV that migrates or does not, with little memory: each request ends exactly once."""
     work.sort(key=lambda row: row[0])
     requests = [
         Request(index, at_s, prompt, output, priority=priority, tp_degree=degree)
         for index, (at_s, prompt, output, priority, degree) in enumerate(work)
     ]
-    node = node_of(policy, blocks=blocks, moves=moves)
+    node = node_of(policy, blocks=blocks, migrations=migrations)
     layouts = Layout.all(4, (1, 2, 4))
     for at_s, layout, mode in changes:
         node.clock.at(at_s, _order, node, layouts[layout], mode)
@@ -108,9 +108,8 @@ def _order(node, layout: Layout, mode: str) -> None:  # type: ignore[no-untyped-
 
 
 def test_the_same_run_gives_the_same_times() -> None:
-    """Nothing depends on hashes, addresses or real time."""
     requests = bursts(150)
-    runs = [run(node_of("auto", moves=dict.fromkeys((2, 4), MOVE)), requests).outcome for _ in range(2)]
+    runs = [run(node_of("auto", migrations=dict.fromkeys((2, 4), COST)), requests).outcome for _ in range(2)]
     times = [[(r.request_id, list(r.token_s or ())) for r in outcome.ended] for outcome in runs]
     assert times[0] == times[1]
     assert runs[0].layouts == runs[1].layouts
@@ -133,7 +132,6 @@ def test_the_controller_knows_every_token_at_the_end() -> None:
 
 
 def test_a_request_with_a_deadline_that_waits_too_long_is_refused() -> None:
-    """By the controller, at its tick."""
     node = node_of("static-dp", engines=1)
     node.controller.placing.limits = type(node.controller.placing.limits)(8, 128, capped=True)
     requests = [Request(i, 0.0, 1500, 50, deadline_s=0.5) for i in range(3)]
@@ -143,13 +141,10 @@ def test_a_request_with_a_deadline_that_waits_too_long_is_refused() -> None:
 
 
 def test_finished_requests_can_be_streamed_out() -> None:
-    """With on_end nothing is kept."""
     seen: list[str] = []
     node = node_of("auto")
     node._on_end = lambda request: seen.append(request.request_id)
     requests = bursts(60)
-    for request in requests:
-        node.clock.at(request.arrival_s, node.arrive, request)
-    finish(node)
+    run(node, requests)
     assert sorted(seen) == sorted(str(r.index) for r in requests)
     assert node.outcome.ended == []

@@ -47,7 +47,6 @@ def flat(data: Any, path: str = "") -> dict[str, Any]:
 
 
 def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> None:
-    """Fitted again, all other points being three times what they are."""
     assert len({p.id for p in POINTS}) == len(POINTS)
     assert {p.role for p in POINTS} == set(report.TITLES)
     wrong = [p if p.role == "fit" else replace(p, value=3 * p.value) for p in POINTS]
@@ -61,7 +60,6 @@ def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> N
 
 
 def test_the_table_is_that_of_the_committed_coefficients() -> None:
-    """`python -m experiments.fit_hardware` writes both, at a commit."""
     text = TABLE.read_text(encoding="utf-8")
     at = re.search(r"at commit ([0-9a-f]{7});", text)
     assert at is not None
@@ -69,7 +67,6 @@ def test_the_table_is_that_of_the_committed_coefficients() -> None:
 
 
 def test_unknown_kinds_of_points_are_refused() -> None:
-    """By the point's name."""
     point = points.Point(
         "p", "fit", "speed", 1.0, "", "", "h100", "llama-3-8b", 1, {"prompt_tokens": 1, "output_tokens": 1}
     )

@@ -11,15 +11,15 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.steps import StepCost
 from flying_serving.results.metrics import summarise
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names, shifting
-from flying_serving.sim.cluster import Clock
+from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.coordination import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S
-from flying_serving.sim.machine import Measured, MeasuredCost, MeasuredMove, Modelled, load_measured
-from flying_serving.sim.requests import SimStep
+from flying_serving.sim.machine import Measured, Modelled, load_measured
+from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.sim.run import results, simulate
-from flying_serving.sim.system import Options
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Alternating, Poisson, synthesise
 from tests.policy.snapshots import BUSY, WEIGHTS, load, snapshot
@@ -30,13 +30,12 @@ def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
     return Modelled(models.load(model), hardware.parse_devices(devices))
 
 
-def machine_file(path: Path, moves: dict[int, MeasuredMove] | None = None) -> Path:
+def machine_file(path: Path, migrations: dict[int, MoveCost] | None = None) -> Path:
     """What `flying-serving fit` writes."""
-    cost = {size: MeasuredCost(fixed_s=0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0)
-            for size in (1, 2)}  # fmt: skip
+    cost = {size: StepCost(0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0) for size in (1, 2)}
     measured = Measured(
         source="a test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost,
-        move_cost=moves or {},
+        migration_cost=migrations or {},
     )  # fmt: skip
     path.write_text(measured.model_dump_json(), encoding="utf-8")
     return path
@@ -81,7 +80,6 @@ def test_a_static_degree_holds_its_weights_once() -> None:
 
 
 def test_wide_is_faster_alone_and_narrow_is_faster_together() -> None:
-    """The trade that the whole project is about."""
     quiet = Workload("quiet", 0, (Request(0, 0.0, 2000, 100),))
     busy = synthesise(Poisson(requests=300, rate_rps=200.0, output_tokens=(20, 40)), 0)
     e2e = {}
@@ -98,13 +96,12 @@ def test_shift_parallelism_shifts() -> None:
     """Tensor parallel for a few decodes, faster than it for a long prompt."""
     machine = h200("llama-3-70b", "h200x8")
     time, tensor = shifting(machine, 2, 8), machine.step_time(8)
-    decode, prompt = SimStep([], [], 0, 4, 4000), SimStep([], [(8000, 0)], 8000, 0, 0)
+    decode, prompt = SimStep([], 4, 4000), SimStep([Chunk(8000, 0)])
     assert time(decode) == tensor(decode)
     assert time(prompt) < 0.9 * tensor(prompt)
 
 
 def test_the_fork_waits_and_ours_does_not() -> None:
-    """Both switch."""
     ways = {}
     for name in ("auto", "fork"):
         system = build(name, h200(), 1, Options())
@@ -119,21 +116,20 @@ def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
 
 
 def test_the_fork_weighs_what_its_own_switch_costs() -> None:
-    """It switches where waiting is worth it, not where only moving would be, and not while it is idle."""
-    wide, moves = Layout.uniform(4, 4), {4: MoveCost(0.002, 1e-6)}
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, moves=moves))
+    """It switches where waiting is worth it, not where only migrating would be, and not while it is idle."""
+    wide, costs = Layout.uniform(4, 4), {4: MoveCost(0.002, 1e-6)}
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, moves=costs))
     assert ours is not None and fork is not None
     assert (fork.mode, fork.cost) == ("sequential", ours.considered["sequential"])
     assert fork.cost > ours.cost
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, moves=moves))
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, moves=costs))
     assert ours is not None and ours.considered["sequential"] > ours.gain > ours.cost
     assert fork is None
     ours, fork = decided(snapshot(wide, BUSY))
     assert ours is not None and fork is None
 
 
-def test_the_fork_stops_those_that_run_for_an_urgent_request() -> None:
-    """Its hard switch."""
+def test_the_fork_stops_running_requests_for_an_urgent_one() -> None:
     need = Need(2, urgent=True, reason="priority: 1 urgent requests")
     _, fork = decided(snapshot(Layout.uniform(4, 1), BUSY, {(n,): load(4) for n in range(4)}, [need]))
     assert fork is not None and (fork.mode, fork.cost) == ("hard", fork.considered["hard"])
@@ -142,7 +138,7 @@ def test_the_fork_stops_those_that_run_for_an_urgent_request() -> None:
 def test_groups_and_lanes_cost_what_was_measured() -> None:
     """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with both."""
     machine = h200("llama-3-70b", "h200x8")
-    plan = SimStep([], [(100, 0)], 100, 7, 7000)
+    plan = SimStep([Chunk(100, 0)], 7, 7000)
     ours = build("auto", machine, 2, Options())
     assert ours.step_time(1, plan) == machine.step_time(2)(plan) + LANE_STEP_S
     assert ours.step_time(4, plan) == machine.step_time(8)(plan) + GROUP_STEP_S + 8 * GROUP_REQUEST_S
@@ -150,14 +146,12 @@ def test_groups_and_lanes_cost_what_was_measured() -> None:
 
 
 def test_a_live_servers_steps_have_it_already(tmp_path: Path) -> None:
-    """Nothing is added to what was measured."""
     machine = load_measured(machine_file(tmp_path / "machine.json"))
-    plan = SimStep([], [], 0, 4, 400)
+    plan = SimStep([], 4, 400)
     assert build("auto", machine, 1, Options()).step_time(2, plan) == machine.step_time(2)(plan)
 
 
 def test_a_measured_machine(tmp_path: Path) -> None:
-    """It runs what was measured, and nothing else."""
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     assert names(machine) == [
         "auto", "load", "priority", "context", "static-dp", "static-tp", "static-tp2", "round-robin", "least-load",
@@ -168,21 +162,21 @@ def test_a_measured_machine(tmp_path: Path) -> None:
         build("fork", machine, 1, Options())
 
 
-def test_where_kv_can_move(tmp_path: Path) -> None:
+def test_where_kv_can_migrate(tmp_path: Path) -> None:
     """Between groups of ours, if it was measured or on modelled devices; not in the fork, nor in stock vLLM."""
     machine = h200("llama-3-70b", "h200x8")
-    moves = build("auto", machine, 2, Options()).shape.moves
-    assert sorted(moves) == [2, 4]
-    assert all(GROUP_STEP_S < cost.fixed_s < GROUP_STEP_S + 0.0005 for cost in moves.values())
-    assert all(0.5e-6 < cost.token_s < 1.5e-6 for cost in moves.values())
-    assert build("fork", machine, 2, Options()).shape.moves == {}
-    assert build("static-tp", machine, 2, Options()).shape.moves == {}
-    assert machine.moving(1) is None
+    costs = build("auto", machine, 2, Options()).shape.migrations
+    assert sorted(costs) == [2, 4]
+    assert all(GROUP_STEP_S < cost.fixed_s < GROUP_STEP_S + 0.0005 for cost in costs.values())
+    assert all(0.5e-6 < cost.token_s < 1.5e-6 for cost in costs.values())
+    assert build("fork", machine, 2, Options()).shape.migrations == {}
+    assert build("static-tp", machine, 2, Options()).shape.migrations == {}
+    assert machine.migration(1) is None
     unknown = load_measured(machine_file(tmp_path / "unknown.json"))
-    assert build("auto", unknown, 1, Options()).shape.moves == {}
-    known = load_measured(machine_file(tmp_path / "known.json", {2: MeasuredMove(fixed_s=0.001, token_s=1e-5)}))
+    assert build("auto", unknown, 1, Options()).shape.migrations == {}
+    known = load_measured(machine_file(tmp_path / "known.json", {2: MoveCost(0.001, 1e-5)}))
     system = build("auto", known, 1, Options())
-    assert system.shape.moves == system.node(Clock()).controller.moves == {2: MoveCost(0.001, 1e-5)}
+    assert system.shape.migrations == system.node(Clock()).controller.moves == {2: MoveCost(0.001, 1e-5)}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +188,6 @@ def test_where_kv_can_move(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_machine_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """With the file and the field."""
     path = tmp_path / "machine.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as error:
@@ -203,7 +196,6 @@ def test_a_wrong_machine_file_is_refused(tmp_path: Path, text: str, message: str
 
 
 def test_wrong_names_say_what_exists() -> None:
-    """Of systems, devices per engine and counts of devices."""
     with pytest.raises(ConfigError, match=r"--policy='best': not one of auto, .*static-tp4, .*fork"):
         build("best", h200(), 1, Options())
     with pytest.raises(ConfigError, match="--devices-per-engine=3: must be one of 1, 2, 4"):

@@ -1,4 +1,4 @@
-"""Requests that go on in another group with their KV: how long streams stand still, and what happens on the way."""
+"""Requests that migrate to another group with their KV: how long streams pause, and what happens on the way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.moves import MoveCost
 from flying_serving.sim.cluster import Clock, Cluster
-from flying_serving.sim.moves import KEPT_S, KVTransfers
+from flying_serving.sim.migrations import RETAINED_S, KVMigrations
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import SimRequest
 from flying_serving.workload.model import Request
@@ -20,9 +20,9 @@ SWITCH_S = 2.0
 STREAMS = [Request(n, 0.0, 600, 100) for n in range(8)]
 
 
-def served(moves: dict[int, MoveCost], *orders: tuple[float, Layout], requests: list[Request] = STREAMS) -> SimNode:
-    """A server whose operator orders other layouts, at some times, after all requests have ended."""
-    node = node_of("manual", moves=moves)
+def served(costs: dict[int, MoveCost], *orders: tuple[float, Layout], requests: list[Request] = STREAMS) -> SimNode:
+    """A server after all requests have ended, whose operator ordered these layouts."""
+    node = node_of("manual", migrations=costs)
     for at_s, layout in orders:
         node.clock.at(at_s, node.order, layout, "migrate")
     run(node, requests)
@@ -32,25 +32,25 @@ def served(moves: dict[int, MoveCost], *orders: tuple[float, Layout], requests: 
 
 def longest_gap_s(node: SimNode) -> float:
     """Of all streams from the switch on."""
-    late = [[at_s for at_s in one.token_s or () if at_s > SWITCH_S - 0.05] for one in node.outcome.ended]
-    return max(later - earlier for times in late for earlier, later in pairwise(times))
+    after = [[at_s for at_s in one.token_s or () if at_s > SWITCH_S - 0.05] for one in node.outcome.ended]
+    return max(later - earlier for times in after for earlier, later in pairwise(times))
 
 
-def test_with_their_kv_streams_hardly_notice_a_switch() -> None:
-    """A few steps and the exchange, where without it they wait until the prompts are prefilled again."""
+def test_streams_that_migrate_hardly_notice_a_switch() -> None:
+    """A few steps and the migration, where without it they wait until the prompts are prefilled again."""
     step_s = longest_gap_s(served({}))
     known = {2: QUICK, 4: QUICK}
-    for layout, exchanges in ((PAIRS, 2), (WHOLE, 4)):
-        again_s, kept_s = (longest_gap_s(served(moves, (SWITCH_S, layout))) for moves in ({}, known))
+    for layout, migrations in ((PAIRS, 2), (WHOLE, 4)):
+        again_s, kept_s = (longest_gap_s(served(costs, (SWITCH_S, layout))) for costs in ({}, known))
         assert again_s > 0.5
-        assert kept_s < 3 * step_s + exchanges * QUICK.seconds(1400)
+        assert kept_s < 3 * step_s + migrations * QUICK.seconds(1400)
     both_ways = served(known, (SWITCH_S, WHOLE), (SWITCH_S + 0.3, PAIRS), (SWITCH_S + 0.6, APART))
     assert longest_gap_s(both_ways) < 0.1
     assert len(both_ways.outcome.switches) == 3
 
 
-def test_the_token_that_is_being_made_is_not_lost() -> None:
-    """A stream waits for the exchange alone, wherever in its step the order comes."""
+def test_the_token_of_the_step_under_way_is_not_lost() -> None:
+    """A stream waits for the migration alone, wherever in its step the order comes."""
     alone = STREAMS[:1]
     step_s = longest_gap_s(served({}, requests=alone))
     for layout in (PAIRS, WHOLE):
@@ -60,8 +60,8 @@ def test_the_token_that_is_being_made_is_not_lost() -> None:
             assert longest_gap_s(node) < step_s + QUICK.seconds(700)
 
 
-def test_it_takes_what_was_measured_for_all_that_go_the_same_way() -> None:
-    """Each way one exchange, one after the other where engines have to be in both."""
+def test_a_migration_takes_what_was_measured() -> None:
+    """One for each source and target, one after the other where engines take part in both."""
     for layout, size in ((PAIRS, 2), (WHOLE, 4)):
         node = served({size: MoveCost(0.3, 0.0)}, (SWITCH_S, layout))
         assert 0.3 * size < longest_gap_s(node) < 0.3 * size + 0.1
@@ -69,17 +69,16 @@ def test_it_takes_what_was_measured_for_all_that_go_the_same_way() -> None:
     assert 4 * 0.6 < longest_gap_s(served(per_token, (SWITCH_S, PAIRS))) < 4 * 0.7 + 0.1
 
 
-def test_a_prompt_that_is_done_in_part_goes_on_where_it_was() -> None:
-    """Not from its beginning."""
-    moved_s, again_s = (
-        served(moves, (1.0, PAIRS), requests=[Request(0, 0.0, 1500, 2)]).outcome.ended[0].first_token_s
-        for moves in ({2: QUICK}, {})
+def test_a_partly_computed_prompt_migrates_with_its_chunks() -> None:
+    migrated_s, again_s = (
+        served(costs, (1.0, PAIRS), requests=[Request(0, 0.0, 1500, 2)]).outcome.ended[0].first_token_s
+        for costs in ({2: QUICK}, {})
     )
-    assert 1.0 < moved_s < again_s - 0.3
+    assert 1.0 < migrated_s < again_s - 0.3
 
 
-def test_requests_that_are_sent_on_during_an_exchange_end_elsewhere() -> None:
-    """The first exchange is of no use to them; they keep what they have, and another one brings it."""
+def test_requests_dispatched_elsewhere_during_a_migration_migrate_again() -> None:
+    """The first migration is of no use to them; they keep what they have, and another one carries it."""
     node = served(dict.fromkeys((2, 4), MoveCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE))
     first, second = node.outcome.switches
     assert first.ordered_s + 1.0 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3
@@ -87,31 +86,31 @@ def test_requests_that_are_sent_on_during_an_exchange_end_elsewhere() -> None:
 
 
 class Depot:
-    """A cluster, and who was delivered when."""
+    """A cluster, and which requests were delivered when."""
 
     def __init__(self) -> None:
-        shape = shape_of(2, (1, 2), moves={2: MoveCost(1.0, 0.001)})
+        shape = shape_of(2, (1, 2), migrations={2: MoveCost(1.0, 0.001)})
         self.clock, self.delivered = Clock(), list[tuple[float, str, Group, int]]()
         self.cluster = Cluster(shape, step_time, self.clock, lambda *_: None, lambda *_: None)
-        self.moves = KVTransfers(self.cluster, self._deliver)
+        self.migrations = KVMigrations(self.cluster, self._deliver)
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
         self.delivered.append((self.clock.now_s, request.request_id, group, request.computed_tokens))
 
     def send(self, source: Group | None, **computed: int) -> None:
-        """Requests set out for the group of both."""
+        """Requests are dispatched to the group of both."""
         for name, tokens in computed.items():
             request = SimRequest(name, 500, 10, 0.0, computed_tokens=tokens)
-            self.moves.send(request, source, (0, 1))
+            self.migrations.send(request, source, (0, 1))
 
     def run(self) -> list[tuple[float, str, Group, int]]:
-        """Until nothing is to happen; what has come by then."""
+        """Run all events; the deliveries."""
         while self.clock.step():
             pass
         return self.delivered
 
 
-def test_who_has_nothing_to_bring_does_not_wait() -> None:
+def test_requests_without_kv_do_not_wait_for_a_migration() -> None:
     """Without KV, or with none of it done, a message is all that it takes."""
     depot = Depot()
     depot.send(None, fresh=0, forgets=300)
@@ -119,16 +118,15 @@ def test_who_has_nothing_to_bring_does_not_wait() -> None:
     assert depot.run() == [(0.0005, name, (0, 1), 0) for name in ("fresh", "forgets", "unbegun")]
 
 
-def test_those_of_one_way_come_together() -> None:
-    """The last one first, as each goes before those that wait; then those that have nothing."""
+def test_requests_with_the_same_source_and_target_migrate_together() -> None:
+    """The last one first, as each goes before those that wait; then those without KV."""
     depot = Depot()
     depot.send((1,), a=100, b=0, c=200)
     assert [(name, tokens) for _, name, _, tokens in depot.run()] == [("c", 200), ("a", 100), ("b", 0)]
     assert {at_s for at_s, *_ in depot.delivered} == {0.0005 + 1.0 + 0.3}
 
 
-def test_kv_that_nobody_fetches_is_gone_after_a_while() -> None:
-    """As in the engines."""
+def test_kv_is_retained_for_a_limited_time() -> None:
     depot = Depot()
-    depot.clock.at(KEPT_S + 0.1, lambda: depot.send((1,), late=100))
-    assert [row[1:] for row in depot.run()] == [("late", (0, 1), 0)]
+    depot.clock.at(RETAINED_S + 0.1, lambda: depot.send((1,), overdue=100))
+    assert [row[1:] for row in depot.run()] == [("overdue", (0, 1), 0)]
