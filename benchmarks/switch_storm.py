@@ -20,8 +20,7 @@ import httpx
 from benchmarks.storm_load import LONGEST_STEP, Load, make_jobs
 from benchmarks.storm_report import Report, growth, print_report, sample_processes
 from flying_serving.config import MODES
-from flying_serving.testing.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import Server
 
 LAYOUTS: tuple[list[list[int]], ...] = (
     [[0], [1], [2], [3]],
@@ -118,7 +117,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     args = parser.parse_args()
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *FLAGS) as server:
+    with Server("llama", 4, *FLAGS) as server:
         report = asyncio.run(
             storm(server, args.switches, clients=args.clients, jobs=args.jobs, seed=args.seed, modes=args.modes)
         )

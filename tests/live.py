@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 
 from flying_serving.testing.servers import HOST, ServerProcess, command, free_port
+from flying_serving.testing.tiny import make_model
 from tests.forked import ENVIRONMENT, ROOT, forked
 
 READY_S = 240.0
@@ -34,11 +35,16 @@ FLAGS = (
 )
 
 
+def tiny(shape: str) -> Path:
+    """The folder of a tiny model, which is written if it is not there yet."""
+    return make_model(ROOT / ".models" / shape, shape)
+
+
 class Server(ServerProcess):
     """A server and an HTTP client for it. Use it as a context manager: it is ready inside.
 
     Args:
-        model: its folder.
+        model: its folder, or the name of a tiny model's shape.
         engines: how many.
         flags: more of them.
         base: flags that come first.
@@ -48,7 +54,7 @@ class Server(ServerProcess):
 
     def __init__(
         self,
-        model: Path,
+        model: Path | str,
         engines: int,
         *flags: str,
         base: Sequence[str] = FLAGS,
@@ -56,7 +62,7 @@ class Server(ServerProcess):
         planted: str = "",
     ) -> None:
         self.port = free_port()
-        self.model = str(model)
+        self.model = str(tiny(model) if isinstance(model, str) else model)
         words = [self.model, f"--host={HOST}", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
         if program is None:
             start = forked(["serve", *words], planted)

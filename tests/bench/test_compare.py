@@ -28,11 +28,10 @@ from flying_serving.cli.admin import app
 from flying_serving.cli.flags import parse
 from flying_serving.errors import ConfigError, ServerFailed
 from flying_serving.results.results import Results
-from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Request, Workload
 from tests.bench import mock
 from tests.bench.report.systems import band_edges
-from tests.live import ENVIRONMENT, FLAGS, ROOT
+from tests.live import ENVIRONMENT, FLAGS, ROOT, tiny
 
 THREE = Workload("three", 0, tuple(Request(n, n * 0.01, 8, 2) for n in range(3)))
 ENDLESS = Workload("endless", 0, (Request(0, 0.0, 8, 2), Request(1, 1000.0, 8, 2)))
@@ -179,7 +178,7 @@ def test_arguments_behind_the_dashes_are_the_servers(fakes: Fakes, tmp_path: Pat
 @pytest.mark.server
 def test_the_band_lines_up_with_an_order_given_during_the_replay(tmp_path: Path) -> None:
     """Ours and stock vLLM: an operator changes the layout, and the drawn edge lies between order and answer."""
-    model = make_model(ROOT / ".models" / "llama", "llama")
+    model = tiny("llama")
     out, log = tmp_path / "out", tmp_path / "out" / "manual" / "server.log"
     line = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--compare", "manual,stock-tp", "--out", str(out)]
     line += ["--synth", "alternating", "--set", "duration_s=6", "--set", "low_rate_rps=2", "--set", "burst_rate_rps=6"]

@@ -19,10 +19,9 @@ from typing import Any
 
 import httpx
 
-from flying_serving.testing.tiny import make_model
 from tests.fuzz.bodies import Sent, draw_requests
 from tests.fuzz.stock import fails_in_stock
-from tests.live import FLAGS, ROOT, STOCK, Server
+from tests.live import FLAGS, STOCK, Server, tiny
 from tests.streams import WORST_LOGPROB, worst_difference
 
 OURS = ("--policy=auto", "--priority-aging-s=2")
@@ -141,10 +140,10 @@ def main() -> int:
     parser.add_argument("--stock", action="store_true", help="send what gets 5xx to stock vLLM, and compare")
     parser.add_argument("--save", type=Path, help="write what fails there, one JSON object a line")
     args = parser.parse_args()
-    model = make_model(ROOT / ".models" / "llama", "llama")
+    model = tiny("llama")
     requests = draw_requests(args.count, str(model), args.seed)
     started = time.monotonic()
-    with Server(model, 2, *SETTINGS, base=FLAGS) as server:
+    with Server(model, 2, *SETTINGS) as server:
         found = asyncio.run(fuzz(server, requests, (lambda *_: None) if args.stock else fails_in_stock))
         end_is_clean(server)
     sys.stdout.write(f"{len(requests)} requests in {time.monotonic() - started:.0f} s\n{found.report()}\n")

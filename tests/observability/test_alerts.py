@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,7 @@ import pytest
 import yaml
 
 from flying_serving.observe.metrics.table import TABLE
-from flying_serving.testing.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import Server
 from tests.observability.dashboards import DASHBOARD, OBSERVABILITY, expressions
 from tests.observability.programs import Prometheus, promtool
 
@@ -71,7 +71,7 @@ def impatient(path: Path, port: int) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     flags = ("--policy=auto", "--max-num-seqs=1", "--collective-timeout-s=240")
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags) as live:
+    with Server("llama", 2, *flags) as live:
         yield live
 
 
@@ -97,10 +97,16 @@ def engines(server: Server) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def complete(server: Server, seed: int, max_tokens: int) -> int:
+def complete(server: Server, seed: int, max_tokens: int, over: threading.Event | None = None) -> int:
+    """The status of a completion; with `over`, of a stream that its client leaves then."""
     draw = random.Random(seed)
-    body = {"model": server.model, "prompt": [draw.randrange(512) for _ in range(50)]}
-    return server.http.post("/v1/completions", json=body | {"max_tokens": max_tokens, "ignore_eos": True}).status_code
+    body = {"model": server.model, "prompt": [draw.randrange(512) for _ in range(50)], "stream": over is not None}
+    body |= {"max_tokens": max_tokens, "ignore_eos": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as answer:
+        for _ in answer.iter_lines():
+            if over is not None and over.is_set():
+                break
+    return answer.status_code
 
 
 @pytest.mark.server
@@ -134,13 +140,15 @@ def test_prometheus_answers_every_expression_of_the_dashboard(prometheus: Promet
 
 @pytest.mark.server
 def test_an_old_request_in_the_pool_fires(server: Server, prometheus: Prometheus) -> None:
-    """Two engines with one slot each have six long requests: the last waits for two others."""
+    """Two engines with one slot each have six long requests: the last waits until the alert fires and all leave."""
+    fired = threading.Event()
     with ThreadPoolExecutor(6) as threads:
-        asked = [threads.submit(complete, server, seed, 1800) for seed in range(2, 8)]
+        asked = [threads.submit(complete, server, seed, 1900, fired) for seed in range(2, 8)]
         wait_until(
             lambda: "FlyingTaskPoolTooOld" in prometheus.firing(), lambda: prometheus.query("flying:pool_requests")
         )
         labels = prometheus.firing()["FlyingTaskPoolTooOld"]
+        fired.set()
         assert labels["instance"] == f"127.0.0.1:{server.port}"
         assert {request.result(2 * WAIT_S) for request in asked} == {200}
     wait_until(lambda: "FlyingTaskPoolTooOld" not in prometheus.firing(), prometheus.firing)

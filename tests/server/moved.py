@@ -1,6 +1,6 @@
 """Engines with lanes and vLLM's plain client: requests go where they are sent, with the history that they are given.
 
-A child process of test_history.py: `python -m tests.server.moved MODEL JOBS OUT`. JOBS is a JSON list, each job with
+The child process of test_history.py. JOBS is a JSON list, each job with
 "prompt", "sampling" (of SamplingParams) and "lane"; "after" is [number of an earlier job, k]: the history is the first
 k tokens that it got. OUT gets for each job the tokens and logprobs that the engine gave out, and how it ended.
 """
@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -79,7 +79,7 @@ async def answer(
                 return got | {"finish": str(output.finish_reason), "stop": output.stop_reason}
 
 
-async def main(model: str, jobs: str, out: str) -> None:
+async def answer_all(model: str, jobs: str, out: str) -> None:
     """Answer all jobs, one after the other; the engines end with this process."""
     client, inputs = start(model)
     answers: list[dict[str, Any]] = []
@@ -95,5 +95,7 @@ async def main(model: str, jobs: str, out: str) -> None:
         client.shutdown()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+def main(model: str, jobs: str, out: str) -> NoReturn:
+    """Answer all jobs and end the process."""
+    asyncio.run(answer_all(model, jobs, out))
+    sys.exit()

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import FLAGS, ROOT, Server
+from tests.live import Server
 from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
@@ -40,7 +39,7 @@ APART: dict[str, Any] = {"vllm_xargs": {"tp_degree": 1}}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *SETTINGS, base=FLAGS, planted=SLOW) as live:
+    with Server("llama", 2, *SETTINGS, planted=SLOW) as live:
         yield live
 
 

@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from flying_serving.testing.sse import EventStream, streamed
-from flying_serving.testing.tiny import make_model
-from tests.live import KEEP_ALIVE, ROOT, Server
+from tests.live import KEEP_ALIVE, Server
 from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
@@ -35,7 +34,7 @@ def server() -> Iterator[Server]:
     flags = (f"--api-key={KEY}", f"--max-pause-ms={MAX_PAUSE_S * 1000:g}", "--enable-prompt-tokens-details")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        live = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags)
+        live = Server("llama", 2, *flags)
     live.http.headers["Authorization"] = f"Bearer {KEY}"
     with live:
         yield live

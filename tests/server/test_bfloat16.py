@@ -7,8 +7,7 @@ from math import sqrt
 
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import FLAGS, ROOT, Server
+from tests.live import FLAGS, Server
 from tests.stock.record import MODELS, recorded
 from tests.stock.requests import FORCED
 
@@ -23,7 +22,7 @@ Logprobs = dict[str, list[float]]
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, "--dtype=bfloat16", base=flags) as live:
+    with Server("llama", 4, "--dtype=bfloat16", base=flags) as live:
         yield live
 
 

@@ -32,9 +32,8 @@ from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.servers import free_port
-from flying_serving.testing.tiny import make_model
 from flying_serving.vllm_adapter import table
-from tests.live import FLAGS, ROOT, Server
+from tests.live import ROOT, Server
 
 DOCUMENT = ROOT / "docs" / "errors.md"
 API_KEY = "secret"
@@ -493,7 +492,7 @@ ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flyin
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Four engines with little KV memory and an API key."""
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *SMALL, base=FLAGS) as live:
+    with Server("llama", 4, *SMALL) as live:
         live.http.headers["Authorization"] = f"Bearer {API_KEY}"
         yield live
 
@@ -608,7 +607,7 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
         return last["cutover_ms"] is None and last["problem"] is None
 
     server.layout(ALONE)
-    long = [later(f"{i}", lambda: completion(server, max_tokens=1000, ignore_eos=True)) for i in range(8)]
+    long = [later(f"{i}", lambda: completion(server, max_tokens=1000, ignore_eos=True)) for i in range(2)]
     wait_until(lambda: server.http.get("/flying/status").json()["requests"]["running"] == len(long))
     cancelled = later("cancelled", lambda: order([[0, 1], [2, 3]]))
     wait_until(waits)

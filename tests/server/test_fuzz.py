@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from flying_serving.testing.tiny import make_model
 from tests.fuzz.bodies import draw_requests
 from tests.fuzz.run import SETTINGS, end_is_clean, fuzz
-from tests.live import FLAGS, ROOT, Server
+from tests.live import Server, tiny
 
 COUNT = 400
 
@@ -17,8 +16,8 @@ COUNT = 400
 @pytest.mark.server
 def test_fuzzed_requests_hurt_nobody() -> None:
     """No 5xx but where stock vLLM gives one; good requests beside them are right; nothing is left of any."""
-    model = make_model(ROOT / ".models" / "llama", "llama")
-    with Server(model, 2, *SETTINGS, base=FLAGS) as server:
+    model = tiny("llama")
+    with Server(model, 2, *SETTINGS) as server:
         found = asyncio.run(fuzz(server, draw_requests(COUNT, str(model), 1)))
         end_is_clean(server)
     assert not found.failures, found.report()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import ENVIRONMENT, ROOT
+from tests.forked import run
+from tests.live import tiny
 from tests.stock.requests import VOCAB, tokens
 
 pytestmark = pytest.mark.server
@@ -53,15 +50,11 @@ class Runs:
 
     def run(self, folder: Path) -> None:
         """Start two engines and let them answer."""
-        model = make_model(ROOT / ".models" / "llama", "llama")
-        asked, told, log = folder / "jobs.json", folder / "answers.json", folder / "log"
+        asked, told = folder / "jobs.json", folder / "answers.json"
         asked.write_text(json.dumps(self.jobs))
-        command = [sys.executable, "-m", "tests.server.moved", str(model), str(asked), str(told)]
-        with log.open("wb") as stream:
-            status = subprocess.run(
-                command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, timeout=TIMEOUT_S
-            ).returncode
-        assert status == 0, log.read_text(errors="replace")[-8000:]
+        words = [str(path) for path in (tiny("llama"), asked, told)]
+        done = run([], TIMEOUT_S, f"from tests.server.moved import main; main(*{words})")
+        assert done.returncode == 0, done.stderr[-8000:]
         self.answers = json.loads(told.read_text())
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import FLAGS, ROOT, Server
+from tests.live import Server
 
 pytestmark = pytest.mark.server
 
@@ -42,7 +41,7 @@ WAIT_S = 30.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *SETTINGS, base=FLAGS) as live:
+    with Server("llama", 2, *SETTINGS) as live:
         yield live
 
 

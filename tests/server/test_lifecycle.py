@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from flying_serving.server.rundir import _remove_left
-from flying_serving.testing.tiny import make_model
-from tests.live import COMMAND, ENVIRONMENT, ROOT, Server
+from tests.forked import run
+from tests.live import COMMAND, ENVIRONMENT, ROOT, Server, tiny
 from tests.streams import Stream, stream, streamed_body
 
 pytestmark = pytest.mark.server
@@ -57,9 +57,14 @@ class Parts:
         return [str(process) for process in processes] + [str(self.run_dir)] * self.run_dir.exists()
 
 
+def two_engines(*flags: str) -> Server:
+    """Started as a user would."""
+    return Server("llama", 2, *flags, program=COMMAND)
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, program=COMMAND) as live:
+    with Server("llama", 2) as live:
         yield live
 
 
@@ -103,31 +108,32 @@ def assert_quiet(log: str) -> None:
     assert not re.findall(r".*(?:Traceback|ERROR|never retrieved|never awaited|Exception ignored).*", log), log
 
 
-def test_sigterm_ends_everything(server: Server) -> None:
+def test_sigterm_ends_everything() -> None:
     """Quietly; streams end with an error, and a change of layout that waits for them is answered."""
-    parts = Parts.of(server)
-    began_s, before = time.monotonic(), len(server.log())
-    orders: list[httpx.Response] = []
+    with two_engines() as server:
+        parts = Parts.of(server)
+        began_s, before = time.monotonic(), len(server.log())
+        orders: list[httpx.Response] = []
 
-    def order() -> None:
-        body = {"groups": [[0, 1]], "mode": "sequential"}
-        orders.append(httpx.post(f"{server.url}/flying/layout", json=body, timeout=DEATH_S))
+        def order() -> None:
+            body = {"groups": [[0, 1]], "mode": "sequential"}
+            orders.append(httpx.post(f"{server.url}/flying/layout", json=body, timeout=DEATH_S))
 
-    ordering = threading.Thread(target=order)
+        ordering = threading.Thread(target=order)
 
-    def ordered() -> None:
-        ordering.start()
-        wait_until(lambda: server.http.get("/flying/view").json()["changing"])
+        def ordered() -> None:
+            ordering.start()
+            wait_until(lambda: server.http.get("/flying/view").json()["changing"])
 
-    asyncio.run(streams_until(server, parts.others[0], signal.SIGTERM, first=ordered))
-    ordering.join(DEATH_S)
-    wait_until_nothing_is_left(server, parts, TERM_S)
-    assert time.monotonic() - began_s < TERM_S + 5
-    assert server.process.returncode == 0
-    assert [(answer.status_code, answer.json()["error"]["message"]) for answer in orders] == [
-        (503, "the server is shutting down")
-    ]
-    assert_quiet(server.log()[before:])
+        asyncio.run(streams_until(server, parts.others[0], signal.SIGTERM, first=ordered))
+        ordering.join(DEATH_S)
+        wait_until_nothing_is_left(server, parts, TERM_S)
+        assert time.monotonic() - began_s < TERM_S + 5
+        assert server.process.returncode == 0
+        assert [(answer.status_code, answer.json()["error"]["message"]) for answer in orders] == [
+            (503, "the server is shutting down")
+        ]
+        assert_quiet(server.log()[before:])
 
 
 async def accepted(http: httpx.AsyncClient) -> int:
@@ -159,7 +165,7 @@ async def stream_while_it_ends(server: Server, count: int, tokens: int) -> list[
 def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
     """Those that run and those that wait, though the signal comes to the engines too, as from a terminal or systemd."""
     flags = ("--policy=static-tp", f"--shutdown-timeout={DRAIN_S:g}", "--max-num-seqs=8")
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND) as server:
+    with two_engines(*flags) as server:
         parts = Parts.of(server)
         began_s, before = time.monotonic(), len(server.log())
         streams = asyncio.run(stream_while_it_ends(server, 12, 150))
@@ -189,7 +195,7 @@ async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) ->
 def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
     """At once, in order, and not quietly: who waits for the engine that is gone in a step says what it has lost."""
     flags = ("--policy=static-tp", f"--shutdown-timeout={10 * DRAIN_S:g}")
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND) as server:
+    with two_engines(*flags) as server:
         parts = Parts.of(server)
         before = len(server.log())
         ends = asyncio.run(stream_until_an_engine_dies(server, parts.engines[1]))
@@ -233,7 +239,7 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
 def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -> None:
     """At once, in whatever phase the engines and their workers are."""
     flags = (f"--tensor-parallel-size={devices}",)
-    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND)
+    server = two_engines(*flags)
     try:
         wait_until_logged(server, phase)
         os.killpg(server.process.pid, signal.SIGSTOP)  # it stays in this phase while it is looked at
@@ -256,7 +262,7 @@ def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -
 def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
     """Whatever time requests would have had: there are none."""
     flags = ("--shutdown-timeout=300", "--middleware=flying_serving.nope")
-    server = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, *flags, program=COMMAND)
+    server = two_engines(*flags)
     try:
         wait_until_logged(server, "warming up the group")
         root = psutil.Process(server.process.pid)
@@ -286,30 +292,41 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_cannot_be_served_ends_with_one_line() -> None:
-    """Whether we find it or vLLM does, and no traceback with it."""
-    model = str(make_model(ROOT / ".models" / "llama", "llama"))
+@pytest.fixture(scope="module")
+def taken_port() -> Iterator[int]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        cases = {
-            (model, "--data-parallel-size=2", "--group-sizes=3"): "--group-sizes=3: group size 3 is not one of 1, 2, 4",
-            (model, "--data-parallel-size=2", "--enable-lora"): "--enable-lora: LoRA cannot be served",
-            (model, "--host=127.0.0.1", f"--port={port}"): f"--port={port}: address already in use",
-            (model, "--max-model-len=99999999"): "max_model_len (99999999) is greater than",
-            ("models/nope",): "--model=models/nope: there is no such directory, and no model of that name can be had",
-        }
-        running = []
-        for words in cases:
-            command = [sys.executable, "-m", "flying_serving.cli.main", "serve", *words, "--dtype=float32"]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            running.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, **pipes))  # type: ignore[call-overload]
-        for process, (words, message) in zip(running, cases.items(), strict=True):
-            out, err = process.communicate(timeout=2 * START_S)
-            assert process.returncode == 2, (words, process.returncode, err[-2000:])
-            assert message in err, (words, err)
-            ours = [line for line in err.splitlines() if not line.startswith("Triton is ")]  # vLLM's import says so
-            assert len(ours) == 1, (words, err)
-            assert ours[0].startswith("flying-serving: "), (words, err)
-            assert "Traceback" not in out, (words, out[-3000:])
+        yield taken.getsockname()[1]
+
+
+def by_shell(words: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would."""
+    line = [sys.executable, "-m", *COMMAND[:1], *words]
+    return subprocess.run(
+        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "message"),
+    [
+        (run, "{model} --data-parallel-size=2 --group-sizes=3", "--group-sizes=3: group size 3 is not one of 1, 2, 4"),
+        (run, "{model} --data-parallel-size=2 --enable-lora", "--enable-lora: LoRA cannot be served"),
+        (by_shell, "{model} --host=127.0.0.1 --port={port}", "--port={port}: address already in use"),
+        (run, "{model} --max-model-len=99999999", "max_model_len (99999999) is greater than"),
+        (run, "models/nope", "--model=models/nope: there is no such directory, and no model of that name can be had"),
+    ],
+    ids=["sizes", "LoRA", "port", "length", "model"],
+)
+def test_what_cannot_be_served_ends_with_one_line(
+    start: Callable[..., subprocess.CompletedProcess[str]], words: str, message: str, taken_port: int
+) -> None:
+    """Whether we find it or vLLM does, and no traceback with it."""
+    done = start(["serve", *words.format(model=tiny("llama"), port=taken_port).split(), "--dtype=float32"], START_S)
+    assert done.returncode == 2, done.stderr[-2000:]
+    ours = [line for line in done.stderr.splitlines() if not line.startswith("Triton is ")]  # vLLM's import says so
+    assert len(ours) == 1, done.stderr
+    assert ours[0].startswith("flying-serving: ")
+    assert message.format(port=taken_port) in ours[0]
+    assert "Traceback" not in done.stdout, done.stdout[-3000:]

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import FLAGS, ROOT, Server
+from tests.live import Server
 from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
@@ -41,9 +40,7 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(
-        make_model(ROOT / ".models" / "llama-75m", "llama-75m"), 2, *SETTINGS, base=FLAGS, planted=SLOW
-    ) as live:
+    with Server("llama-75m", 2, *SETTINGS, planted=SLOW) as live:
         yield live
 
 

@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.testing.tiny import make_model
 from tests.live import ROOT, Server
 from tests.observability.dashboards import DASHBOARD, expressions, metrics_in
 
@@ -23,7 +22,7 @@ ROW = re.compile(r"\| `(flying:\w+)` \| (\w+) \| ([^|]*) \|")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, "--served-model-name=tiny") as live:
+    with Server("llama", 2, "--served-model-name=tiny") as live:
         live.model = "tiny"
         yield live
 

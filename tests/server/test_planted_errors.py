@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from flying_serving.testing.servers import free_port
-from flying_serving.testing.tiny import make_model
 from tests.forked import run
-from tests.live import FLAGS, ROOT
+from tests.live import FLAGS, tiny
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 
@@ -109,7 +108,7 @@ def differs_first(said: str, stage: str) -> bool:
     ids=["norm", "norm-bfloat16", "column", "query-norm", "query-bias"],
 )
 def test_a_planted_error_ends_the_start_with_the_lanes_name(shape: str, dtype: str, planted: str, stage: str) -> None:
-    said = end_of(make_model(ROOT / ".models" / shape, shape), planted, dtype)
+    said = end_of(tiny(shape), planted, dtype)
     assert differs_first(said, stage), said
 
 
@@ -120,7 +119,7 @@ def test_slopes_of_another_rank_end_the_start(bloom: Path) -> None:
 
 def test_a_tensor_that_nobody_bound_ends_the_start_with_its_name() -> None:
     """Before engines start, as they build what is examined then; a size that nobody asked for is not offered."""
-    said = end_of(make_model(ROOT / ".models" / "llama", "llama"), FOREIGN, "float32", "--group-sizes=1,2")
+    said = end_of(tiny("llama"), FOREIGN, "float32", "--group-sizes=1,2")
     assert said == (
         "flying-serving: --group-sizes=2: model.layers.1.input_layernorm.held.0: "
         "has memory of its own, which nothing was loaded into"

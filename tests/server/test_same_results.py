@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import Server
 from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 
 pytestmark = pytest.mark.server
@@ -42,7 +41,7 @@ class Compared(Server):
 
     def __init__(self, shape: str, engines: int, devices: int) -> None:
         flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
-        super().__init__(make_model(ROOT / ".models" / shape, shape), engines, *flags)
+        super().__init__(shape, engines, *flags)
         self.recorded: Any = json.loads((Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text())
         self.degrees = tuple(degree for degree in (1, 2, 4) if devices <= degree <= devices * engines)
         self.engines = engines
@@ -70,9 +69,15 @@ def compare(server: Compared, request: StockRequest, degree: int, answer: tuple[
 
 
 def test_each_degree_alone_and_after_the_others(server: Compared) -> None:
-    for degree in (*server.degrees[::-1], *server.degrees):
+    """One request after the other, the widest groups first; then those of a degree together, the narrowest first."""
+    for degree in server.degrees[::-1]:
         for request in REQUESTS:
             compare(server, request, degree, run(server, request, degree))
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        for degree in server.degrees:
+            answers = [pool.submit(run, server, request, degree) for request in REQUESTS]
+            for request, answer in zip(REQUESTS, answers, strict=True):
+                compare(server, request, degree, answer.result())
     server.check()
 
 

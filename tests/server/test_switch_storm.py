@@ -9,8 +9,7 @@ import pytest
 from benchmarks.storm_report import print_report
 from benchmarks.switch_storm import FLAGS, storm
 from flying_serving.config import MODES
-from flying_serving.testing.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import Server
 
 pytestmark = pytest.mark.server
 
@@ -18,7 +17,7 @@ SWITCHES = 32
 
 
 def test_streams_survive_a_storm_of_switches() -> None:
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 4, *FLAGS) as server:
+    with Server("llama", 4, *FLAGS) as server:
         report = asyncio.run(storm(server, SWITCHES, clients=8, jobs=20))
     print_report(report)
     assert not report.failures

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.testing.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import Server
 from tests.observe.tracing.reading import Event, end, of_row, overlaps, read_trace, rows
 from tests.streams import Stream, stream, streamed_body
 
@@ -76,7 +75,7 @@ async def traffic(server: Server) -> list[Stream]:
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     """Two engines, sixteen requests, three switches; then the server ends as it should."""
     path = tmp_path_factory.mktemp("trace") / "trace.json"
-    with Server(make_model(ROOT / ".models" / "llama", "llama"), 2, f"--trace-out={path}") as server:
+    with Server("llama", 2, f"--trace-out={path}") as server:
         streams = asyncio.run(traffic(server))
         switches = server.http.get("/flying/switches").json()["switches"]
         running = read_trace(path)

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 
 from playwright.sync_api import Browser, Page, ViewportSize
 
-from flying_serving.testing.tiny import make_model
-from tests.live import FLAGS, ROOT, Server
+from tests.live import ROOT, Server, tiny
 from tests.observe.view.browser import chromium
 
 DOCS = ROOT / "docs"
@@ -56,8 +55,8 @@ def opened(browser: Browser, server: Server, size: ViewportSize, scheme: str, sc
 
 def main() -> None:
     """Take both pictures."""
-    model = make_model(ROOT / ".models" / "llama", "llama")
-    with Server(model, 4, *SETTINGS, base=FLAGS) as server, chromium() as browser, ExitStack() as stack:
+    model = tiny("llama")
+    with Server(model, 4, *SETTINGS) as server, chromium() as browser, ExitStack() as stack:
         server.model = NAME
         desktop = opened(browser, server, DESKTOP, "dark", 1)
         phone = opened(browser, server, PHONE, "light", 2)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from flying_serving.testing.tiny import make_model
-from tests.live import ROOT, Server
+from tests.live import Server
 from tests.observe.view.browser import Watched, chromium
 
 pytestmark = pytest.mark.server
@@ -34,7 +33,7 @@ INSIDE = """engines => {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    live = Server(make_model(ROOT / ".models" / "llama", "llama"), 2, f"--api-key={KEY}")
+    live = Server("llama", 2, f"--api-key={KEY}")
     live.http.headers["Authorization"] = f"Bearer {KEY}"
     with live:
         yield live
