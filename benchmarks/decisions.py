@@ -26,16 +26,17 @@ from flying_serving.controller.switches import Switch
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.moves import MoveCost
 from flying_serving.predict.steps import Step
+from flying_serving.wire import SwitchAnswer
 
 ENGINES = 8
 SIZES = (1, 2, 4, 8)
-MAX_NUM_SEQS, STEP_TOKENS, ENGINE_TOKENS = 64, 2048, 40_000
+SLOTS, STEP_TOKENS, ENGINE_TOKENS = 64, 2048, 40_000
 STEP_S = 0.02
 LIMIT_MS = 1.0
 MEASUREMENTS = ("tokens", "stepped")
 """Events that decide nothing."""
 COST = MoveCost(fixed_s=0.005, token_s=1e-6)
-REPORT = {"in_flight_ms": 10.0, "overhead_ms": 0.5, "work_ms": 0.1}
+ANSWER = SwitchAnswer(10.0, 0.5, 0.1)
 
 
 def step(size: int, prefill: int, sequences: int, context: int, noise: float = 1.0) -> Step:
@@ -50,11 +51,11 @@ class Bench:
 
     def __init__(self, policy: str, waiting: int) -> None:
         capacity = Capacity({size: ENGINE_TOKENS * size for size in SIZES}, 1)
-        limits = Limits(MAX_NUM_SEQS, STEP_TOKENS)
+        limits = Limits(SLOTS, STEP_TOKENS)
         settings = Settings(ENGINES, capacity, POLICIES[policy], limits, WEIGHTS, most_waiting=2 * waiting)
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
-        self.controller.moves = dict.fromkeys(SIZES[1:], COST)
+        self.controller.migrates = dict.fromkeys(SIZES[1:], COST)
         self.controller.steps.calibrate(step(size, *batch) for size in SIZES for batch in batches)
         self.waiting = waiting
         self.draw = random.Random(1)
@@ -87,9 +88,9 @@ class Bench:
         prompt = draw.randint(50_000, 60_000) if long else draw.randint(50, 1500)
         outputs = draw.randint(50, 400)
         priority = -1 if draw.random() < 0.002 else draw.choice([0, 0, 0, 1])
-        spec = RequestSpec(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
+        wanted = RequestSpec(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
         name = f"r{next(self.numbers)}"
-        self.timed("arrived", lambda: self.controller.arrived(name, spec, self.now_s))
+        self.timed("arrived", lambda: self.controller.arrived(name, wanted, self.now_s))
 
     def step(self) -> None:
         """One step of all engines: some requests end, all others get a token; answers to an order come."""
@@ -97,7 +98,7 @@ class Bench:
         self.now_s += STEP_S
         if self.ordered is not None:
             self.ordered = None
-            self.timed("acknowledged", lambda: controller.acknowledged([REPORT] * ENGINES, self.now_s))
+            self.timed("acknowledged", lambda: controller.acknowledged([ANSWER] * ENGINES, self.now_s))
         for name in list(self.running):
             self.running[name] += 1
             self.timed("tokens", lambda name=name: controller.tokens(name, 1, self.now_s))  # type: ignore[misc]

@@ -28,6 +28,7 @@ ORDER = (
     "comm",
     "config",
     "layout",
+    "wire",
     "results",
     "observe",
     "testing",

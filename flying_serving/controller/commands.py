@@ -14,17 +14,15 @@ class Dispatch:
 
     Args:
         output_tokens: how many it has got already, in another group.
-        limit_tokens: output tokens that it may have here at most (what the group holds); it then comes back by
-            `Controller.outgrew`.
-        moved_from: the group that has its KV, which comes along, so that only what was not computed there is prefilled;
-            if None, its prompt and the tokens that it has are.
+        limit_tokens: output tokens that it may have there (what the group holds); then it is `Controller.group_full`.
+        migrated_from: the group that has its KV, from which it migrates; if None, its prompt and outputs are prefilled.
     """
 
     request_id: str
     group: Group
     output_tokens: int
     limit_tokens: int
-    moved_from: Group | None = None
+    migrated_from: Group | None = None
 
 
 @dataclass(frozen=True)

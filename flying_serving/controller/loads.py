@@ -43,57 +43,57 @@ class Loads:
         """Those with requests."""
         return list(self._groups)
 
-    def add(self, tracked: RequestState, group: Group, expected_tokens: float, *, kept: bool = False) -> None:
-        """`tracked` runs in `group` from now on, with its KV if `kept`, and will have `expected_tokens` at its end."""
-        tracked.prefill_tokens = tracked.to_prefill(kept=kept)
-        tracked.group, tracked.admitted = group, True
-        tracked.committed_tokens = expected_tokens
+    def add(self, state: RequestState, group: Group, expected_tokens: float, *, kept: bool = False) -> None:
+        """`state` runs in `group` from now on, with its KV if `kept`, and will have `expected_tokens` at its end."""
+        state.prefill_tokens = state.to_prefill(kept=kept)
+        state.group, state.admitted = group, True
+        state.committed_tokens = expected_tokens
         work = self._groups[group]
         if not work.requests:
             for engine in group:
                 self._of_engine[engine][group] = work
-        work.requests[tracked.request_id] = tracked
-        if tracked.sizes[0] > 1:
-            work.wide[tracked.request_id] = tracked
-        work.prefill_tokens += tracked.prefill_tokens
+        work.requests[state.request_id] = state
+        if state.sizes[0] > 1:
+            work.wide[state.request_id] = state
+        work.prefill_tokens += state.prefill_tokens
         work.prompts += 1
-        work.prompt_tokens += tracked.wanted.prompt_tokens
-        work.output_tokens += tracked.output_tokens
+        work.prompt_tokens += state.spec.prompt_tokens
+        work.output_tokens += state.output_tokens
         work.committed_tokens += expected_tokens
-        work.urgent += tracked.wanted.urgent
-        self._unfinished[tracked.request_id] = tracked
+        work.urgent += state.spec.urgent
+        self._unfinished[state.request_id] = state
 
-    def token(self, tracked: RequestState, count: int) -> None:
+    def token(self, state: RequestState, count: int) -> None:
         """It got tokens, so its prompt is done."""
-        assert tracked.group is not None
-        work = self._groups[tracked.group]
-        tracked.output_tokens += count
+        assert state.group is not None
+        work = self._groups[state.group]
+        state.output_tokens += count
         work.output_tokens += count
-        if tracked.prefill_tokens:
-            work.prefill_tokens -= tracked.prefill_tokens
+        if state.prefill_tokens:
+            work.prefill_tokens -= state.prefill_tokens
             work.prompts -= 1
-            tracked.prefill_tokens = 0
-            del self._unfinished[tracked.request_id]
+            state.prefill_tokens = 0
+            del self._unfinished[state.request_id]
 
-    def remove(self, tracked: RequestState) -> None:
+    def remove(self, state: RequestState) -> None:
         """It does not run any more."""
-        if tracked.group is None:
+        if state.group is None:
             return
-        work = self._groups[tracked.group]
-        del work.requests[tracked.request_id]
-        work.wide.pop(tracked.request_id, None)
-        work.prefill_tokens -= tracked.prefill_tokens
-        work.prompts -= tracked.prefill_tokens > 0
-        work.prompt_tokens -= tracked.wanted.prompt_tokens
-        work.output_tokens -= tracked.output_tokens
-        work.committed_tokens -= tracked.committed_tokens
-        self._unfinished.pop(tracked.request_id, None)
-        work.urgent -= tracked.wanted.urgent
+        work = self._groups[state.group]
+        del work.requests[state.request_id]
+        work.wide.pop(state.request_id, None)
+        work.prefill_tokens -= state.prefill_tokens
+        work.prompts -= state.prefill_tokens > 0
+        work.prompt_tokens -= state.spec.prompt_tokens
+        work.output_tokens -= state.output_tokens
+        work.committed_tokens -= state.committed_tokens
+        self._unfinished.pop(state.request_id, None)
+        work.urgent -= state.spec.urgent
         if not work.requests:
-            del self._groups[tracked.group]
-            for engine in tracked.group:
-                del self._of_engine[engine][tracked.group]
-        tracked.group = None
+            del self._groups[state.group]
+            for engine in state.group:
+                del self._of_engine[engine][state.group]
+        state.group = None
 
     def unfinished(self) -> list[RequestState]:
         """Requests that run and have no token of their group yet."""
@@ -122,7 +122,7 @@ class Loads:
 
 def _bound(wide: Collection[RequestState], outputs: Outputs) -> dict[int, GroupLoad]:
     """`GroupLoad.bound` of those that one engine cannot hold."""
-    widest = max(tracked.sizes[0] for tracked in wide)
+    widest = max(state.sizes[0] for state in wide)
     engines = [2**power for power in range(1, widest.bit_length())]
     return {least: _load([one for one in wide if one.sizes[0] >= least], outputs) for least in engines}
 
@@ -131,7 +131,7 @@ def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:
     """These requests, each looked at."""
     count = len(requests)
     left = [
-        min(outputs.left(one.output_tokens), max(1.0, one.wanted.max_output_tokens - one.output_tokens))
+        min(outputs.left(one.output_tokens), max(1.0, one.spec.max_output_tokens - one.output_tokens))
         for one in requests
     ]
     context = sum(one.context_tokens for one in requests) / count

@@ -19,7 +19,7 @@ def needs_of(pool: TaskPool, loads: Loads, sizes: Sequence[int], engines: int, n
     needs = []
     first = pool.first(now_s)
     begins = loads.unfinished() if first is None else [first, *loads.unfinished()]
-    longest = max((one.sizes[0] for one in begins if one.wanted.degree is None), default=sizes[0])
+    longest = max((one.sizes[0] for one in begins if one.spec.degree is None), default=sizes[0])
     if longest > sizes[0]:
         needs.append(Need(longest, urgent=False, reason=f"context: a request needs {longest} engines"))
     urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)

@@ -19,8 +19,8 @@ from flying_serving.predict.work import LaneFigures
 class Outlook:
     """What is known of a server at a time.
 
-    `moves`: what it takes to move KV between groups, by the engines that have to meet; those for which it is not known,
-    at first all, cannot.
+    `migrates`: what it takes to migrate KV between groups, by the size of the group that encloses both; where it is not
+    known, at first nowhere, KV cannot migrate.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -31,27 +31,33 @@ class Outlook:
         self.pool = TaskPool(settings.most_waiting, settings.aging_s)
         self.loads = Loads()
         self.steps = StepModel()
-        self.moves: dict[int, MoveCost] = {}
+        self.migrates: dict[int, MoveCost] = {}
         self.demand = Demand()
         self.switches = Switches()
-        self._running: dict[str, RequestState] = {}
+        self.started: dict[str, RequestState] = {}
         self._layouts = Layout.all(settings.engines, sizes)
 
     @property
     def running(self) -> int:
         """How many requests run."""
-        return len(self._running)
+        return len(self.started)
 
     @property
     def open_requests(self) -> list[str]:
         """Ids of those that wait or run."""
-        return [*(tracked.request_id for tracked in self.pool), *self._running]
+        return [*(state.request_id for state in self.pool), *self.started]
 
     def lanes(self) -> dict[int, LaneFigures]:
         """What a group of each size can do, as far as it was measured."""
         limits = self.settings.limits
         return {
-            size: LaneFigures(self.steps.cost(size), limits.slots, tokens, limits.step_tokens, self.moves.get(size))
+            size: LaneFigures(
+                self.steps.cost(size),
+                limits.max_num_seqs,
+                tokens,
+                limits.max_num_batched_tokens,
+                self.migrates.get(size),
+            )
             for size, tokens in self.settings.capacity.tokens.items()
             if self.steps.known(size)
         }
@@ -59,7 +65,7 @@ class Outlook:
     def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
         """What a policy sees now."""
         unfinished = self.loads.unfinished()
-        tokens = sum(tracked.prefill_tokens for tracked in unfinished)
+        tokens = sum(state.prefill_tokens for state in unfinished)
         work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
         loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.lately(self.layout, now_s)
         needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines, now_s)

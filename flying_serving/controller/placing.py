@@ -18,7 +18,7 @@ STEPS_AHEAD = 3
 """Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
 
 PATIENCE_S = 1.0
-"""Who has waited so long gets the next room: others, that would fit sooner, do not overtake any more."""
+"""A request that has waited longer gets the next room: others that would fit sooner no longer overtake it."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Limits:
     """How much is dispatched ahead of what engines have done.
 
     Args:
-        slots: requests per group (`--max-num-seqs`).
-        step_tokens: tokens per step (`--max-num-batched-tokens`).
+        max_num_seqs: requests per group.
+        max_num_batched_tokens: tokens per step.
         capped: whether there are limits at all; a server whose layout never changes gains nothing by holding back.
     """
 
-    slots: int
-    step_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     capped: bool = True
 
 
@@ -84,7 +84,7 @@ class Placing:
 
     def place(
         self,
-        tracked: RequestState,
+        state: RequestState,
         layout: Layout,
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
@@ -95,36 +95,34 @@ class Placing:
         A degree that is asked for is met exactly: by a present group if there is one, else by any group of that size,
         whose steps are then woven into the present layout's (every engine keeps a lane for each size).
         """
-        groups = [group for group in layout.groups if len(group) in tracked.sizes]
-        if tracked.wanted.degree is not None and not groups:
-            groups = list(Layout.uniform(self._engines, tracked.sizes[0]).groups)
-        moves = {group: self.move(tracked, group, lanes) for group in groups}
+        groups = [group for group in layout.groups if len(group) in state.sizes]
+        if state.spec.degree is not None and not groups:
+            groups = list(Layout.uniform(self._engines, state.sizes[0]).groups)
+        migrations = {group: self.migration(state, group, lanes) for group in groups}
         free = [
             group
-            for group, move in moves.items()
-            if self._has_room(tracked, group, loads, expected_tokens, kept=move is not None)
+            for group, migration in migrations.items()
+            if self._has_room(state, group, loads, expected_tokens, kept=migration is not None)
         ]
-        return min(free, key=lambda group: self._score(tracked, group, loads, lanes, moves[group]), default=None)
+        return min(free, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
 
-    def move(self, tracked: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
+    def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
-        if tracked.kept_in is None:
+        if state.kv_group is None:
             return None
-        both = enclosing_group(tracked.kept_in, group, self.capacity.tokens)
+        both = enclosing_group(state.kv_group, group, self.capacity.tokens)
         lane = lanes.get(len(both)) if both is not None else None
         return lane.move if lane is not None else None
 
-    def _has_room(
-        self, tracked: RequestState, group: Group, loads: Loads, expected_tokens: float, *, kept: bool
-    ) -> bool:
+    def _has_room(self, state: RequestState, group: Group, loads: Loads, expected_tokens: float, *, kept: bool) -> bool:
         work = loads[group]
         if not self.limits.capped or not work.requests:
             return True
-        if len(work.requests) >= self.limits.slots:
+        if len(work.requests) >= self.limits.max_num_seqs:
             return False
         # a prompt longer than a step counts as one: it gets its turn like any other
-        ahead = work.prefill_tokens + min(tracked.to_prefill(kept=kept), self.limits.step_tokens)
-        if work.prefill_tokens and not tracked.wanted.urgent and ahead > STEPS_AHEAD * self.limits.step_tokens:
+        ahead = work.prefill_tokens + min(state.to_prefill(kept=kept), self.limits.max_num_batched_tokens)
+        if work.prefill_tokens and not state.spec.urgent and ahead > STEPS_AHEAD * self.limits.max_num_batched_tokens:
             return False
         return all(
             self._share(engine, loads) + expected_tokens / self.capacity.tokens[len(group)] <= 1.0 for engine in group
@@ -138,30 +136,30 @@ class Placing:
 
     def _score(
         self,
-        tracked: RequestState,
+        state: RequestState,
         group: Group,
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
-        move: MoveCost | None,
+        migration: MoveCost | None,
     ) -> tuple[float, float, float, int, Group]:
         """Soonest first; of those that are as soon the one to which its KV comes soonest, then the emptiest."""
         work = loads[group]
-        shy = work.urgent > 0 and not tracked.wanted.urgent
+        shy = work.urgent > 0 and not state.spec.urgent
         count = len(work.requests)
         # an engine that still drains an older group's requests steps those in between
         others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine).items() if g != group)
         lane = lanes.get(len(group))
         if lane is None:
             return (float(shy), (count + others) / len(group), 0.0, count, group)
-        to_prefill = tracked.to_prefill(kept=move is not None)
+        to_prefill = state.to_prefill(kept=migration is not None)
         first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
         drained_s = lane.cost.fixed_s * others
-        moved_s = move.seconds(tracked.context_tokens) if move is not None else math.inf
-        return (float(shy), first_s + drained_s, moved_s, count, group)
+        migration_s = migration.seconds(state.context_tokens) if migration is not None else math.inf
+        return (float(shy), first_s + drained_s, migration_s, count, group)
 
 
 class Round:
-    """One pass over those that wait, in their order: groups are kept free for who finds no room in them for too long.
+    """One pass over those that wait: groups are kept free for requests that found no room in them for too long.
 
     Without that, a long request would never see enough memory free at once as long as short ones come.
     """
@@ -176,13 +174,13 @@ class Round:
         self._now_s = now_s
         self._kept: set[Group] = set()
 
-    def place(self, tracked: RequestState, expected_tokens: float) -> Group | None:
-        """As `Placing.place`, but for groups that are kept for somebody else."""
+    def place(self, state: RequestState, expected_tokens: float) -> Group | None:
+        """As `Placing.place`, but not in groups that are kept for another request."""
         groups = self._layout.groups
         layout = Layout(tuple(group for group in groups if group not in self._kept)) if self._kept else self._layout
-        group = self._placing.place(tracked, layout, self._loads, self._lanes, expected_tokens)
+        group = self._placing.place(state, layout, self._loads, self._lanes, expected_tokens)
         if group is not None and group not in self._kept:
             return group
-        if self._now_s - tracked.arrived_s > PATIENCE_S:
-            self._kept.update(group for group in groups if len(group) in tracked.sizes)
+        if self._now_s - state.arrived_s > PATIENCE_S:
+            self._kept.update(group for group in groups if len(group) in state.sizes)
         return None

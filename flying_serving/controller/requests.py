@@ -18,8 +18,8 @@ class RequestSpec:
         max_output_tokens: upper bound of its output.
         degree: the TP degree that it asks for (`tp_degree`), or None.
         priority: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
-        deadline_s: refused when it still waits so long after its arrival; None for no limit.
-        movable: whether another group could go on with it (with its KV, or its prompt and tokens are prefilled again).
+        deadline_s: longest wait for the first group, after which it is rejected; None for no limit.
+        can_migrate: whether another group can go on with it, with its KV or after prefilling prompt and outputs again.
     """
 
     prompt_tokens: int
@@ -28,7 +28,7 @@ class RequestSpec:
     degree: int | None = None
     priority: int = 0
     deadline_s: float | None = None
-    movable: bool = True
+    can_migrate: bool = True
 
     @property
     def urgent(self) -> bool:
@@ -42,12 +42,12 @@ class RequestState:
 
     `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
     has not finished yet, 0 after the first token. `admitted`: some group had it, so its client reads a stream and its
-    deadline is met. `soft`: it runs in a narrow group until a wide one is free. `kept_in`: the group that has KV of it,
-    where it runs or was taken from; None if none has, or it began where it runs.
+    deadline is met. `kv_group`: the group that has KV of it, where it runs or was recalled from; None if none has, or
+    it began where it runs.
     """
 
     request_id: str
-    wanted: RequestSpec
+    spec: RequestSpec
     sizes: tuple[int, ...]
     order: int
     arrived_s: float
@@ -55,14 +55,13 @@ class RequestState:
     output_tokens: int = 0
     prefill_tokens: int = 0
     admitted: bool = False
-    soft: bool = False
     committed_tokens: float = field(default=0.0)
-    kept_in: Group | None = None
+    kv_group: Group | None = None
 
     @property
     def context_tokens(self) -> int:
         """Tokens that it has."""
-        return self.wanted.prompt_tokens + self.output_tokens
+        return self.spec.prompt_tokens + self.output_tokens
 
     def to_prefill(self, *, kept: bool) -> int:
         """Prompt tokens that a group has to compute: all, or with its KV what the group before it had left of them."""

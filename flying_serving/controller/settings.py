@@ -17,12 +17,12 @@ class Settings:
     Args:
         engines: how many.
         capacity: what each group size holds, in tokens.
-        policy: who decides.
+        policy: decides on the layout.
         limits: how much is dispatched ahead.
         weights: how layouts are judged.
         weave_steps: steps of a new layout for each step of an older one.
         most_waiting: requests that may wait; more are refused.
-        aging_s: a request that waits longer gets every second place, whatever the priorities.
+        aging_s: after this wait a request is overdue: see `TaskPool`.
         dry_run: decide and record, but change nothing.
     """
 

@@ -12,6 +12,7 @@ from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.gaps import TokenGaps
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
+from flying_serving.wire import SwitchAnswer
 
 KEPT = 1000
 MOST_OPEN = 64
@@ -26,20 +27,25 @@ PATIENCE, LEAST_PATIENCE_S = 1.5, 0.2
 class Switch:
     """One change of layout.
 
+    `draining`: requests that run in groups which the new layout lacks; with None as `decision` an operator ordered it.
+    `number` is given by `Switches.begin`.
+
     `cutover_ms`: from the order until the last engine works in the new layout; of that, `in_flight_ms` is the step that
     was under way there, and `overhead_ms` the rest (messages, and waiting for a processor). `work_ms`: processor time
     that the switch itself took, the client's and the busiest engine's. `drain_ms`: until the last request of the old
-    layout ended or moved; it stays None if too many later switches came before that. `worst_token_gap_ms`: the longest
-    time between two tokens of any stream from the order until then, and until the next token of each stream that moved.
+    layout ended or migrated; it stays None if too many later switches began before that. `worst_token_gap_ms`: the
+    longest time between two tokens of any stream from the order until then, and until the next token of each stream
+    that migrated.
     """
 
-    number: int
     old: Layout
     new: Layout
     mode: str
     decided_s: float
     requests_in_flight: int
+    draining: set[str] = field(default_factory=set)
     decision: Decision | None = None
+    number: int = 0
     ordered_s: float = 0.0
     wall_time_s: float = 0.0
     cutover_ms: float | None = None
@@ -50,31 +56,30 @@ class Switch:
     drain_ms: float | None = None
     problem: str | None = None
     was_dropped: bool = False
-    draining: set[str] = field(default_factory=set)
-    moving: set[str] = field(default_factory=set)
+    migrating: set[str] = field(default_factory=set)
     gaps: TokenGaps | None = None
     _worst_token_gap_ms: float = 0.0
     _forgotten: bool = False
 
     @property
     def awaiting(self) -> list[int]:
-        """Engines that, once they have answered, begin no step before they hear what moves."""
+        """Engines that, once they have answered, begin no step before they hear what migrates."""
         changed = [group for group in self.new.groups if group not in self.old.groups]
         return [engine for group in changed for engine in group] if self.mode in MIGRATING_MODES else []
 
-    def acknowledged(self, reports: list[dict[str, float]], now_s: float) -> None:
+    def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
         """All engines have answered."""
-        slowest = max(reports, key=lambda report: report["in_flight_ms"] + report["overhead_ms"])
-        self.in_flight_ms, self.overhead_ms = slowest["in_flight_ms"], slowest["overhead_ms"]
+        slowest = max(answers, key=lambda answer: answer.in_flight_ms + answer.overhead_ms)
+        self.in_flight_ms, self.overhead_ms = slowest.in_flight_ms, slowest.overhead_ms
         self.cutover_ms = self.in_flight_ms + self.overhead_ms
-        self.work_ms += max(report["work_ms"] for report in reports)
+        self.work_ms += max(answer.work_ms for answer in answers)
         if not self.draining:
             self._drained(now_s)
 
     def failed(self, problem: str, now_s: float) -> None:
         """Some engine did not answer."""
         self.problem = problem
-        self.moving.clear()
+        self.migrating.clear()
         self._drained(now_s)
 
     def dropped(self, reason: str, now_s: float) -> None:
@@ -84,7 +89,7 @@ class Switch:
 
     def ended(self, request_id: str, now_s: float) -> None:
         """A request is over; the last of the old layout ends the drain."""
-        self.moving.discard(request_id)
+        self.migrating.discard(request_id)
         self._left(request_id, now_s)
 
     def _left(self, request_id: str, now_s: float) -> None:
@@ -93,14 +98,14 @@ class Switch:
             if not self.draining and self.cutover_ms is not None:
                 self._drained(now_s)
 
-    def moved(self, request_id: str, now_s: float, *, streams: bool) -> bool:
-        """A request has left its group, to go on elsewhere; `streams`: it has tokens.
+    def migrated(self, request_id: str, now_s: float, *, streams: bool) -> bool:
+        """A request has left its group and goes on in another; `streams`: it has tokens.
 
         Returns whether its next token belongs to this switch.
         """
         awaited = streams and request_id in self.draining
         if awaited:
-            self.moving.add(request_id)
+            self.migrating.add(request_id)
         self._left(request_id, now_s)
         return awaited
 
@@ -113,12 +118,12 @@ class Switch:
         """It is over, or its end is not waited for any longer: no later gap counts."""
         self._worst_token_gap_ms, self.gaps = self.worst_token_gap_ms, None
         self._forgotten = self.open
-        self.draining, self.moving = set(), set()
+        self.draining, self.migrating = set(), set()
 
     @property
     def open(self) -> bool:
         """Whether requests of the old layout still run, or are on their way, or engines have not answered."""
-        return not self._forgotten and (self.drain_ms is None or bool(self.moving))
+        return not self._forgotten and (self.drain_ms is None or bool(self.migrating))
 
     def _drained(self, now_s: float) -> None:
         self.drain_ms = (now_s - self.ordered_s) * 1e3
@@ -155,13 +160,17 @@ def _finite(value: float) -> float | None:
 
 @dataclass
 class Changeover:
-    """The switch under way. `weave` and `hard` are ordered at once; the others wait until old requests have ended."""
+    """The switch under way. `weave` and `hard` are ordered at once; the others wait until old requests have ended.
+
+    `is_soft`: it was begun as a soft switch, whatever its mode is by now.
+    """
 
     switch: Switch
     weave_steps: int
+    is_soft: bool = False
     is_ordered: bool = False
 
-    def late(self, now_s: float) -> bool:
+    def overdue(self, now_s: float) -> bool:
         """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
         decision = self.switch.decision
         patience_s = math.inf if decision is None else PATIENCE * decision.drain_s + LEAST_PATIENCE_S
@@ -177,7 +186,7 @@ class Changeover:
     def holds(self) -> bool:
         """Whether requests wait: until the engines are told, or until they have answered.
 
-        They answer after the step under way; what it makes moves along.
+        They answer after the step under way; its tokens migrate too.
         """
         return self.switch.mode == ("migrate" if self.is_ordered else "sequential")
 
@@ -195,23 +204,13 @@ class Switches:
         self.kept: deque[Switch] = deque(maxlen=KEPT)
         self.count = 0
         self._open: deque[Switch] = deque()
-        self._moving: dict[str, list[Switch]] = {}
+        self._migrating: dict[str, list[Switch]] = {}
         self._gaps = TokenGaps()
 
-    def begin(
-        self,
-        old: Layout,
-        new: Layout,
-        mode: str,
-        in_flight: int,
-        draining: set[str],
-        now_s: float,
-        decision: Decision | None,
-    ) -> Switch:
-        """A new switch, decided now."""
+    def begin(self, switch: Switch) -> Switch:
+        """Keep a new switch, decided now."""
         self.count += 1
-        switch = Switch(self.count, old, new, mode, now_s, in_flight, decision, now_s, draining=draining)
-        switch.gaps = self._gaps
+        switch.number, switch.ordered_s, switch.gaps = self.count, switch.decided_s, self._gaps
         self._open.append(switch)
         if len(self._open) > MOST_OPEN:
             self._open.popleft().close()
@@ -221,25 +220,25 @@ class Switches:
     def token(self, request_id: str, now_s: float) -> None:
         """A stream got a token."""
         self._gaps.token(request_id, now_s, watched=bool(self._open))
-        if request_id in self._moving:
-            for switch in self._moving.pop(request_id):
-                switch.moving.discard(request_id)
+        if request_id in self._migrating:
+            for switch in self._migrating.pop(request_id):
+                switch.migrating.discard(request_id)
             self.prune()
 
     def ended(self, request_id: str, now_s: float) -> None:
         """A request is over."""
         self._gaps.ended(request_id)
-        self._moving.pop(request_id, None)
+        self._migrating.pop(request_id, None)
         for switch in self._open:
             switch.ended(request_id, now_s)
         self.prune()
 
-    def moved(self, request_id: str, now_s: float) -> None:
-        """A request has left its group, to go on elsewhere."""
+    def migrated(self, request_id: str, now_s: float) -> None:
+        """A request has left its group and goes on in another."""
         streams = request_id in self._gaps
         for switch in self._open:
-            if switch.moved(request_id, now_s, streams=streams):
-                self._moving.setdefault(request_id, []).append(switch)
+            if switch.migrated(request_id, now_s, streams=streams):
+                self._migrating.setdefault(request_id, []).append(switch)
         self.prune()
 
     def prune(self) -> None:
@@ -273,5 +272,5 @@ class Switches:
         for switch in reversed(self.kept):
             if now_s - switch.decided_s >= LATELY_S:
                 return
-            if switch.decision is not None and switch.decision.reason.startswith("load"):
+            if switch.decision is not None and switch.decision.for_load:
                 yield switch, switch.decision

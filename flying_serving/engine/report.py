@@ -7,6 +7,7 @@ from typing import Any
 
 from flying_serving.engine.lane import Lanes
 from flying_serving.vllm_adapter.blocks import report_through
+from flying_serving.wire import LaneCounts
 
 REPORT_S = 1.0
 """How often a member reports, which has no outputs of the group's steps that could carry it."""
@@ -59,11 +60,11 @@ class Report:
         return {size: member.lent.lent_count for size, member in self._lanes.members.items()}
 
     def status(self) -> dict[str, Any]:
-        """What each lane holds, for `GET /flying/status`."""
-        lanes = {str(size): {"running": r, "waiting": w} for size, (r, w) in self.counts().items()}
+        """What each lane holds: fields of an `EngineReport`."""
+        lanes = {size: LaneCounts(running, waiting) for size, (running, waiting) in self.counts().items()}
         return {
             "lanes": lanes,
             "blocks": self._lanes.own.total + 1,
             "free_blocks": self._lanes.own.free_count(),
-            "lent_blocks": {str(size): count for size, count in self.lent_blocks().items()},
+            "lent_blocks": self.lent_blocks(),
         }

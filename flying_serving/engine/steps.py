@@ -13,6 +13,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
 from flying_serving.vllm_adapter.watch import contents, watch_steps
+from flying_serving.wire import StepRow
 
 KEPT_STEPS = 4096
 """Steps that are kept until somebody takes them; the oldest go first."""
@@ -37,7 +38,7 @@ class StepLog:
         """Seconds of the steps led since the start, by group size."""
         self._board = board
         self._clock = clock
-        self._steps: deque[list[float]] = deque(maxlen=kept_steps)
+        self._steps: deque[StepRow] = deque(maxlen=kept_steps)
         self._under_way: dict[int, deque[tuple[Any, float]]] = {}
         self._ended: dict[int, float] = {}
 
@@ -71,16 +72,10 @@ class StepLog:
         began = max(planned, last)
         self.durations[size].observe(now - began)
         disturbed = self._board.elsewhere_since(group, size, began)
-        self._steps.append([size, now - began, *contents(plan), float(disturbed)])
+        self._steps.append(StepRow(size, now - began, *contents(plan), disturbed))
 
-    def take(self) -> list[list[float]]:
-        """The steps since the last call, oldest first, at most `kept_steps`.
-
-        Returns:
-            for each step: size of the group, duration in s, tokens of prompts, decoding requests (one token each),
-            tokens of its requests that were computed before, prompt tokens times those before them, and 1.0 if the
-            duration includes a step of another lane that one of the group's engines made meanwhile, else 0.0.
-        """
+    def take(self) -> list[StepRow]:
+        """The steps since the last call, oldest first, at most `kept_steps`."""
         taken = list(self._steps)
         self._steps.clear()
         return taken

@@ -9,7 +9,7 @@ from flying_serving.config import MIGRATING_MODES
 from flying_serving.engine.loop import EngineLoop
 from flying_serving.engine.steps import StepLog
 from flying_serving.migration import transfer
-from flying_serving.observe.metrics.engine import EngineFigures
+from flying_serving.wire import EngineFigures, EngineReport, SwitchAnswer, encode
 from flying_serving.worker.lanes import WorkerLanes
 
 
@@ -30,7 +30,7 @@ class EngineUtilities:
         self._calibration = call_workers(WorkerLanes.get_calibration)
         self._migration_costs = call_workers(transfer.measure)
 
-    def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> dict[str, float]:
+    def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
         """From now on this engine's present group is `group`.
 
         Args:
@@ -40,9 +40,7 @@ class EngineUtilities:
             sent_s: when the client ordered it (CLOCK_MONOTONIC).
 
         Returns:
-            in_flight_ms: how long the step that was under way kept the order waiting.
-            overhead_ms: the rest of the time since `sent_s`.
-            work_ms: processor time of this call.
+            a `SwitchAnswer`.
         """
         worked_s = time.thread_time()
         now_s = self._loop.clock()
@@ -54,24 +52,19 @@ class EngineUtilities:
             trace.ordered(group, mode, now_s)
         began_s, ended_s = self._loop.last_step_s
         in_flight_s = max(0.0, ended_s - max(began_s, sent_s))
-        return {
-            "in_flight_ms": in_flight_s * 1e3,
-            "overhead_ms": max(0.0, now_s - sent_s - in_flight_s) * 1e3,
-            "work_ms": (time.thread_time() - worked_s) * 1e3,
-        }
+        overhead_s, work_s = max(0.0, now_s - sent_s - in_flight_s), time.thread_time() - worked_s
+        return encode(SwitchAnswer(in_flight_s * 1e3, overhead_s * 1e3, work_s * 1e3))
 
-    def flying_report(self) -> dict[str, Any]:
-        """What each lane of this engine holds and has done: requests, blocks, steps led; for `GET /flying/status`."""
-        status = self._loop.instruments.report.status()
-        steps = {str(size): count for size, count in self._steps.counts.items()}
-        migrations = self._loop.migrations.counts()
-        return {"engine": self._loop.engine, **status, "steps": steps, "migrations": migrations}
+    def flying_report(self) -> Any:
+        """What each lane of this engine holds and has done: an `EngineReport`."""
+        status, counts = self._loop.instruments.report.status(), self._loop.migrations.counts()
+        return encode(EngineReport(engine=self._loop.engine, steps=self._steps.counts, migrations=counts, **status))
 
-    def flying_metrics(self) -> dict[str, Any]:
+    def flying_metrics(self) -> Any:
         """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
         steps = {size: seconds.row for size, seconds in self._steps.durations.items()}
         report, hard = self._loop.instruments.report, self._loop.arbiter.hard
-        return EngineFigures(hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache).to_plain()
+        return encode(EngineFigures(hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache))
 
     def flying_check(self) -> bool:
         """Check the block bookkeeping of all lanes.
@@ -94,14 +87,14 @@ class EngineUtilities:
         """Requests are about to migrate: see `migration/hold.py`."""
         self._loop.migrations.hold.announce(arrivals, messages, self._loop.clock())
 
-    def flying_migration_costs(self) -> list[list[float]]:
-        """What copying KV takes, as measured at start: see `migration/transfer.py`. Empty if it cannot be copied."""
-        return self._migration_costs
+    def flying_migration_costs(self) -> Any:
+        """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be copied."""
+        return encode(self._migration_costs)
 
-    def flying_steps(self) -> list[list[float]]:
-        """The steps that this engine has led since the last call: see `StepLog.take`."""
-        return self._steps.take()
+    def flying_steps(self) -> Any:
+        """The steps that this engine has led since the last call: a `StepRow` each."""
+        return encode(self._steps.take())
 
-    def flying_calibration(self) -> list[list[float]]:
-        """The steps that were measured at start, in all lanes of this engine: see `worker/calibration.py`."""
-        return self._calibration
+    def flying_calibration(self) -> Any:
+        """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow` each."""
+        return encode(self._calibration)

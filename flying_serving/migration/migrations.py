@@ -20,6 +20,7 @@ from flying_serving.migration.source import Source
 from flying_serving.migration.target import Arrival, Target
 from flying_serving.migration.transfer import copy_kv, share_offers
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.wire import MigrationCounts
 
 RETRY_S = 0.005
 
@@ -73,10 +74,9 @@ class Migrations:
         """Whether a request is on its way here."""
         return bool(self.target)
 
-    def counts(self) -> dict[str, int]:
-        """Requests that came with KV, tokens of it, and requests that had to be prefilled again; since the start."""
-        names = ("migrated", "migrated_tokens", "prefilled_again")
-        return {name: getattr(self.target, name) for name in names}
+    def counts(self) -> MigrationCounts:
+        """What has arrived since the start."""
+        return MigrationCounts(self.target.migrated, self.target.migrated_tokens, self.target.prefilled_again)
 
     def retain(self, request_ids: Iterable[str], now_s: float) -> None:
         """Requests leave for another group, which may fetch their KV."""

@@ -19,6 +19,7 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.memory.kv_view import KVView, Run, heads_of
+from flying_serving.wire import MigrationRow
 
 PIECE_BYTES = 64 << 20
 """Memory that a copy takes beside the KV cache, at most, but for the tokens of one layer."""
@@ -112,20 +113,20 @@ def _pieces(view: KVView, rows: int) -> Iterator[range]:
         yield range(first, min(first + step, len(view.parts)))
 
 
-def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[list[float]]:
+def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:
     """How long copies take within each group of a worker, while nothing is in the caches.
 
     All workers of all engines call it at the same time.
 
     Returns:
-        for each group size above 1 and number of tokens: [size, seconds of the fastest of REPETITIONS, tokens].
+        for each group size above 1 and number of tokens the fastest of REPETITIONS.
     """
-    rows: list[list[float]] = []
+    rows = []
     for size in worker.kv_views:
         room = (worker.blocks - 1) * worker.kv_views[1].block_tokens
         for tokens in sorted({min(count, room) for count in PROBE_TOKENS}) if size > 1 else ():
             best_s = min(_timed_copies(worker, aligned_group(worker.engine, size), tokens, clock))
-            rows.append([size, best_s, tokens])
+            rows.append(MigrationRow(size, best_s, tokens))
     return rows
 
 

@@ -1,137 +1,148 @@
-"""The engine client inside the API server: the shell that tells the controller what happens and does what it says."""
+"""vLLM's engine client of a Flying Serving server: each method that it overrides is the shell's."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
+from http import HTTPStatus
 from typing import Any
 
-from vllm.v1.engine import EngineCoreRequestType
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
-from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
-from flying_serving.controller.controller import Controller
-from flying_serving.controller.moving import exchanges
-from flying_serving.errors import FlyingError
-from flying_serving.server.calls import heard
+from flying_serving.observe.tracing.writer import CLOSE_S
+from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
+from flying_serving.server.ending import Ending, let_streams_end
 from flying_serving.server.metrics import ServerMetrics
-from flying_serving.server.pausing import PausingClient
-from flying_serving.server.requests import EngineRequests
-from flying_serving.server.settings import describe, settings_of
-from flying_serving.server.streams import Streams
+from flying_serving.server.settings import settings_of
+from flying_serving.server.shell import Shell
+from flying_serving.vllm_adapter.channel import ClientChannel
 
 logger = logging.getLogger("vllm.flying_serving")
 
 
-class FlyingClient(EngineRequests, PausingClient):
-    """vLLM's client for several engines, with groups of them as the places where requests run."""
+class FlyingClient(AsyncMPClient):
+    """vLLM's client for several engines that do not depend on each other."""
 
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None) -> None:
-        self.deployment = deployment_of(vllm_config.additional_config)
+        deployment = deployment_of(vllm_config.additional_config)
         self._blocks: list[int] = []
-        self.tasks = set()
+        # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
+        self._calls = EngineCalls(ClientChannel(self), deployment)
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
-        settings = settings_of(vllm_config, self.deployment, self.fewest_blocks)
-        self.controller = Controller(settings)
-        self.streams = Streams(settings.capacity, vllm_config.model_config.max_model_len)
-        self.metrics = ServerMetrics(self) if log_stats else None
-        self._deadlines = {}
-        self.begin_orders()
+        settings = settings_of(vllm_config, deployment, min(self._blocks))
+        self.shell = Shell(self._calls, settings, vllm_config.model_config)
+        self.metrics = ServerMetrics(self.shell) if log_stats else None
         self._clock_runs = False
-        self._ensure_clock()
+        with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts the clock
+            self._ensure_clock()
 
     def _apply_ready_response(self, payload: bytes) -> None:
         before = self.vllm_config.cache_config.num_gpu_blocks or 0
         super()._apply_ready_response(payload)
         self._blocks.append((self.vllm_config.cache_config.num_gpu_blocks or 0) - before)
-        logger.info("%d of %d engines are ready", len(self._blocks), self.deployment.engines)
-
-    @property
-    def fewest_blocks(self) -> int:
-        """KV blocks of the engine that has fewest."""
-        return min(self._blocks)
-
-    # ---- what the controller says
-
-    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
-        """Do what the controller says, in order. Returns what to wait for until engines have been sent all of it.
-
-        At once, because the controller speaks of how things are now: if an output or another decision came in between,
-        a request could be withdrawn from where it is no more. A command that fails ends its request or its order, and
-        the others are carried out.
-
-        Raises:
-            EngineDeadError: if engines are gone, once all is done that needs none.
-        """
-        for engine, counts in exchanges(commands, self.deployment.group_sizes, awaiting).items():
-            self.tell(engine, "flying_announce_migrations", *counts)
-        sent, left, failed = [], deque(commands), set()
-        dead: EngineDeadError | None = None
-        while left:
-            command = left.popleft()
-            if not isinstance(command, Order) and command.request_id in failed:
-                continue
-            try:
-                sent.append(self._do(command))
-            except EngineDeadError as error:
-                dead = error
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
-                if isinstance(command, Order):
-                    self.order_failed(command.switch, error)
-                else:
-                    failed.add(command.request_id)
-                    left += self._fail(command.request_id, error)
-        # shielded: one client's going away must not take back what is sent for others
-        on_their_way = heard(asyncio.shield(heard(asyncio.gather(*(s for s in sent if s is not None)))))
-        if dead is not None:
-            raise dead
-        return on_their_way
-
-    def _do(self, command: Command) -> Awaitable[Any] | None:
-        match command:
-            case Dispatch(request_id, group):
-                request = self.streams.to_engine(command)
-                self._admit(request_id)
-                return None if request is None else self._to_leader(EngineCoreRequestType.ADD, request, group)
-            case Recall(request_id, group):
-                engine_id = self.streams.withdraw(request_id)
-                if not self.controller.moves:
-                    return self._to_leader(EngineCoreRequestType.ABORT, [engine_id], group)
-                self.tell(group[0], "flying_retain", [engine_id])  # its KV is kept for a while
-            case Reject(request_id, waited_s):
-                self._refuse(request_id, waited_s)
-            case Order(switch, weave_steps):
-                self.order_engines(switch, weave_steps)
-        return None
+        logger.info("%d of %d engines are ready", len(self._blocks), self._calls.deployment.engines)
 
     def _ensure_clock(self) -> None:
         if not self._clock_runs:
-            with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts it
-                asyncio.get_running_loop()
-                self._clock_runs = True
-                self.background(keep_time(self, self.metrics))
+            asyncio.get_running_loop()
+            self._calls.background(keep_time(self.shell, self.metrics))
+            self._clock_runs = True
 
-    # ---- what operators see
+    # ---- requests
 
-    async def status(self) -> dict[str, Any]:
-        """Layout, engines, waiting requests: `GET /flying/status`."""
-        engines = await asyncio.gather(*self.of_engines("flying_report"))
-        return describe(self.controller, self.deployment) | {"engines": list(engines)}
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """See `Shell.add`."""
+        request.client_index = self.client_index
+        self._ensure_output_queue_task()
+        self._ensure_clock()
+        await self.shell.add(request)
 
-    async def check_integrity(self) -> None:
-        """Check the block bookkeeping of every engine.
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """See `Shell.abort`."""
+        await self.shell.abort(request_ids)
+
+    async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """vLLM calls this for each batch of outputs: see `Shell.take`."""
+        await self.shell.take(outputs)
+
+    async def get_output_async(self) -> Any:
+        """vLLM's outputs, without an error at the end of a server that was told to end."""
+        return await until_the_end(self._calls, super().get_output_async())
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
+        return (await self.call_utility_all_async(method, *args))[0]
+
+    # ---- vLLM's routes of dev mode
+
+    async def pause_scheduler_async(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Pause all lanes of all engines. Later requests wait, in the engines or in the task pool, until resumed."""
+        if mode == "abort":
+            await self.shell.abort_all()
+        await super().pause_scheduler_async(mode, clear_cache)
+
+    async def sleep_async(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause, which is what level 0 is.
 
         Raises:
-            FlyingError: with what the first failing engine said.
+            GracefulHTTPError: 400 for a level that releases memory, which lanes share.
         """
-        try:
-            await asyncio.gather(*self.of_engines("flying_check"))
-        except FlyingError:
+        if level > 0:
+            raise _unsupported(f"level={level}: must be 0; sleep mode")
+        if mode == "abort":
+            await self.shell.abort_all()
+        await super().sleep_async(level, mode)
+
+    async def release_kv_cache_memory_async(self) -> None:
+        """Raise GracefulHTTPError (400): lanes share the KV memory."""
+        raise _unsupported("releasing KV memory")
+
+    # ---- the end
+
+    def end(self, timeout_s: float | None, outputs: Any) -> float | None:
+        """Let requests end before the engines do: see `Ending`.
+
+        Args:
+            timeout_s: None if vLLM ends without having been asked to: nothing is done then.
+            outputs: vLLM's output processor.
+
+        Returns:
+            Seconds that are left for the engines to end.
+        """
+        if timeout_s is None or self._calls.ending:
+            return timeout_s
+        return Ending(self.shell, outputs).end(timeout_s)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """vLLM's; but streams that are still open end with an error, where vLLM may wait for their clients.
+
+        Engines that trace are given the time to write what is left, where vLLM would kill them at once.
+        """
+        if self._calls.deployment.flying.trace_out is not None and timeout is not None:
+            timeout = max(timeout, CLOSE_S)
+        self._calls.cancel_tasks()
+        loop = self._calls.channel.loop
+        super().shutdown(timeout)
+        if not self._calls.ending:
+            let_streams_end(loop)
+
+
+async def until_the_end(calls: EngineCalls, reading: Awaitable[Any]) -> Any:
+    """Await outputs; when the server was told to end, dead engines cancel the reader, and are no error."""
+    try:
+        return await reading
+    except EngineDeadError:
+        if not calls.ending:
             raise
-        except Exception as error:  # noqa: BLE001 - vLLM reports every failure of a utility as a bare Exception
-            raise FlyingError(str(error)) from None
+    raise asyncio.CancelledError
+
+
+def _unsupported(what: str) -> GracefulHTTPError:
+    return GracefulHTTPError(f"{what} cannot be served by Flying Serving yet", HTTPStatus.BAD_REQUEST)

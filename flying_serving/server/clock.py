@@ -1,85 +1,78 @@
-"""What the client does as time passes: calibrate at the start, tick the controller, fetch measured steps, trace."""
+"""What the server does as time passes: calibrate at the start, tick the controller, fetch measured steps, trace."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+
+from msgspec.structs import astuple
 
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.moves import fit_moves
 from flying_serving.predict.steps import Step
-from flying_serving.server.calls import EngineCalls
 from flying_serving.server.figures.spans import trace_switches
 from flying_serving.server.metrics import ServerMetrics
+from flying_serving.server.shell import Shell
 
 TICK_S = 0.1
 MEASURE_TICKS = 3
 """Ticks between two fetches of measured steps."""
 
 
-async def keep_time(client: EngineCalls, metrics: ServerMetrics | None) -> None:
-    """Run until the client is shut down. An engine that does not answer is vLLM's to notice, and to report.
-
-    Args:
-        client: whose controller is told the time.
-        metrics: follow its switches; None if nothing is counted.
+async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
+    """Run until the engines have ended. vLLM notices and reports an engine that does not answer.
 
     Nothing here waits for an engine: deadlines and decisions do not stop because one of them is slow.
+
+    Args:
+        shell: whose controller is told the time.
+        metrics: follow its switches; None if nothing is counted.
     """
     started = asyncio.Event()
-    client.background(_start(client, started))
+    calls, controller = shell.calls, shell.controller
+    calls.background(_start(shell, started))
     asked: set[int] = set()
     ticks = 0
-    with trace_switches(client.deployment.flying.trace_out, client.controller.switches) as trace:
-        while not client.resources.engine_dead:
-            await client.carry_out(client.controller.tick(time.monotonic()))
+    with trace_switches(calls.deployment.flying.trace_out, controller.switches) as trace:
+        while not calls.channel.engines_dead:
+            await shell.carry_out(controller.tick(shell.clock()))
             if metrics is not None:
-                metrics.tick(time.monotonic())
+                metrics.tick(shell.clock())
             await asyncio.sleep(TICK_S)
             trace()
             ticks += 1
-            if ticks % MEASURE_TICKS == 0 and client.controller.running and started.is_set():
-                for engine in {*range(client.deployment.engines)} - asked:
+            if ticks % MEASURE_TICKS == 0 and controller.running and started.is_set():
+                for engine in {*range(calls.deployment.engines)} - asked:
                     asked.add(engine)
-                    client.background(_measure(client, engine, asked))
+                    calls.background(_measure(shell, engine, asked))
 
 
-async def _start(client: EngineCalls, started: asyncio.Event) -> None:
-    """Take what the engines measured when they started, and put them into the layout that a fixed policy wants."""
+async def _start(shell: Shell, started: asyncio.Event) -> None:
+    """Take what the engines measured when they started, and put them into the first layout of a fixed policy."""
     with contextlib.suppress(EngineLost):
-        await _calibrate(client)
+        await _calibrate(shell)
     started.set()
 
 
-async def _calibrate(client: EngineCalls) -> None:
-    for rows in await asyncio.gather(*client.of_engines("flying_calibration")):
-        client.controller.steps.calibrate(
-            Step.of_probe(int(size), seconds, int(tokens), bool(is_prefill), int(context))
-            for size, seconds, tokens, is_prefill, context in rows
-        )
-    rows = [row for each in await asyncio.gather(*client.of_engines("flying_migration_costs")) for row in each]
-    client.controller.moves = fit_moves(rows)
-    first = client.controller.layout
-    if first != Layout.uniform(client.deployment.engines, 1):
-        now = time.monotonic()
-        orders = [
-            client.utility(engine, "flying_switch", list(first.group_of(engine)), "weave", 1, now)
-            for engine in range(client.deployment.engines)
-        ]
-        await asyncio.gather(*orders)
+async def _calibrate(shell: Shell) -> None:
+    calls, controller = shell.calls, shell.controller
+    for rows in await asyncio.gather(*calls.all("flying_calibration")):
+        controller.steps.calibrate(Step.of_probe(*astuple(row)) for row in rows)
+    rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
+    controller.migrates = fit_moves(rows)
+    first, engines = controller.layout, calls.deployment.engines
+    if first != Layout.uniform(engines, 1):
+        now_s = shell.clock()
+        groups = [list(first.group_of(engine)) for engine in range(engines)]
+        await asyncio.gather(*(calls.utility(e, "flying_switch", groups[e], "weave", 1, now_s) for e in range(engines)))
 
 
-async def _measure(client: EngineCalls, engine: int, asked: set[int]) -> None:
+async def _measure(shell: Shell, engine: int, asked: set[int]) -> None:
     try:
-        rows = await client.utility(engine, "flying_steps")
+        rows = await shell.calls.utility(engine, "flying_steps")
     except EngineLost:
         return
     finally:
         asked.discard(engine)
-    client.controller.stepped(
-        Step(int(size), seconds, int(prefill), int(sequences), int(context), int(pairs))
-        for size, seconds, prefill, sequences, context, pairs, waited in rows
-        if not waited and seconds > 0
-    )
+    shell.controller.stepped(Step(*astuple(row)[:-1]) for row in rows if not row.disturbed and row.seconds > 0)

@@ -10,7 +10,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
-_TRANSFER = ("kv_transfer_params", "ec_transfer_params")
+_CONNECTOR_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """What vLLM's routes put into `extra_args` from fields of their own; the rest of it is `vllm_xargs`."""
 
 
@@ -56,7 +56,7 @@ def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if key != "extra_args":
                 yield key, getattr(value, key)
         for key, extra in (value.extra_args or {}).items():
-            yield key if key in _TRANSFER else f"vllm_xargs.{key}", extra
+            yield key if key in _CONNECTOR_FIELDS else f"vllm_xargs.{key}", extra
 
 
 def _allowed(problem: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Our metrics in the API server: switches are followed at every tick, all else is asked for when somebody scrapes."""
+"""Our metrics in the API server: switches are followed at every tick, all else is asked for at each scrape."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.controller.requests import RequestState
 from flying_serving.errors import EngineLost
-from flying_serving.observe.metrics.engine import EngineFigures
-from flying_serving.server.calls import EngineCalls
 from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
+from flying_serving.server.shell import Shell
+from flying_serving.wire import EngineFigures
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 PATIENCE_S = 0.5
-"""An engine answers between two steps. Who scrapes is not kept waiting longer than this and gets its last figures."""
+"""An engine answers between two steps. A scrape waits this long for it, and then shows its last figures."""
 
 
 class ServerMetrics:
     """What `/metrics` shows of one server."""
 
-    def __init__(self, client: EngineCalls) -> None:
-        self._client = client
-        self._controller = client.controller
+    def __init__(self, shell: Shell) -> None:
+        self._calls = shell.calls
+        self._controller = shell.controller
+        self._model_name = shell.model_config.served_model_name
         self._tally = SwitchTally()
-        self._predictions = Predictions(client.controller.settings.weights)
+        self._predictions = Predictions(shell.controller.settings.weights)
         self._figures: dict[int, EngineFigures] = {}
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._unanswered_since_s: dict[int, float] = {}
@@ -49,8 +50,8 @@ class ServerMetrics:
         await self._ask_engines()
         now_s = time.monotonic()
         self.tick(now_s)
-        deployment = self._client.deployment
-        page = Page(self._client.vllm_config.model_config.served_model_name)
+        deployment = self._calls.deployment
+        page = Page(self._model_name)
         put_controller(page, self._controller, deployment.devices, now_s)
         put_lanes(page, self._controller, deployment.group_sizes, self._figures)
         for engine in range(deployment.engines):
@@ -67,7 +68,7 @@ class ServerMetrics:
         return [*self._controller.pool, *running]
 
     async def _ask_engines(self) -> None:
-        for engine in range(self._client.deployment.engines):
+        for engine in range(self._calls.deployment.engines):
             if engine not in self._asked or self._asked[engine].done():
                 self._unanswered_since_s.setdefault(engine, time.monotonic())
                 self._asked[engine] = asyncio.get_running_loop().create_task(self._ask(engine))
@@ -75,10 +76,10 @@ class ServerMetrics:
 
     async def _ask(self, engine: int) -> None:
         try:
-            plain = await self._client.utility(engine, "flying_metrics")
+            figures = await self._calls.utility(engine, "flying_metrics")
         except (EngineLost, EngineDeadError):
             return  # for how long is what /metrics shows
-        self._figures[engine] = EngineFigures.of(plain)
+        self._figures[engine] = figures
         del self._unanswered_since_s[engine]
 
 

@@ -1,30 +1,47 @@
-"""The part of the engine client that changes the layout, for the controller and for operators."""
+"""Changes of the layout, for the controller and for operators: engines are told, and orders are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from flying_serving.config import MODES
+from flying_serving.controller.controller import Controller
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import FlyingError, LayoutError, OrderDropped
+from flying_serving.errors import FlyingError, LayoutError, OrderDropped, ServerEnds
 from flying_serving.layout.groups import Layout
-from flying_serving.server.calls import EngineCalls, heard
+from flying_serving.server.calls import EngineCalls, retrieved, settle
 
 logger = logging.getLogger("vllm.flying_serving")
 
 LOOK_S = 1.0
-"""How often who waits for a switch looks whether the engines are still there."""
+"""How often an order that waits for a switch checks that the engines live."""
 
 
-class EngineOrders(EngineCalls):
-    """vLLM's client for several engines whose layout changes."""
+class LayoutOrders:
+    """Orders of operators, one after another, and the messages to engines of every switch.
 
-    def begin_orders(self) -> None:
-        """Nothing is ordered yet."""
+    Args:
+        calls: to the engines.
+        controller: decides what an order does.
+        carry_out: as `Shell.carry_out`.
+        clock: the controller's time.
+    """
+
+    def __init__(
+        self,
+        calls: EngineCalls,
+        controller: Controller,
+        carry_out: Callable[..., Awaitable[Any]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._calls = calls
+        self._controller = controller
+        self._carry_out = carry_out
+        self._clock = clock
         self._switching = asyncio.Lock()
         self._switched: dict[int, asyncio.Future[None]] = {}
         self._last_order = 0
@@ -32,8 +49,8 @@ class EngineOrders(EngineCalls):
     async def switch(self, groups: object, mode: object = "weave", weave_steps: int | None = None) -> Switch:
         """Change the layout and return when every engine works in the new one.
 
-        As long as it waits for requests to end, a later order replaces it. If who waits for this is cancelled then,
-        the switch is not made; once engines know of it, it is, and the next order waits for it.
+        As long as it waits for requests to end, a later order replaces it, and cancelling this call drops it. Once
+        engines know of it, it is made, and the next order waits for it.
 
         Args:
             groups: list of lists of engine numbers, a partition into aligned groups.
@@ -42,100 +59,98 @@ class EngineOrders(EngineCalls):
 
         Raises:
             LayoutError: naming field, value and what is allowed; nothing has changed then.
-            OrderDropped: another order came, or somebody cancelled this one; nothing has changed then.
+            OrderDropped: a later order replaced this one, or it was cancelled; nothing has changed then.
             EngineLost: naming the engines that did not answer, or because the server ends.
         """
-        policy = self.deployment.flying.policy
+        deployment = self._calls.deployment
+        policy = deployment.flying.policy
         if policy != "manual":
             raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
-        layout = Layout.parse(groups, self.deployment.engines, self.deployment.group_sizes)
+        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes)
         if mode not in MODES:
             raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
         order = self._last_order
         self._replace_waiting()
         async with self._switching:
-            for before in list(self._switched.values()):  # who ordered it may have left
-                await self._until(before)
-            self.check_serving()
-            switch, commands = self.controller.order(layout, str(mode), weave_steps, time.monotonic())
-            done = self._switched[switch.number] = heard(asyncio.get_running_loop().create_future())
-            sent = self.carry_out(commands)
-            if order != self._last_order:  # later ones have come while it waited for its turn
+            for earlier in list(self._switched.values()):  # its client may have left
+                await self._until(earlier)
+            if self._calls.ending:
+                raise ServerEnds
+            switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
+            done = self._switched[switch.number] = retrieved(asyncio.get_running_loop().create_future())
+            sent = self._carry_out(commands)
+            if order != self._last_order:  # a later one arrived while this one waited for the lock
                 self._replace_waiting()
             try:
                 await sent
                 await self._until(done)
             except asyncio.CancelledError:
-                if self.controller.waits_for_idle is switch:
-                    self.drop_order(OrderDropped("who ordered it has left"))
+                if self._controller.waits_for_idle is switch:
+                    self.drop(OrderDropped("the client of the order has left"))
                 raise
             done.result()
             return switch
 
     async def _until(self, done: asyncio.Future[None]) -> None:
-        """Return once a switch is over, whether it was made or not. Raises if the engines are gone before."""
+        """Return when a switch is over, made or not. Raises ServerEnds or EngineDeadError if engines end before."""
         while not done.done():
             await asyncio.wait([done], timeout=LOOK_S)
-            if not done.done() and self.resources.engine_dead:
-                self.check_serving()
-                self.ensure_alive()
+            if not done.done() and self._calls.channel.engines_dead:
+                if self._calls.ending:
+                    raise ServerEnds
+                self._calls.channel.ensure_alive()
 
     def _replace_waiting(self) -> None:
-        if self.controller.waits_for_idle is not None:
-            self.drop_order(OrderDropped("a later order has replaced this one"))
+        if self._controller.waits_for_idle is not None:
+            self.drop(OrderDropped("a later order has replaced this one"))
 
-    def drop_order(self, error: FlyingError) -> Switch | None:
-        """Do not make the switch that waits for requests to end, if one does; who ordered it gets the error."""
-        switch = self.controller.waits_for_idle
+    def drop(self, error: FlyingError) -> Switch | None:
+        """Drop the switch that waits for requests to end, if there is one; its order is answered with the error."""
+        switch = self._controller.waits_for_idle
         if switch is None:
             return None
-        commands = self.controller.drop(str(error), time.monotonic())
+        commands = self._controller.drop(str(error), self._clock())
         logger.info("layout %s -> %s is not made: %s", switch.old, switch.new, error)
         self._over(switch, error)
-        self.carry_out(commands)
+        self._carry_out(commands)
         return switch
 
-    def _over(self, switch: Switch, error: Exception | None = None) -> None:
-        """A switch is made, or not for this reason: who ordered it hears of it, and the next order begins."""
-        done = self._switched.pop(switch.number, None)
-        if done is None:
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def order_engines(self, switch: Switch, steps: int) -> None:
-        """Tell every engine its group; what they answer goes to the controller."""
+    def tell_engines(self, switch: Switch, weave_steps: int) -> None:
+        """Tell every engine its group; their answers go to the controller."""
         worked_s, switch.wall_time_s = time.thread_time(), time.time()
         answers = [
-            self.utility(e, "flying_switch", list(switch.new.group_of(e)), switch.mode, steps, switch.ordered_s)
-            for e in range(self.deployment.engines)
+            self._calls.utility(
+                engine, "flying_switch", list(switch.new.group_of(engine)), switch.mode, weave_steps, switch.ordered_s
+            )
+            for engine in range(self._calls.deployment.engines)
         ]
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
-        self.background(self._await_switch(switch, answers))
+        self._calls.background(self._await_answers(switch, answers))
 
-    async def _await_switch(self, switch: Switch, answers: list[Coroutine[Any, Any, Any]]) -> None:
+    async def _await_answers(self, switch: Switch, answers: list[Coroutine[Any, Any, Any]]) -> None:
         try:
-            reports = await asyncio.gather(*answers)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and somebody may wait for it
-            self.order_failed(switch, error)
+            answered = await asyncio.gather(*answers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it
+            self.failed(switch, error)
             return
-        commands = self.controller.acknowledged(list(reports), time.monotonic())
-        _log(switch)
+        commands = self._controller.acknowledged(list(answered), self._clock())
+        why = "ordered"
+        if switch.decision is not None:
+            why = f"{switch.decision.reason}; gain {switch.decision.gain:.2f}, cost {switch.decision.cost:.2f}"
+        took = f"{switch.cutover_ms:.1f} ms"
+        logger.info("layout %s -> %s by %s in %s (%s)", switch.old, switch.new, switch.mode, took, why)
         self._over(switch)
-        await self.carry_out(commands, switch.awaiting)
+        await self._carry_out(commands, switch.awaiting)
 
-    def order_failed(self, switch: Switch, error: Exception) -> None:
+    def failed(self, switch: Switch, error: Exception) -> None:
         """Engines could not be told, or one of them did not answer."""
-        self.controller.failed(str(error), time.monotonic())
-        if not self.ending:
+        self._controller.failed(str(error), self._clock())
+        if not self._calls.ending:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
         self._over(switch, error)
 
-
-def _log(switch: Switch) -> None:
-    decision = switch.decision
-    why = "ordered" if decision is None else f"{decision.reason}; gain {decision.gain:.2f}, cost {decision.cost:.2f}"
-    logger.info("layout %s -> %s by %s in %.1f ms (%s)", switch.old, switch.new, switch.mode, switch.cutover_ms, why)
+    def _over(self, switch: Switch, error: Exception | None = None) -> None:
+        done = self._switched.pop(switch.number, None)
+        if done is not None:
+            settle(done, error)

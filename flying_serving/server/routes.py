@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
+from msgspec import to_builtins
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,11 +21,12 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import EngineLost, FlyingError, LayoutError, OrderDropped
+from flying_serving.errors import EngineLost, LayoutError, OrderDropped
 from flying_serving.server.bodies import read_json
-from flying_serving.server.client import FlyingClient
 from flying_serving.server.figures.page import Published
 from flying_serving.server.metrics import FreshMetrics
+from flying_serving.server.settings import describe
+from flying_serving.server.shell import Shell
 from flying_serving.wording import first_problem
 
 MAX_SHOWN = 400
@@ -53,7 +55,7 @@ class LayoutOrder(BaseModel):
             raise LayoutError(field or "body", value, allowed) from None
 
 
-async def _authorise(request: Request) -> None:
+async def authorise(request: Request) -> None:
     """The server's API key guards these routes too (vLLM's middleware guards /v1 and others by prefix)."""
     keys = [key for key in (request.app.state.flying_keys or ()) if key]
     if not keys:
@@ -63,23 +65,26 @@ async def _authorise(request: Request) -> None:
         raise HTTPException(401, "Unauthorized")
 
 
-def _client(request: Request) -> FlyingClient:
-    client = request.app.state.engine_client.engine_core
-    if not isinstance(client, FlyingClient):
+def shell_of(request: Request) -> Shell:
+    """The shell of the server that answers. Raises HTTPException (404) if vLLM's own client runs its engines."""
+    shell: Shell | None = getattr(request.app.state.engine_client.engine_core, "shell", None)
+    if shell is None:
         raise HTTPException(404, "this server was not started with Flying Serving")
-    return client
+    return shell
 
 
-router = APIRouter(prefix="/flying", dependencies=[Depends(_authorise)], tags=["flying"])
+router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["flying"])
 
 
 @router.get("/status")
 async def status(request: Request) -> Any:
     """Layout, capacity, and what each engine holds."""
+    shell = shell_of(request)
     try:
-        return await _client(request).status()
+        reports = await asyncio.gather(*shell.calls.all("flying_report"))
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
+    return describe(shell.controller, shell.calls.deployment) | {"engines": to_builtins(reports)}
 
 
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
@@ -96,7 +101,7 @@ async def layout(request: Request) -> Any:
     body = await read_json(request)
     try:
         order = LayoutOrder.parse(body)
-        switch = await _unless_it_leaves(request, _client(request).switch(**order.model_dump()))
+        switch = await _unless_it_leaves(request, shell_of(request).orders.switch(**order.model_dump()))
     except LayoutError as error:
         return JSONResponse({"error": _refusal(error)}, 400)  # vLLM's handler of HTTPException takes text alone
     except OrderDropped as error:
@@ -109,7 +114,7 @@ async def layout(request: Request) -> Any:
 @router.delete("/layout")
 async def cancel(request: Request) -> Any:
     """Cancel the change of layout that waits for requests to end (sequential, soft)."""
-    switch = _client(request).drop_order(OrderDropped("the order was cancelled"))
+    switch = shell_of(request).orders.drop(OrderDropped("the order was cancelled"))
     if switch is None:
         raise HTTPException(409, "no change of layout waits for requests to end")
     return {"cancelled": switch.new.to_lists()}
@@ -134,17 +139,17 @@ async def _left(request: Request) -> None:
 @router.get("/switches")
 async def switches(request: Request) -> Any:
     """The last switches, oldest first."""
-    return {"switches": [switch.to_json() for switch in _client(request).controller.switches.kept]}
+    return {"switches": [switch.to_json() for switch in shell_of(request).controller.switches.kept]}
 
 
 @router.post("/check", dependencies=_JSON)
 async def check(request: Request) -> Any:
     """Check the block bookkeeping of every engine; 500 with what does not add up."""
     try:
-        await _client(request).check_integrity()
+        await asyncio.gather(*shell_of(request).calls.all("flying_check"))
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
-    except FlyingError as error:
+    except Exception as error:  # noqa: BLE001 - vLLM reports every failure of a utility as a bare Exception
         raise HTTPException(500, str(error)) from None
     return {"ok": True}
 
@@ -189,7 +194,9 @@ class RetryAfter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 429:
-                wait_s = self._owner.state.engine_client.engine_core.controller.pool.retry_after_s(time.monotonic())
+                wait_s = self._owner.state.engine_client.engine_core.shell.controller.pool.retry_after_s(
+                    time.monotonic()
+                )
                 message["headers"] = [*message["headers"], (b"retry-after", str(wait_s).encode())]
             await send(message)
 

@@ -27,7 +27,7 @@ def make_run_dir(parent: str | None = None) -> str:
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
     lock = os.open(hidden / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)  # stays open as long as this process
     fcntl.flock(lock, fcntl.LOCK_EX)
-    path = hidden.rename(hidden.with_name(hidden.name[1:]))  # nobody else sees it before it is locked
+    path = hidden.rename(hidden.with_name(hidden.name[1:]))  # hidden from other servers until it is locked
     owner = os.getpid()
 
     def remove() -> None:

@@ -30,8 +30,8 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settin
         vllm_config.model_config.get_total_num_kv_heads(),
     )
     limits = Limits(
-        slots=scheduler.max_num_seqs,
-        step_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
         capped=policy.name != "manual" and policy.pinned_size is None,
     )
     return Settings(
@@ -58,6 +58,6 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
         "requests": {"running": controller.running, "held": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
-        "move_cost": {str(size): asdict(cost) for size, cost in controller.moves.items()},
+        "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},
         "would_do": [{"to": d.layout.to_lists(), "mode": d.mode, "reason": d.reason} for d in controller.would_do],
     }

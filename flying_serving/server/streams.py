@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -13,6 +15,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.server.calls import settle
 from flying_serving.server.encoding import shown
 from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY
 
@@ -25,14 +28,21 @@ class Stream:
     """One request as the client asked for it.
 
     `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
-    that what the old engine still says of it is recognised as stale. `capped`: its group may end it for want of room.
+    that outputs of the old engine are recognised as stale. `capped`: its group may end it for want of room. `admitted`:
+    done when a group has it, or with an error; None if nothing waits for that.
     """
 
     request: EngineCoreRequest
     tokens: list[int] = field(default_factory=list)
     engine_id: str = ""
-    moves: int = 0
+    dispatches: int = 0
     capped: bool = False
+    admitted: asyncio.Future[None] | None = None
+
+    def admit(self, error: Exception | None = None) -> None:
+        """End the wait for a group, with an error if it gets none."""
+        if self.admitted is not None:
+            settle(self.admitted, error)
 
 
 class Streams:
@@ -44,7 +54,7 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
 
-    def wanted(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
+    def spec(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
         """What the controller has to know of a request with a prompt of that many tokens.
 
         Raises:
@@ -58,7 +68,7 @@ class Streams:
                 raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
         left = self._left(prompt)
-        most = _least(params.max_tokens, left)
+        most = left if params.max_tokens is None else min(params.max_tokens, left)
         tokens = prompt + 1 if most == left else prompt + most
         return RequestSpec(prompt, tokens, most, self._degree(extra), priority, _deadline(extra))
 
@@ -77,18 +87,29 @@ class Streams:
         """Take a request."""
         self._streams[request.request_id] = Stream(request)
 
-    def close(self, request_id: str) -> None:
-        """Forget a request."""
+    def close(self, request_id: str, error: Exception | None = None) -> None:
+        """Forget a request; if it still waits for a group, with an error if one is given."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._ids.pop(stream.engine_id, None)
+            stream.admit(error)
+
+    def admission(self, request_id: str) -> asyncio.Future[None]:
+        """A future that is done when a group has the request or it is over; it raises if the request is rejected."""
+        admitted = self._streams[request_id].admitted = asyncio.get_running_loop().create_future()
+        return admitted
+
+    def reject_waiting(self, error: Exception) -> None:
+        """End every `admission` that is not over with an error."""
+        for stream in self._streams.values():
+            stream.admit(error)
 
     def engine_id(self, request_id: str) -> str:
         """The id of a request in the engine that runs it."""
         return self._streams[request_id].engine_id
 
-    def withdraw(self, request_id: str) -> str:
-        """What its engine still says of a request is stale from now on. Returns its id there."""
+    def recall(self, request_id: str) -> str:
+        """Treat further outputs of the request's engine as stale. Returns its id there."""
         stream = self._streams[request_id]
         self._ids.pop(stream.engine_id, None)
         return stream.engine_id
@@ -104,15 +125,17 @@ class Streams:
         request = stream.request
         self._ids.pop(stream.engine_id, None)
         old_id = stream.engine_id
-        stream.engine_id = f"{request.request_id}+{stream.moves}" if stream.moves else request.request_id
-        stream.moves += 1
+        stream.engine_id = f"{request.request_id}+{stream.dispatches}" if stream.dispatches else request.request_id
+        stream.dispatches += 1
         self._ids[stream.engine_id] = request.request_id
         params = request.sampling_params
         if params is None:
+            stream.admit()
             return request
         # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
         params = params.clone()
-        most = _least(params.max_tokens, self._left(prompt_length(request.prompt_token_ids, request.prompt_embeds)))
+        left = self._left(prompt_length(request.prompt_token_ids, request.prompt_embeds))
+        most = left if params.max_tokens is None else min(params.max_tokens, left)
         stream.capped = most > dispatch.limit_tokens
         params.max_tokens = min(most, dispatch.limit_tokens)
         params.min_tokens = min(params.min_tokens, params.max_tokens)  # else its engine could not decode it
@@ -121,13 +144,14 @@ class Streams:
             extra[LANE_KEY] = len(dispatch.group)
         if stream.tokens:
             extra[HISTORY_KEY] = list(stream.tokens)
-        if dispatch.moved_from is not None:
-            extra[MIGRATED_FROM_KEY] = (dispatch.moved_from[0], len(dispatch.moved_from), old_id)
+        if dispatch.migrated_from is not None:
+            extra[MIGRATED_FROM_KEY] = (dispatch.migrated_from[0], len(dispatch.migrated_from), old_id)
         params.extra_args = extra or None
-        return _copy(request, stream.engine_id, params)
+        stream.admit()
+        return replace(request, request_id=stream.engine_id, sampling_params=params)
 
     def take(self, output: EngineCoreOutput) -> bool:
-        """Note the tokens of an output and give it vLLM's id. False if it is stale: nobody may see it."""
+        """Note the tokens of an output and give it vLLM's id. False if it is stale, and must not be shown."""
         request_id = self._ids.get(output.request_id)
         if request_id is None:
             return False
@@ -144,15 +168,6 @@ def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
     """Tokens of a prompt, which may come as embeddings instead, shape (tokens, hidden)."""
     prompt = embeds if token_ids is None else token_ids
     return 0 if prompt is None else len(prompt)
-
-
-def _least(max_tokens: int | None, left: int) -> int:
-    return left if max_tokens is None else min(max_tokens, left)
-
-
-def _copy(request: EngineCoreRequest, engine_id: str, params: Any) -> EngineCoreRequest:
-    values = {name: getattr(request, name) for name in request.__struct_fields__}
-    return EngineCoreRequest(**values | {"request_id": engine_id, "sampling_params": params})
 
 
 def _deadline(extra: dict[str, Any]) -> float | None:

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 from flying_serving.observe.view import page
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.state import state
-from flying_serving.server.routes import _authorise, _client
+from flying_serving.server.routes import authorise, shell_of
 from flying_serving.vllm_adapter.stats import roll
 
 router = APIRouter(prefix="/flying", tags=["flying"])
@@ -24,22 +24,23 @@ async def live_view(request: Request) -> HTMLResponse:
     return HTMLResponse(page.document(needs_key=needs_key), headers=page.headers())
 
 
-@router.get("/view", dependencies=[Depends(_authorise)])
+@router.get("/view", dependencies=[Depends(authorise)])
 async def view(request: Request) -> JSONResponse:
     """What the live view shows: layout, groups, task pool, times of the last seconds, the last switches."""
-    client = _client(request)
+    shell = shell_of(request)
+    deployment = shell.calls.deployment
     shared = request.app.state
     if not hasattr(shared, "flying_rolling"):
-        shared.flying_rolling = Rolling(client.deployment.engines)
+        shared.flying_rolling = Rolling(deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
     found = state(
-        client.controller,
+        shell.controller,
         shared.flying_rolling,
         time.monotonic(),
         started=shared.flying_started,
-        model=client.vllm_config.model_config.served_model_name,
-        devices_per_engine=client.deployment.devices,
-        group_sizes=list(client.deployment.group_sizes),
+        model=shell.model_config.served_model_name,
+        devices_per_engine=deployment.devices,
+        group_sizes=list(deployment.group_sizes),
     )
     return JSONResponse(found)  # as it is: FastAPI would go through it value by value, several times a second
 

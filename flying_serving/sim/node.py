@@ -21,6 +21,7 @@ from flying_serving.sim.engines import SimOrder
 from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.migrations import KVMigrations
 from flying_serving.sim.requests import SimRequest, SimStep
+from flying_serving.wire import SwitchAnswer
 from flying_serving.workload.model import Request
 
 TICK_S = 0.1
@@ -78,11 +79,9 @@ class SimNode:
         on_end: Callable[[SimRequest], None] | None = None,
         placing: Placing | None = None,
     ) -> None:
-        self.controller = Controller(settings)
+        self.controller = Controller(settings, placing)
         self.controller.steps.calibrate(calibration)
-        self.controller.moves = dict(shape.migrations)
-        if placing is not None:
-            self.controller.placing = placing
+        self.controller.migrates = dict(shape.migrations)
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, step_time, clock, self._on_tokens, self._on_step)
@@ -195,7 +194,7 @@ class SimNode:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Dispatch(request_id, group, moved_from=source):
+                case Dispatch(request_id, group, migrated_from=source):
                     self._migrations.send(self.open[request_id], source, group)
                 case Recall(request_id, _):
                     self.cluster.remove(self.open[request_id])
@@ -219,8 +218,8 @@ class SimNode:
 
     def acknowledge(self, waits_s: list[float]) -> None:
         """All engines have answered an order, each after one of these times."""
-        reports = [{"in_flight_ms": wait_s * 1e3, "overhead_ms": 0.0, "work_ms": 0.0} for wait_s in waits_s]
-        self._carry_out(self.controller.acknowledged(reports, self.clock.now_s))
+        answers = [SwitchAnswer(wait_s * 1e3, 0.0, 0.0) for wait_s in waits_s]
+        self._carry_out(self.controller.acknowledged(answers, self.clock.now_s))
         self.clock.after(self.shape.options.message_s, self.cluster.announce_migrations)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.batches import decode_steps, prefill_steps
+from flying_serving.wire import CalibrationRow
 from flying_serving.worker.probes import ENOUGH_S, Probe, probes
 
 REPETITIONS = 3
@@ -62,7 +63,7 @@ def calibrate(
     run: Callable[[Any], Any],
     together: Callable[[bool], bool],
     clock: Callable[[], float] = time.perf_counter,
-) -> list[list[float]]:
+) -> list[CalibrationRow]:
     """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group a step.
 
     Args:
@@ -73,14 +74,13 @@ def calibrate(
         clock: seconds.
 
     Returns:
-        for each batch: [size, seconds of its fastest step, tokens, 1.0 for a prompt or 0.0 for decoding requests of
-        one token each, tokens of context of each of these or before those of the prompt]. The fastest, because what
-        else a machine does while servers start on it only makes steps longer.
+        for each batch its fastest step, because what else a machine does while servers start on it only makes steps
+        longer.
 
     Raises:
         LaneError: if a step fails, as a request of that size would.
     """
-    measured: list[list[float]] = []
+    measured: list[CalibrationRow] = []
     together(False)
     ended: set[tuple[bool, int]] = set()
     for batch in planned:
@@ -96,7 +96,7 @@ def calibrate(
                 enough = together(sum(took_s) > REPEATED_S)
         _timed(size, probe, run, end, clock)
         fastest_s = min(took_s)
-        measured.append([size, fastest_s, probe.tokens, float(probe.is_prefill), probe.context_tokens])
+        measured.append(CalibrationRow(size, fastest_s, probe.tokens, probe.is_prefill, probe.context_tokens))
         if together(fastest_s > ENOUGH_S):
             ended.add(probe.kind)
     return measured

@@ -18,6 +18,7 @@ from flying_serving.memory.kv_view import KVView, heads_of
 from flying_serving.vllm_adapter import loading
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, batches, calibrate
 from flying_serving.worker.lane import WorkerLane, lane_config, refuse_not_causal
@@ -62,7 +63,7 @@ class WorkerLanes:
         self._share_weights(pack_weights)
         self.blocks = 0
         self.kv_views: dict[int, KVView] = {}
-        self.calibration: list[list[float]] = []
+        self.calibration: list[CalibrationRow] = []
 
     def _share_weights(self, pack: bool) -> None:
         model, config = self.lane1.model, self.lane1.config
@@ -130,7 +131,7 @@ class WorkerLanes:
         for size, config, step in lanes:
             self.calibration += calibrate(size, batches(StepLimits.of(config, self.blocks)), step, together)
 
-    def get_calibration(self) -> list[list[float]]:
+    def get_calibration(self) -> list[CalibrationRow]:
         """What `calibrate` has measured."""
         return self.calibration
 

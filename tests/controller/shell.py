@@ -12,9 +12,10 @@ from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Weights
+from flying_serving.wire import SwitchAnswer
 from tests.policy.costs import Costs, costs, measured
 
-REPORT = {"in_flight_ms": 1.0, "overhead_ms": 1.0, "work_ms": 0.1}
+ANSWER = SwitchAnswer(1.0, 1.0, 0.1)
 TOKENS = {1: 100, 2: 200, 4: 400}
 
 
@@ -22,8 +23,8 @@ def settings(
     policy: str = "auto",
     engines: int = 4,
     *,
-    slots: int = 4,
-    step_tokens: int = 64,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 64,
     capped: bool = True,
     most_waiting: int = 1000,
     dry_run: bool = False,
@@ -37,7 +38,7 @@ def settings(
         engines,
         Capacity({size: TOKENS[size] for size in sizes}, 1),
         POLICIES[policy],
-        Limits(slots, step_tokens, capped),
+        Limits(max_num_seqs, max_num_batched_tokens, capped),
         Weights(10.0, 10.0),
         most_waiting=most_waiting,
         dry_run=dry_run,
@@ -48,11 +49,11 @@ def settings(
 class Stream:
     """A request as the shell knows it: where it is, and what it has got, in all and from its present group.
 
-    `ahead`: tokens without KV that its group computes first. `kept_in`: while it waits, who may have its KV, and has it
-    if it got tokens there or `came_with_kv`.
+    `ahead`: tokens without KV that its group computes first. `kv_group`: while it waits, the group that may have its
+    KV, and has it if it got tokens there or `arrived_with_kv`.
     """
 
-    wanted: RequestSpec
+    spec: RequestSpec
     arrived_s: float
     group: Group | None = None
     had_group: bool = False
@@ -60,14 +61,14 @@ class Stream:
     tokens_here: int = 0
     limit: int = 0
     ahead: int = 0
-    kept_in: Group | None = None
-    came_with_kv: bool = False
+    kv_group: Group | None = None
+    arrived_with_kv: bool = False
 
 
 class Shell:
     """Carries out commands and fails if one of them cannot be.
 
-    `moves` are those of the last event, `refused` and `switches` those of all. `holds`: a sequential switch waits for
+    `dispatched` is of the last event, `refused` and `switches` of all. `holds`: a sequential switch waits for
     requests to end, and nothing may be dispatched.
     """
 
@@ -79,36 +80,36 @@ class Shell:
         self.holds = False
         self.open: dict[str, Stream] = {}
         self.ordered: Switch | None = None
-        self.moves: list[tuple[str, Group]] = []
+        self.dispatched: list[tuple[str, Group]] = []
         self.refused: list[str] = []
         self.switches: list[Switch] = []
 
     # ---- events
 
-    def arrive(self, request_id: str, wanted: RequestSpec) -> None:
+    def arrive(self, request_id: str, spec: RequestSpec) -> None:
         """Raises as the controller; nothing has changed then."""
-        commands = self.controller.arrived(request_id, wanted, self.now_s)
-        self.open[request_id] = Stream(wanted, self.now_s)
+        commands = self.controller.arrived(request_id, spec, self.now_s)
+        self.open[request_id] = Stream(spec, self.now_s)
         self.carry_out(commands)
 
     def token(self, request_id: str, count: int = 1) -> None:
         """An engine gives tokens, as many as it may; it then ends the request, or the group is full."""
         stream = self.open[request_id]
-        most = min(stream.limit, stream.wanted.max_output_tokens)
+        most = min(stream.limit, stream.spec.max_output_tokens)
         count = min(count, most - stream.tokens)
         stream.tokens += count
         stream.tokens_here += count
         stream.ahead = 0
         self.controller.tokens(request_id, count, self.now_s)
-        if stream.tokens == stream.wanted.max_output_tokens:
+        if stream.tokens == stream.spec.max_output_tokens:
             self.finish(request_id)
         elif stream.tokens == stream.limit:
-            stream.group = stream.kept_in = None
-            commands = self.controller.outgrew(request_id, self.now_s)
+            stream.group = stream.kv_group = None
+            commands = self.controller.group_full(request_id, self.now_s)
             if commands is None:
                 self.finish(request_id)
             else:
-                assert stream.wanted.movable
+                assert stream.spec.can_migrate
                 self.carry_out(commands)
 
     def finish(self, *request_ids: str, aborted: bool = False) -> None:
@@ -121,7 +122,7 @@ class Shell:
         """All engines answer the order."""
         assert self.ordered is not None
         self.ordered = None
-        self.carry_out(self.controller.acknowledged([REPORT], self.now_s))
+        self.carry_out(self.controller.acknowledged([ANSWER], self.now_s))
 
     def fail(self) -> None:
         """Some engine does not."""
@@ -171,20 +172,20 @@ class Shell:
     def streams_of_switches(self) -> set[str]:
         """Every request of which switches keep something."""
         switches = self.controller.switches
-        kept = set(switches._gaps._token_at) | set(switches._moving)
-        return kept.union(*(switch.draining | switch.moving for switch in switches.kept))
+        kept = set(switches._gaps._token_at) | set(switches._migrating)
+        return kept.union(*(switch.draining | switch.migrating for switch in switches.kept))
 
     # ---- commands
 
     def carry_out(self, commands: list[Command]) -> None:
         """Do as told, in order, and compare notes."""
-        self.moves = []
+        self.dispatched = []
         for command in commands:
             match command:
                 case Dispatch():
                     self._dispatch(command)
                 case Recall():
-                    self._withdraw(command)
+                    self._recall(command)
                 case Reject():
                     self._refuse(command)
                 case Order(switch, _):
@@ -193,48 +194,52 @@ class Shell:
 
     def _dispatch(self, command: Dispatch) -> None:
         stream, group = self.open[command.request_id], command.group
-        wanted, holds = stream.wanted, self.controller.settings.capacity.tokens[len(group)]
+        spec, holds = stream.spec, self.controller.settings.capacity.tokens[len(group)]
         assert stream.group is None, "dispatched twice"
         assert group == aligned_group(group[0], len(group))
-        assert group in self.layout.groups or wanted.degree == len(group)
-        assert wanted.degree in (None, len(group))
-        assert wanted.tokens <= holds
+        assert group in self.layout.groups or spec.degree == len(group)
+        assert spec.degree in (None, len(group))
+        assert spec.tokens <= holds
         assert command.output_tokens == stream.tokens
-        assert command.limit_tokens == holds - wanted.prompt_tokens > stream.tokens, "no room for a further token"
+        assert command.limit_tokens == holds - spec.prompt_tokens > stream.tokens, "no room for a further token"
         assert not self.holds, "dispatched while a sequential switch waits"
-        may_come = stream.kept_in is not None and self._can_move(stream.kept_in, group)
-        must_come = may_come and (stream.tokens_here > 0 or stream.came_with_kv)
-        assert command.moved_from in (None, stream.kept_in)
-        assert may_come or command.moved_from is None
-        assert not must_come or command.moved_from is not None
-        stream.came_with_kv = command.moved_from is not None
-        stream.ahead = max(1, stream.ahead) if stream.came_with_kv else wanted.prompt_tokens + stream.tokens
+        may_migrate = stream.kv_group is not None and self._can_migrate(stream.kv_group, group)
+        must_migrate = may_migrate and (stream.tokens_here > 0 or stream.arrived_with_kv)
+        assert command.migrated_from in (None, stream.kv_group)
+        assert may_migrate or command.migrated_from is None
+        assert not must_migrate or command.migrated_from is not None
+        stream.arrived_with_kv = command.migrated_from is not None
+        stream.ahead = max(1, stream.ahead) if stream.arrived_with_kv else spec.prompt_tokens + stream.tokens
         stream.group, stream.had_group = group, True
         stream.limit, stream.tokens_here = command.limit_tokens, 0
-        self.moves.append((command.request_id, group))
+        self.dispatched.append((command.request_id, group))
 
-    def _can_move(self, old: Group, new: Group) -> bool:
+    def _can_migrate(self, old: Group, new: Group) -> bool:
         """Whether it was measured how long it takes in the smallest group that covers both."""
         sizes = self.controller.settings.capacity.tokens
-        covers = [size for size in sizes if {*old, *new} <= set(aligned_group(old[0], size))]
-        return bool(covers) and min(covers) in self.controller.moves
+        enclosing = [size for size in sizes if {*old, *new} <= set(aligned_group(old[0], size))]
+        return bool(enclosing) and min(enclosing) in self.controller.migrates
 
-    def _withdraw(self, command: Recall) -> None:
+    def _recall(self, command: Recall) -> None:
         stream = self.open[command.request_id]
         assert stream.group == command.group
-        assert stream.tokens == 0 or stream.wanted.movable
+        assert stream.tokens == 0 or stream.spec.can_migrate
         policy = self.controller.settings.policy
         decides = policy.by_load or policy.by_priority or policy.by_context
-        catches_up = decides and self.ordered is None and stream.group not in self.layout.groups
-        assert stream.tokens_here == 0 or catches_up or self.controller.switches.kept[-1].mode in ("soft", "migrate")
-        assert stream.wanted.degree is None
-        stream.group, stream.kept_in = None, command.group
+        migrates_stragglers = decides and self.ordered is None and stream.group not in self.layout.groups
+        assert (
+            stream.tokens_here == 0
+            or migrates_stragglers
+            or self.controller.switches.kept[-1].mode in ("soft", "migrate")
+        )
+        assert stream.spec.degree is None
+        stream.group, stream.kv_group = None, command.group
 
     def _refuse(self, command: Reject) -> None:
         stream = self.open.pop(command.request_id)
         assert not stream.had_group, "its client reads a stream already"
-        assert stream.wanted.deadline_s is not None
-        assert command.waited_s == self.now_s - stream.arrived_s >= stream.wanted.deadline_s - 1e-9
+        assert stream.spec.deadline_s is not None
+        assert command.waited_s == self.now_s - stream.arrived_s >= stream.spec.deadline_s - 1e-9
         self.refused.append(command.request_id)
 
     def _order(self, switch: Switch) -> None:
@@ -250,13 +255,13 @@ class Shell:
     def check(self) -> None:
         """The controller knows of the same requests, in the same places."""
         controller = self.controller
-        assert sorted(self.waiting()) == sorted(tracked.request_id for tracked in controller.pool)
+        assert sorted(self.waiting()) == sorted(state.request_id for state in controller.pool)
         assert controller.running == len(self.running())
         for request_id, stream in self.open.items():
             assert controller.group_of(request_id) == stream.group
             if stream.group is not None:
-                tracked = controller.loads[stream.group].requests[request_id]
-                assert (tracked.output_tokens, tracked.prefill_tokens) == (stream.tokens, stream.ahead)
+                state = controller.loads[stream.group].requests[request_id]
+                assert (state.output_tokens, state.prefill_tokens) == (stream.tokens, stream.ahead)
         in_groups = {stream.group for stream in self.open.values() if stream.group is not None}
         assert set(controller.loads.groups) == in_groups
         assert controller.layout == self.layout

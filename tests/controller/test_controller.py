@@ -22,7 +22,7 @@ def manual(capped: bool = False) -> Shell:
     return Shell(settings("manual", 2, capped=capped))
 
 
-def test_a_sequential_switch_holds_new_requests_until_the_old_ones_have_ended() -> None:
+def test_a_sequential_switch_holds_new_requests_until_old_ones_ended() -> None:
     """Then engines are told, and only then the requests go, to the new group; the answers may come later."""
     shell = manual()
     for name in "ab":
@@ -36,7 +36,7 @@ def test_a_sequential_switch_holds_new_requests_until_the_old_ones_have_ended() 
     assert shell.ordered is None
     shell.finish("b")
     assert shell.ordered is not None
-    assert shell.moves == [("c", (0, 1))]
+    assert shell.dispatched == [("c", (0, 1))]
     assert shell.ordered.waited_for_idle_ms == pytest.approx(2000.0)
 
 
@@ -57,7 +57,7 @@ def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
     shell.order(WIDE, "weave")
     assert shell.controller.waits_for_idle is None
     shell.acknowledge()
-    assert shell.moves == []
+    assert shell.dispatched == []
     shell.settle(3)
 
 
@@ -80,26 +80,26 @@ def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(mode: str) ->
     shell.settle(3)
 
 
-def test_a_soft_switch_lets_an_idle_engine_begin_and_moves_that_to_the_group() -> None:
+def test_what_idle_engines_begin_during_a_soft_switch_migrates_to_the_group() -> None:
     """With the tokens that it has by then. What may not move, or asked for a degree, stays."""
     shell = manual()
     shell.arrive("old", SHORT)
     shell.order(WIDE, "soft")
     wishes = {
         "moves": SHORT,
-        "fixed": RequestSpec(10, 30, 20, movable=False),
+        "fixed": RequestSpec(10, 30, 20, can_migrate=False),
         "degree": RequestSpec(10, 30, 20, degree=1),
     }
-    for name, wanted in wishes.items():
-        shell.arrive(name, wanted)
+    for name, spec in wishes.items():
+        shell.arrive(name, spec)
         shell.token(name, 5)
     assert shell.waiting() == []
     assert shell.ordered is None
     shell.finish("old")
     assert shell.ordered is not None
-    assert shell.moves == []
+    assert shell.dispatched == []
     shell.acknowledge()
-    assert shell.moves == [("moves", (0, 1))]
+    assert shell.dispatched == [("moves", (0, 1))]
     assert shell.open["moves"].tokens == 5
     shell.settle(3)
 
@@ -111,7 +111,7 @@ def test_prompts_that_are_not_begun_go_to_the_new_layout_at_once() -> None:
         shell.arrive(name, RequestSpec(40, 60, 20, degree=1 if name == "f" else None))
     assert [shell.open[name].group for name in "abcdef"] == [(0,), (1,)] * 3
     shell.order(WIDE, "weave")
-    assert shell.moves == [("e", (0, 1))]
+    assert shell.dispatched == [("e", (0, 1))]
     assert shell.switches[0].draining == set("abcdf")
 
 
@@ -123,47 +123,51 @@ def test_prompts_that_the_new_layout_does_not_hold_stay() -> None:
     for name, tokens in (("a", 150), ("b", 150), ("c", 50)):
         shell.arrive(name, RequestSpec(tokens - 10, tokens, 10))
     shell.order(NARROW)
-    assert [name for name, _ in shell.moves] == ["c"]
+    assert [name for name, _ in shell.dispatched] == ["c"]
     assert shell.open["b"].group == (0, 1)
 
 
-def test_moving_takes_streams_along_that_fit_and_may_move() -> None:
+def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
     """What has grown beyond one engine stays in the old group, however small it began."""
     shell = manual()
     shell.order(WIDE)
     shell.acknowledge()
-    for name, wanted in {"short": SHORT, "grown": OPEN_ENDED, "fixed": RequestSpec(10, 30, 20, movable=False)}.items():
-        shell.arrive(name, wanted)
+    for name, spec in {
+        "short": SHORT,
+        "grown": OPEN_ENDED,
+        "fixed": RequestSpec(10, 30, 20, can_migrate=False),
+    }.items():
+        shell.arrive(name, spec)
     shell.token("short", 3)
     shell.token("grown", 100)
     shell.token("fixed", 3)
     shell.order(NARROW, "migrate")
     shell.acknowledge()
-    assert [name for name, _ in shell.moves] == ["short"]
+    assert [name for name, _ in shell.dispatched] == ["short"]
     assert shell.open["grown"].group == shell.open["fixed"].group == (0, 1)
     assert shell.open["short"].tokens == 3
     assert shell.switches[-1].draining == {"grown", "fixed"}
 
 
-def test_what_moves_keeps_what_the_step_under_way_makes() -> None:
+def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
     """It goes on when the engines have answered, which they do after that step, and who comes meanwhile goes behind."""
     shell = manual()
-    for name, wanted in {"streams": SHORT, "ends": SHORT}.items():
-        shell.arrive(name, wanted)
+    for name, spec in {"streams": SHORT, "ends": SHORT}.items():
+        shell.arrive(name, spec)
         shell.token(name, 3)
     shell.order(WIDE, "migrate")
-    assert (shell.moves, shell.open["streams"].group) == ([], (0,))
+    assert (shell.dispatched, shell.open["streams"].group) == ([], (0,))
     shell.arrive("new", SHORT)
     shell.token("streams")
     shell.token("ends", 17)
     shell.tick()
     assert shell.waiting() == ["new"]
     shell.acknowledge()
-    assert shell.moves == [("streams", (0, 1)), ("new", (0, 1))]
+    assert shell.dispatched == [("streams", (0, 1)), ("new", (0, 1))]
     assert shell.open["streams"].tokens == 4
 
 
-def test_nobody_moves_if_engines_do_not_answer() -> None:
+def test_nothing_migrates_if_engines_do_not_answer() -> None:
     """Who runs stays where that is; who came meanwhile is not forgotten."""
     shell = manual()
     shell.arrive("streams", SHORT)
@@ -182,45 +186,45 @@ def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
     What came with a request moves on with it, whether it was begun there or not.
     """
     shell = manual()
-    shell.controller.moves = {2: MoveCost(0.002, 1e-5)}
+    shell.controller.migrates = {2: MoveCost(0.002, 1e-5)}
     for name in "abcdef":
         shell.arrive(name, RequestSpec(40, 60, 20))
     shell.token("a", 3)
     shell.order(WIDE, "migrate")
     shell.acknowledge()
-    to_compute = {name: (stream.came_with_kv, stream.ahead) for name, stream in shell.open.items()}
+    to_compute = {name: (stream.arrived_with_kv, stream.ahead) for name, stream in shell.open.items()}
     begun, not_begun = (True, 40), (False, 40)
     assert to_compute == {"a": (True, 1), "b": begun, "c": begun, "d": begun, "e": begun, "f": not_begun}
     shell.order(NARROW, "migrate")
     shell.acknowledge()
-    assert {name for name, stream in shell.open.items() if stream.came_with_kv} == set("abcde")
+    assert {name for name, stream in shell.open.items() if stream.arrived_with_kv} == set("abcde")
     assert shell.open["a"].ahead == 1
 
 
 def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
     """Between pairs four engines have to meet; back to the same engine there is nothing to move."""
     shell = Shell(settings("manual", 4, capped=False))
-    shell.controller.moves = {2: MoveCost(0.002, 1e-5)}
+    shell.controller.migrates = {2: MoveCost(0.002, 1e-5)}
     shell.order(Layout(((0, 1), (2,), (3,))))
     shell.acknowledge()
     shell.arrive("a", RequestSpec(10, 150, 140))
     shell.token("a", 5)
     shell.order(Layout(((0,), (1,), (2, 3))), "migrate")
     shell.acknowledge()
-    assert shell.moves == [("a", (2, 3))]
-    assert not shell.open["a"].came_with_kv
+    assert shell.dispatched == [("a", (2, 3))]
+    assert not shell.open["a"].arrived_with_kv
     assert shell.open["a"].ahead == 15
 
 
-def test_what_has_outgrown_its_group_is_prefilled_again() -> None:
+def test_a_request_that_exceeds_its_groups_kv_is_prefilled_again() -> None:
     """The group has ended it, and its KV is gone."""
     shell = Shell(settings("manual", 4))
-    shell.controller.moves = dict.fromkeys((2, 4), MoveCost(0.002, 1e-5))
+    shell.controller.migrates = dict.fromkeys((2, 4), MoveCost(0.002, 1e-5))
     shell.arrive("grows", OPEN_ENDED)
     shell.order(Layout(((0,), (1,), (2, 3))))
     shell.token("grows", 60)
-    assert shell.moves == [("grows", (2, 3))]
-    assert (shell.open["grows"].came_with_kv, shell.open["grows"].ahead) == (False, 100)
+    assert shell.dispatched == [("grows", (2, 3))]
+    assert (shell.open["grows"].arrived_with_kv, shell.open["grows"].ahead) == (False, 100)
 
 
 @pytest.mark.parametrize("aborted", [True, False])
@@ -236,15 +240,15 @@ def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: 
     shell.acknowledge()
     assert len(shell.waiting()) == 8
     switch = shell.switches[0]
-    assert switch.moving == set(names)
+    assert switch.migrating == set(names)
     shell.finish(*names, aborted=aborted)
     assert shell.streams_of_switches() == set()
     assert not switch.open
 
 
-def test_nothing_is_left_of_a_request_that_ends_after_it_has_outgrown_its_group() -> None:
+def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> None:
     """It waits for a wider one then."""
-    shell = Shell(settings(engines=2, slots=1))
+    shell = Shell(settings(engines=2, max_num_seqs=1))
     for name in "ab":
         shell.arrive(name, OPEN_ENDED)
     shell.token("a", 1000)
@@ -253,35 +257,35 @@ def test_nothing_is_left_of_a_request_that_ends_after_it_has_outgrown_its_group(
     assert "a" not in shell.streams_of_switches()
 
 
-@pytest.mark.parametrize(("policy", "catches_up"), [("auto", True), ("load", True), ("manual", False)])
-def test_what_a_switch_has_left_catches_up_when_its_prompt_is_done(policy: str, catches_up: bool) -> None:
+@pytest.mark.parametrize(("policy", "migrates"), [("auto", True), ("load", True), ("manual", False)])
+def test_stragglers_migrate_when_their_prompt_is_done(policy: str, migrates: bool) -> None:
     """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.
 
     Who asked for a degree, or may not move, stays.
     """
-    shell = Shell(settings(policy, 2, slots=64), costs(fixed=1.5, rest=1.3))
-    shell.controller.moves = {2: MoveCost(0.002, 1e-6)}
+    shell = Shell(settings(policy, 2, max_num_seqs=64), costs(fixed=1.5, rest=1.3))
+    shell.controller.migrates = {2: MoveCost(0.002, 1e-6)}
     shell.order(WIDE)
     shell.acknowledge()
-    fixed, degree = RequestSpec(10, 60, 50, movable=False), RequestSpec(10, 60, 50, degree=2)
-    for name, wanted in {"left": RequestSpec(10, 60, 50), "fixed": fixed, "degree": degree}.items():
-        shell.arrive(name, wanted)
+    fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 60, 50, degree=2)
+    for name, spec in {"left": RequestSpec(10, 60, 50), "fixed": fixed, "degree": degree}.items():
+        shell.arrive(name, spec)
         shell.token(name, 3)
     if not shell.controller.changing:
         shell.order(NARROW)
     shell.acknowledge()
     shell.tick()
     where = {name: len(stream.group or ()) for name, stream in shell.open.items()}
-    assert where == {"left": 1 if catches_up else 2, "fixed": 2, "degree": 2}
-    assert shell.open["left"].came_with_kv == catches_up
+    assert where == {"left": 1 if migrates else 2, "fixed": 2, "degree": 2}
+    assert shell.open["left"].arrived_with_kv == migrates
     shell.tick()
-    assert shell.moves == []
+    assert shell.dispatched == []
     shell.settle(5)
 
 
 def test_after_a_failed_switch_the_server_goes_on() -> None:
     """Requests go to the new layout, another switch may be made."""
-    shell = Shell(settings("manual", 2, slots=1))
+    shell = Shell(settings("manual", 2, max_num_seqs=1))
     for name in "ab":
         shell.arrive(name, SHORT)
     shell.order(WIDE)
@@ -298,7 +302,7 @@ def test_after_a_failed_switch_the_server_goes_on() -> None:
 def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
     """Not before, and not if it runs by then."""
     shell = Shell(settings("static-dp", 2))
-    shell.controller.placing.limits = settings(slots=1).limits
+    shell.controller.placing.limits = settings(max_num_seqs=1).limits
     for name in "ab":
         shell.arrive(name, SHORT)
     shell.arrive("late", RequestSpec(10, 30, 20, deadline_s=1.0))
@@ -317,7 +321,7 @@ def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
 
 def test_too_many_requests_are_told_when_to_come_again() -> None:
     """A whole number of seconds, at least one, more if those in front wait long."""
-    shell = Shell(settings("load", 2, slots=1, most_waiting=2))
+    shell = Shell(settings("load", 2, max_num_seqs=1, most_waiting=2))
     names = (f"r{number}" for number in range(8))
     while len(shell.controller.pool) < 2:
         assert shell.controller.pool.retry_after_s(shell.now_s) == 1
@@ -332,7 +336,7 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
     shell.check()
 
 
-def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_is_done() -> None:
+def test_a_long_request_gets_a_group_until_its_prompt_is_done() -> None:
     """The next one goes to a group that already is wide."""
     shell = Shell(settings("context", 4))
     shell.arrive("short", RequestSpec(5, 10, 5))
@@ -341,7 +345,7 @@ def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_i
     assert shell.ordered.decision is not None
     assert shell.ordered.decision.reason.startswith("context")
     shell.acknowledge()
-    assert ("long", (0, 1, 2, 3)) in shell.moves
+    assert ("long", (0, 1, 2, 3)) in shell.dispatched
     shell.tick()
     shell.arrive("next", RequestSpec(101, 110, 9))
     shell.token("long")
@@ -357,7 +361,7 @@ def test_a_long_request_gets_a_group_and_the_group_is_released_when_its_prompt_i
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> None:
     """While others wait that came first it could not begin there; who comes later waits for it."""
-    shell = Shell(settings(policy, 2, slots=1), costs(fixed=2.0, rest=1.5))
+    shell = Shell(settings(policy, 2, max_num_seqs=1), costs(fixed=2.0, rest=1.5))
     for name in "abcd":
         shell.arrive(name, SHORT)
     shell.arrive("long", RequestSpec(150, 180, 30))
@@ -370,16 +374,16 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
     shell.tick()
     assert shell.controller.changing
     shell.finish("c", "d")
-    assert shell.moves[0] == ("long", (0, 1))
+    assert shell.dispatched[0] == ("long", (0, 1))
     shell.settle(5)
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
-def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(policy: str) -> None:
+def test_a_request_that_fills_its_engine_goes_on_in_a_group(policy: str) -> None:
     """With all of its tokens, and to its end there; what may not move ends where it is."""
     shell = Shell(settings(policy, 2), costs(fixed=2.0, rest=1.5))
     shell.arrive("grows", RequestSpec(40, 41, 120))
-    shell.arrive("fixed", RequestSpec(40, 41, 120, movable=False))
+    shell.arrive("fixed", RequestSpec(40, 41, 120, can_migrate=False))
     shell.token("grows", 60)
     shell.token("fixed", 60)
     shell.acknowledge()
@@ -469,7 +473,7 @@ def test_measured_steps_decide() -> None:
 @pytest.mark.parametrize(("waiting", "at_arrival"), [(FEW - 1, True), (FEW, False)])
 def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, at_arrival: bool) -> None:
     """The next tick does."""
-    shell = Shell(settings("load", 2, slots=1), {1: costs()[1]})
+    shell = Shell(settings("load", 2, max_num_seqs=1), {1: costs()[1]})
     for number in range(2 + waiting):
         shell.arrive(f"r{number}", SHORT)
     assert len(shell.waiting()) == waiting
@@ -483,7 +487,7 @@ def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, a
 @pytest.mark.parametrize("long", [RequestSpec(10, 180, 170), RequestSpec(150, 180, 30)])
 def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
     """However many come after it: they leave it the memory that it waits for, and its turn to be prefilled."""
-    shell = Shell(settings("manual", 2, slots=20, step_tokens=32))
+    shell = Shell(settings("manual", 2, max_num_seqs=20, max_num_batched_tokens=32))
     shell.controller.demand.finished(170)
     shell.order(WIDE)
     shell.acknowledge()

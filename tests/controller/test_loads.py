@@ -17,7 +17,7 @@ GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).group
 EVEN = Outputs(20.0, 4 / 3 * 20.0**2)
 
 
-def tracked(number: int, prompt: int = 10, priority: int = 0) -> RequestState:
+def state(number: int, prompt: int = 10, priority: int = 0) -> RequestState:
     """Return a request that fits anywhere."""
     return RequestState(f"r{number}", RequestSpec(prompt, prompt + 50, 50, priority=priority), (1, 2, 4), number, 0.0)
 
@@ -25,7 +25,7 @@ def tracked(number: int, prompt: int = 10, priority: int = 0) -> RequestState:
 def test_what_a_policy_sees() -> None:
     """Means over the requests of a group."""
     loads = Loads()
-    first, second = tracked(1, prompt=100), tracked(2, prompt=300)
+    first, second = state(1, prompt=100), state(2, prompt=300)
     loads.add(first, (0, 1), 120.0)
     loads.add(second, (0, 1), 320.0)
     loads.token(first, 4)
@@ -37,7 +37,7 @@ def test_what_a_policy_sees() -> None:
 def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
     """By how many engines they need at least; at most what they asked for is left of them."""
     loads = Loads()
-    loads.add(tracked(1, prompt=100), (0, 1, 2, 3), 120.0)
+    loads.add(state(1, prompt=100), (0, 1, 2, 3), 120.0)
     assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
     two = RequestState("two", RequestSpec(300, 350, 50), (2, 4), 2, 0.0)
     four = RequestState("four", RequestSpec(600, 612, 12), (4,), 3, 0.0)
@@ -58,10 +58,10 @@ def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
     assert not loads.any_wide([(0, 1, 2, 3)])
 
 
-def test_a_request_that_moves_is_prefilled_again() -> None:
+def test_a_request_that_migrates_is_prefilled_again() -> None:
     """Its tokens count as its prompt in the new group."""
     loads = Loads()
-    one = tracked(1, prompt=100)
+    one = state(1, prompt=100)
     loads.add(one, (0,), 150.0)
     loads.token(one, 7)
     assert loads.unfinished() == []
@@ -79,7 +79,7 @@ def test_a_request_that_moves_is_prefilled_again() -> None:
 def test_with_its_kv_only_what_the_old_group_had_left_is_prefilled(tokens: int, ahead: int) -> None:
     """One token of a request that streamed; of a prompt that was not done nobody knows how much was."""
     loads = Loads()
-    one = tracked(1, prompt=100)
+    one = state(1, prompt=100)
     loads.add(one, (0,), 150.0)
     if tokens:
         loads.token(one, tokens)
@@ -115,13 +115,13 @@ class Books(RuleBasedStateMachine):
     @rule(
         group=st.sampled_from(GROUPS), prompt=st.integers(1, 500), priority=st.integers(-1, 1), extra=st.floats(1, 99)
     )
-    def come(self, group: Group, prompt: int, priority: int, extra: float) -> None:
+    def enter_new(self, group: Group, prompt: int, priority: int, extra: float) -> None:
         self.count += 1
-        self.enter(tracked(self.count, prompt, priority), group, extra)
+        self.enter(state(self.count, prompt, priority), group, extra)
 
     @precondition(lambda self: self.outside)
     @rule(data=st.data(), group=st.sampled_from(GROUPS), extra=st.floats(1, 99))
-    def come_back(self, data: st.DataObject, group: Group, extra: float) -> None:
+    def enter_again(self, data: st.DataObject, group: Group, extra: float) -> None:
         one = self.pick(data, self.outside)
         self.outside.remove(one)
         self.enter(one, group, extra)
@@ -154,17 +154,17 @@ class Books(RuleBasedStateMachine):
             mine = [one for one in self.inside if one.group == group]
             work = loads[group]
             assert sorted(work.requests) == sorted(one.request_id for one in mine)
-            assert work.prompt_tokens == sum(one.wanted.prompt_tokens for one in mine)
+            assert work.prompt_tokens == sum(one.spec.prompt_tokens for one in mine)
             assert work.output_tokens == sum(one.output_tokens for one in mine)
             assert work.prefill_tokens == sum(one.context_tokens for one in mine if one.request_id in self.fresh)
             assert work.committed_tokens == pytest.approx(sum(self.expected[one.request_id] for one in mine))
-            assert work.urgent == sum(one.wanted.urgent for one in mine)
+            assert work.urgent == sum(one.spec.urgent for one in mine)
         for engine in range(4):
             assert set(loads.of_engine(engine)) == {g for g in loads.groups if engine in g}
         assert sum(load.requests for load in loads.as_seen(EVEN).values()) == len(self.inside)
 
     @invariant()
-    def unfinished_ones_come_in_the_order_of_their_start(self) -> None:
+    def unfinished_requests_are_in_the_order_of_their_start(self) -> None:
         assert [one.request_id for one in self.loads.unfinished()] == self.fresh
 
 

@@ -53,8 +53,8 @@ class Episode(RuleBasedStateMachine):
         data=st.data(),
         engines=st.sampled_from([2, 4]),
         factors=st.sampled_from([WIDE_WINS, NARROW_WINS, MIXED]),
-        slots=st.integers(1, 4),
-        moves=st.sets(st.sampled_from([2, 4])),
+        max_num_seqs=st.integers(1, 4),
+        migration_sizes=st.sets(st.sampled_from([2, 4])),
         dry_run=st.integers(0, 9).map(lambda n: n == 0),
     )
     def start(
@@ -62,22 +62,22 @@ class Episode(RuleBasedStateMachine):
         data: st.DataObject,
         engines: int,
         factors: tuple[float, float],
-        slots: int,
-        moves: set[int],
+        max_num_seqs: int,
+        migration_sizes: set[int],
         dry_run: bool,
     ) -> None:
         self.policy = POLICIES[data.draw(st.sampled_from(self.names))]
         chosen = settings(
             self.policy.name,
             engines,
-            slots=slots,
+            max_num_seqs=max_num_seqs,
             most_waiting=MOST_WAITING,
             dry_run=dry_run,
             capped=self.limited or self.policy.name != "manual",
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
-        self.shell.controller.moves = dict.fromkeys(moves, MoveCost(0.002, 1e-5))
+        self.shell.controller.migrates = dict.fromkeys(migration_sizes, MoveCost(0.002, 1e-5))
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"
@@ -87,18 +87,18 @@ class Episode(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject, passed_s: float) -> None:
         self.shell.now_s += passed_s
         self.count += 1
-        wanted = data.draw(wishes(self.most_tokens))
+        spec = data.draw(wishes(self.most_tokens))
         holds = self.shell.controller.settings.capacity.tokens
-        fits = [s for s, tokens in holds.items() if tokens >= wanted.tokens and wanted.degree in (None, s)]
+        fits = [s for s, tokens in holds.items() if tokens >= spec.tokens and spec.degree in (None, s)]
         waiting = len(self.shell.waiting())
         if not fits:
             with pytest.raises(RequestError):
-                self.shell.arrive(f"r{self.count}", wanted)
+                self.shell.arrive(f"r{self.count}", spec)
         elif waiting >= MOST_WAITING:
             with pytest.raises(PoolFull):
-                self.shell.arrive(f"r{self.count}", wanted)
+                self.shell.arrive(f"r{self.count}", spec)
         else:
-            self.shell.arrive(f"r{self.count}", wanted)
+            self.shell.arrive(f"r{self.count}", spec)
         self.shell.check()
 
     @precondition(lambda self: self.shell.running())
@@ -191,14 +191,14 @@ class Manual(Episode):
 
 
 class Crowded(Episode):
-    """An operator moves streams to groups that have not room for all of them."""
+    """An operator migration_sizes streams to groups that have not room for all of them."""
 
     names = ("manual",)
     limited = True
 
     @precondition(lambda self: not self.shell.controller.changing)
     @rule(data=st.data(), count=st.integers(1, 8))
-    def move_a_crowd(self, data: st.DataObject, count: int) -> None:
+    def migrate_many(self, data: st.DataObject, count: int) -> None:
         """Short requests come, those that find room get a token, and the layout changes."""
         for _ in range(min(count, MOST_WAITING - len(self.shell.waiting()))):
             self.count += 1

@@ -21,7 +21,7 @@ MIXED = Layout(((0, 1), (2,), (3,)))
 SINGLES = Layout.uniform(4, 1)
 LAYOUTS = [SINGLES, Layout.uniform(4, 2), Layout.uniform(4, 4), MIXED, Layout(((0,), (1,), (2, 3)))]
 GROUPS = [group for size in SIZES for group in Layout.uniform(4, size).groups]
-LIMITS = Limits(slots=4, step_tokens=64)
+LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64)
 LANES = {size: LaneFigures(cost, 4, 100 * size, 64) for size, cost in costs(SIZES).items()}
 
 
@@ -172,7 +172,7 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.add(streams, (2,), 80.0)
     loads.token(streams, 1)
     loads.remove(streams)
-    streams.kept_in = (2,)
+    streams.kv_group = (2,)
     assert placing().place(streams, pairs, loads, LANES, 80) == (0, 1)
     assert placing().place(streams, pairs, loads, lanes, 80) == (2, 3)
     while placing(Limits(100, 64)).place(request(60), Layout.uniform(4, 4), loads, lanes, 1.0):
@@ -182,16 +182,16 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES | whole, 1.0) is not None
 
 
-def test_where_kv_can_move() -> None:
+def test_where_kv_can_migrate() -> None:
     """Where it was measured in the smallest group that covers both; from nowhere if there is none."""
     cost = MoveCost(0.001, 1e-6)
     lanes = LANES | {2: replace(LANES[2], move=cost)}
     one, by = request(), placing()
-    assert by.move(one, (0, 1), lanes) is None
-    one.kept_in = (0,)
-    moves = {group: by.move(one, group, lanes) for group in GROUPS}
-    assert {group for group, move in moves.items() if move == cost} == {(1,), (0, 1)}
-    assert {move for group, move in moves.items() if group not in ((1,), (0, 1))} == {None}
+    assert by.migration(one, (0, 1), lanes) is None
+    one.kv_group = (0,)
+    migrations = {group: by.migration(one, group, lanes) for group in GROUPS}
+    assert {group for group, migration in migrations.items() if migration == cost} == {(1,), (0, 1)}
+    assert {migration for group, migration in migrations.items() if group not in ((1,), (0, 1))} == {None}
 
 
 def test_a_group_with_urgent_requests_is_left_to_them() -> None:
@@ -217,10 +217,10 @@ def test_a_degree_that_is_asked_for_is_met_exactly() -> None:
 # ---- room
 
 
-def test_slots() -> None:
+def test_a_group_takes_at_most_max_num_seqs_requests() -> None:
     """A group takes so many, then none."""
     loads = Filled()
-    for _ in range(LIMITS.slots):
+    for _ in range(LIMITS.max_num_seqs):
         assert place(request(), Layout.uniform(4, 4), loads, 1.0) == (0, 1, 2, 3)
         loads.put((0, 1, 2, 3), tokens=1.0)
     assert place(request(), Layout.uniform(4, 4), loads, 1.0) is None
@@ -274,7 +274,7 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
     )
 
 
-# ---- in turn
+# ---- in offer
 
 
 def test_who_has_waited_for_long_is_not_overtaken() -> None:
@@ -283,10 +283,10 @@ def test_who_has_waited_for_long_is_not_overtaken() -> None:
     loads.put((0, 1), tokens=100)
     long, short = request(sizes=(2, 4)), request()
     for waited_s, expected in ((PATIENCE_S - 0.1, (0, 1)), (PATIENCE_S + 0.1, (2,))):
-        turn = Round(placing(), MIXED, loads, LANES, waited_s)
-        assert turn.place(long, 150.0) is None
-        assert turn.place(short, 20.0) == expected
-    assert turn.place(request(sizes=(2,), degree=2), 20.0) != (0, 1)
+        offer = Round(placing(), MIXED, loads, LANES, waited_s)
+        assert offer.place(long, 150.0) is None
+        assert offer.place(short, 20.0) == expected
+    assert offer.place(request(sizes=(2,), degree=2), 20.0) != (0, 1)
     loads.remove(loads[(0, 1)].requests["1"])
-    turn = Round(placing(), MIXED, loads, LANES, 100.0)
-    assert turn.place(long, 150.0) == (0, 1)
+    offer = Round(placing(), MIXED, loads, LANES, 100.0)
+    assert offer.place(long, 150.0) == (0, 1)

@@ -13,7 +13,7 @@ AGING_S = 30.0
 KINDS: list[Kind] = [(None, (1, 2)), (None, (2,)), (1, (1,)), (2, (2,))]
 
 
-def tracked(
+def state(
     number: int,
     *,
     kind: Kind = KINDS[0],
@@ -23,8 +23,8 @@ def tracked(
     deadline_s: float | None = None,
 ) -> RequestState:
     """Return a request that has arrived as number so much."""
-    wanted = RequestSpec(prompt, prompt + 5, 5, kind[0], priority, deadline_s)
-    return RequestState(f"r{number}", wanted, kind[1], number, at_s)
+    spec = RequestSpec(prompt, prompt + 5, 5, kind[0], priority, deadline_s)
+    return RequestState(f"r{number}", spec, kind[1], number, at_s)
 
 
 def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
@@ -45,7 +45,7 @@ def test_more_urgent_ones_come_first_then_earlier_ones() -> None:
     """Across kinds as well."""
     pool = TaskPool(10, AGING_S)
     for number, priority in enumerate([0, 5, -1, 0, 5]):
-        pool.add(tracked(number, priority=priority, kind=KINDS[number % 2]))
+        pool.add(state(number, priority=priority, kind=KINDS[number % 2]))
     assert taken(pool) == ["r2", "r0", "r3", "r1", "r4"]
     assert len(pool) == 0
 
@@ -54,12 +54,12 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
     """And nothing overtakes within its kind, even if it would fit."""
     pool = TaskPool(10, AGING_S)
     for number in range(6):
-        pool.add(tracked(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
+        pool.add(state(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
     tried: list[str] = []
 
     def place(one: RequestState) -> bool:
         tried.append(one.request_id)
-        return one.wanted.prompt_tokens < 50
+        return one.spec.prompt_tokens < 50
 
     pool.take(place, 0.0)
     assert tried == ["r0", "r1", "r2", "r3", "r5"]
@@ -69,8 +69,8 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
 def test_a_request_that_comes_back_has_its_old_place() -> None:
     """It was taken, and is ahead of all that arrived after it."""
     pool = TaskPool(10, AGING_S)
-    first = tracked(0)
-    for one in (first, tracked(1), tracked(2)):
+    first = state(0)
+    for one in (first, state(1), state(2)):
         pool.add(one)
     assert taken(pool, 2) == ["r0", "r1"]
     pool.add(first)
@@ -80,9 +80,9 @@ def test_a_request_that_comes_back_has_its_old_place() -> None:
 def test_the_limit_is_named_when_it_is_reached() -> None:
     """And not before; what leaves makes room."""
     pool = TaskPool(2, AGING_S)
-    pool.add(tracked(0))
+    pool.add(state(0))
     pool.check()
-    pool.add(tracked(1))
+    pool.add(state(1))
     with pytest.raises(PoolFull, match=r"2 requests wait already \(--max-waiting-requests\)"):
         pool.check()
     pool.remove("r0")
@@ -92,12 +92,12 @@ def test_the_limit_is_named_when_it_is_reached() -> None:
 def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
     """A request that was in a group is never refused later: its client reads a stream by then."""
     pool = TaskPool(10, AGING_S)
-    late, moved = tracked(0, at_s=1.0, deadline_s=2.0), tracked(1, at_s=1.0, deadline_s=2.0)
-    pool.add(late)
-    pool.add(moved)
-    assert pool.remove("r1") is moved
-    moved.admitted = True
-    pool.add(moved)
+    expires, admitted = state(0, at_s=1.0, deadline_s=2.0), state(1, at_s=1.0, deadline_s=2.0)
+    pool.add(expires)
+    pool.add(admitted)
+    assert pool.remove("r1") is admitted
+    admitted.admitted = True
+    pool.add(admitted)
     assert pool.expired(2.99) == []
     assert pool.expired(3.0) == ["r0"]
     assert pool.expired(100.0) == []
@@ -108,13 +108,13 @@ def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
 def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
     """However far off their deadlines are, and though none of them was ever the first."""
     pool = TaskPool(10, AGING_S)
-    stays = [tracked(number, priority=-1, kind=KINDS[number], deadline_s=1e6) for number in range(3)]
-    for one in stays:
+    remaining = [state(number, priority=-1, kind=KINDS[number], deadline_s=1e6) for number in range(3)]
+    for one in remaining:
         pool.add(one)
     for number in range(10, 5000):
-        pool.add(tracked(number, kind=KINDS[3 if how == "taken" else number % 4], deadline_s=1e6))
+        pool.add(state(number, kind=KINDS[3 if how == "taken" else number % 4], deadline_s=1e6))
         if how == "taken":
-            pool.take(lambda one: one not in stays, 0.0)
+            pool.take(lambda one: one not in remaining, 0.0)
         else:
             pool.remove(f"r{number}")
         queues = [*pool._queues.values(), *pool._ages.values()]
@@ -127,20 +127,20 @@ def test_an_overdue_request_is_offered_every_second_place() -> None:
     """Beside a stream of urgent ones; the oldest first, of whatever kind."""
     pool = TaskPool(100, AGING_S)
     for number in range(4):
-        pool.add(tracked(number, priority=10 - number, kind=KINDS[number % 2]))
+        pool.add(state(number, priority=10 - number, kind=KINDS[number % 2]))
     for number in range(4, 14):
-        pool.add(tracked(number, priority=-1, at_s=20.0))
+        pool.add(state(number, priority=-1, at_s=20.0))
     assert taken(pool, 2, AGING_S - 0.1) == ["r4", "r5"]
     assert taken(pool, 7, AGING_S) == ["r0", "r6", "r1", "r7", "r2", "r8", "r3"]
 
 
 def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> None:
-    """It stays the next one to be offered a place."""
+    """It remaining the next one to be offered a place."""
     pool = TaskPool(100, AGING_S)
-    pool.add(tracked(0, kind=KINDS[1]))
-    pool.add(tracked(1, priority=5))
+    pool.add(state(0, kind=KINDS[1]))
+    pool.add(state(1, priority=5))
     for number in range(2, 5):
-        pool.add(tracked(number, priority=-1))
+        pool.add(state(number, priority=-1))
     tried: list[str] = []
 
     def place(one: RequestState) -> bool:
@@ -159,13 +159,13 @@ def test_none_waits_for_more_than_twice_those_ahead_of_it(data: st.DataObject) -
     priorities = st.integers(-(2**40), 2**40)
     early = data.draw(st.lists(st.tuples(priorities, st.sampled_from(KINDS)), min_size=1, max_size=8))
     for number, (priority, kind) in enumerate(early):
-        pool.add(tracked(number, priority=priority, kind=kind))
+        pool.add(state(number, priority=priority, kind=kind))
     places = 0
     left = {f"r{number}" for number in range(len(early))}
     number = len(early)
     while left:
         for priority in data.draw(st.lists(priorities, max_size=3)):
-            pool.add(tracked(number, priority=priority, at_s=AGING_S))
+            pool.add(state(number, priority=priority, at_s=AGING_S))
             number += 1
         for request_id in taken(pool, 1, AGING_S):
             places += 1
@@ -180,7 +180,7 @@ class Waiting(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = TaskPool(8, 2.0)
-        self.turn_of_age = False
+        self.oldest_next = False
         self.model: dict[str, RequestState] = {}
         self.away: list[RequestState] = []
         self.told: set[str] = set()
@@ -188,17 +188,17 @@ class Waiting(RuleBasedStateMachine):
         self.now_s = 0.0
 
     def kind(self, one: RequestState) -> Kind:
-        return (one.wanted.degree, one.sizes)
+        return (one.spec.degree, one.sizes)
 
     def next_of(self, waiting: list[RequestState]) -> RequestState | None:
-        by_age = self.turn_of_age and any(self.overdue(one) for one in waiting)
-        return min(waiting, key=lambda one: (0 if by_age else one.wanted.priority, one.order), default=None)
+        by_age = self.oldest_next and any(self.overdue(one) for one in waiting)
+        return min(waiting, key=lambda one: (0 if by_age else one.spec.priority, one.order), default=None)
 
     def overdue(self, one: RequestState) -> bool:
         return self.now_s - one.arrived_s >= 2.0
 
     def by_age(self, one: RequestState) -> bool:
-        return self.turn_of_age and self.overdue(one)
+        return self.oldest_next and self.overdue(one)
 
     @precondition(lambda self: len(self.model) < 8)
     @rule(
@@ -209,13 +209,13 @@ class Waiting(RuleBasedStateMachine):
     )
     def arrive(self, kind: Kind, priority: int, prompt: int, deadline_s: float | None) -> None:
         self.count += 1
-        one = tracked(self.count, kind=kind, priority=priority, prompt=prompt, at_s=self.now_s, deadline_s=deadline_s)
+        one = state(self.count, kind=kind, priority=priority, prompt=prompt, at_s=self.now_s, deadline_s=deadline_s)
         self.pool.add(one)
         self.model[one.request_id] = one
 
     @precondition(lambda self: self.away and len(self.model) < 8)
     @rule(data=st.data())
-    def come_back(self, data: st.DataObject) -> None:
+    def wait_again(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.away))
         self.away.remove(one)
         self.pool.add(one)
@@ -234,7 +234,7 @@ class Waiting(RuleBasedStateMachine):
         left = dict(room)
         while one := self.next_of([one for one in self.model.values() if one not in expected and left[self.kind(one)]]):
             left[self.kind(one)] -= 1
-            self.turn_of_age = not self.by_age(one)
+            self.oldest_next = not self.by_age(one)
             expected.append(one)
         given = []
 
@@ -255,16 +255,16 @@ class Waiting(RuleBasedStateMachine):
     @rule(passed_s=st.floats(0.0, 3.0))
     def expire(self, passed_s: float) -> None:
         self.now_s += passed_s
-        late = self.pool.expired(self.now_s)
-        assert len(late) == len(set(late))
+        expired = self.pool.expired(self.now_s)
+        assert len(expired) == len(set(expired))
         expected = {
             one.request_id
             for one in self.model.values()
             if not one.admitted
-            and one.wanted.deadline_s is not None
-            and one.arrived_s + one.wanted.deadline_s <= self.now_s
+            and one.spec.deadline_s is not None
+            and one.arrived_s + one.spec.deadline_s <= self.now_s
         }
-        assert set(late) == expected - self.told
+        assert set(expired) == expected - self.told
         self.told |= expected
 
     @invariant()
@@ -273,8 +273,8 @@ class Waiting(RuleBasedStateMachine):
         assert len(pool) == len(model)
         assert {one.request_id for one in pool} == set(model)
         assert all(request_id in pool for request_id in model)
-        assert pool.prompt_tokens == sum(one.wanted.prompt_tokens for one in model.values())
-        assert pool.urgent == sum(one.wanted.urgent for one in model.values())
+        assert pool.prompt_tokens == sum(one.spec.prompt_tokens for one in model.values())
+        assert pool.urgent == sum(one.spec.urgent for one in model.values())
         assert pool.first(self.now_s) is self.next_of(list(model.values()))
         assert (pool.oldest_s is None) == (not model)
 

@@ -14,25 +14,26 @@ from flying_serving.controller.gaps import MOST_GAPS
 from flying_serving.controller.switches import KEPT, MOST_OPEN, PATIENCE, Changeover, Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
+from flying_serving.wire import SwitchAnswer
 
 OLD, NEW = Layout.uniform(4, 1), Layout.uniform(4, 2)
-REPORTS = [
-    {"in_flight_ms": 1.0, "overhead_ms": 2.0, "work_ms": 0.1},
-    {"in_flight_ms": 30.0, "overhead_ms": 0.5, "work_ms": 0.2},
-    {"in_flight_ms": 10.0, "overhead_ms": 15.0, "work_ms": 0.3},
+ANSWERS = [
+    SwitchAnswer(1.0, 2.0, 0.1),
+    SwitchAnswer(30.0, 0.5, 0.2),
+    SwitchAnswer(10.0, 15.0, 0.3),
 ]
 
 
 def switch(*draining: str, at: float = 100.0) -> Switch:
     """Return a switch that was ordered at a time, with requests of the old layout."""
-    return Switch(1, OLD, NEW, "weave", at, len(draining), ordered_s=at, wall_time_s=1.7e9, draining=set(draining))
+    return Switch(OLD, NEW, "weave", at, len(draining), set(draining), number=1, ordered_s=at, wall_time_s=1.7e9)
 
 
 def test_without_requests_the_drain_ends_with_the_cutover() -> None:
     """Nothing was there to wait for."""
     one = switch()
     assert one.open
-    one.acknowledged(REPORTS, 100.25)
+    one.acknowledged(ANSWERS, 100.25)
     assert not one.open
     assert one.cutover_ms == pytest.approx(30.5)
     assert one.drain_ms == pytest.approx(250.0)
@@ -41,7 +42,7 @@ def test_without_requests_the_drain_ends_with_the_cutover() -> None:
 def test_the_slowest_engine_is_reported() -> None:
     """Both of its parts, not the largest of each."""
     one = switch()
-    one.acknowledged(REPORTS, 100.25)
+    one.acknowledged(ANSWERS, 100.25)
     assert (one.in_flight_ms, one.overhead_ms) == (30.0, 0.5)
     assert one.cutover_ms == 30.5
     assert one.work_ms == pytest.approx(0.3)
@@ -50,7 +51,7 @@ def test_the_slowest_engine_is_reported() -> None:
 def test_the_last_request_of_the_old_layout_ends_the_drain() -> None:
     """Those of the new one do not, nor does the same one twice."""
     one = switch("a", "b")
-    one.acknowledged(REPORTS, 100.1)
+    one.acknowledged(ANSWERS, 100.1)
     one.ended("new", 100.2)
     one.ended("a", 100.3)
     one.ended("a", 100.4)
@@ -68,7 +69,7 @@ def test_requests_that_end_before_the_answers_drain_with_them() -> None:
     one = switch("a")
     one.ended("a", 100.05)
     assert one.open
-    one.acknowledged(REPORTS, 100.2)
+    one.acknowledged(ANSWERS, 100.2)
     assert not one.open
     assert one.drain_ms == pytest.approx(200.0)
 
@@ -85,7 +86,7 @@ def test_any_order_of_events(requests: set[str], data: st.DataObject) -> None:
         times[event] = now
         assert one.open == (not {"answers", *requests} <= set(events[:number]))
         if event == "answers":
-            one.acknowledged(REPORTS, now)
+            one.acknowledged(ANSWERS, now)
         else:
             one.ended(event, now)
     assert not one.open
@@ -118,7 +119,7 @@ def test_json() -> None:
         "worst_token_gap_ms": 0.0,
         "problem": None,
     }
-    one.acknowledged(REPORTS, 100.2)
+    one.acknowledged(ANSWERS, 100.2)
     one.ended("a", 100.3)
     shown = one.to_json()
     assert None not in [shown[name] for name in shown if name.endswith("_ms")]
@@ -146,9 +147,9 @@ def test_a_failed_switch_is_over() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_waits_for_word_of_what_moves(mode: str) -> None:
+def test_which_engines_await_an_announcement(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
-    switch = Switch(1, Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
+    switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
     assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])
 
 
@@ -159,7 +160,7 @@ def test_when_engines_are_told(mode: str) -> None:
     By "migrate" they wait from then on, for the answers.
     """
     waits = mode in ("sequential", "soft")
-    change = Changeover(Switch(1, OLD, NEW, mode, 100.0, 1, draining={"a"}), 1)
+    change = Changeover(Switch(OLD, NEW, mode, 100.0, 1, {"a"}), 1)
     assert change.ready == (not waits)
     assert change.holds == (mode == "sequential")
     change.switch.ended("a", 101.0)
@@ -173,16 +174,16 @@ def test_when_engines_are_told(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_policy_waits_for_the_old_only_about_as_long_as_it_expected(mode: str) -> None:
     """An operator's order waits until they have ended."""
-    ordered, decided = (Switch(1, OLD, NEW, mode, 100.0, 1, draining={"a"}) for _ in range(2))
+    ordered, decided = (Switch(OLD, NEW, mode, 100.0, 1, {"a"}) for _ in range(2))
     decided.decision = Decision(NEW, mode, "load: 1.00 requests/s", 12.5, 0.5, drain_s=2.0)
-    assert not Changeover(decided, 1).late(100.0 + PATIENCE * 2.0)
-    assert Changeover(decided, 1).late(101.0 + PATIENCE * 2.0) == (mode in ("sequential", "soft"))
-    assert not Changeover(ordered, 1).late(1e6)
+    assert not Changeover(decided, 1).overdue(100.0 + PATIENCE * 2.0)
+    assert Changeover(decided, 1).overdue(101.0 + PATIENCE * 2.0) == (mode in ("sequential", "soft"))
+    assert not Changeover(ordered, 1).overdue(1e6)
 
 
 def begin(switches: Switches, at: float, *draining: str, decision: Decision | None = None) -> Switch:
     """Return a switch that begins now."""
-    return switches.begin(OLD, NEW, "weave", len(draining), set(draining), at, decision)
+    return switches.begin(Switch(OLD, NEW, "weave", at, len(draining), set(draining), decision))
 
 
 def test_gaps_count_while_a_switch_is_open() -> None:
@@ -200,21 +201,21 @@ def test_gaps_count_while_a_switch_is_open() -> None:
     two = begin(switches, 105.0)
     switches.token("a", 106.0)
     assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 1000.0)
-    one.acknowledged(REPORTS, 106.0)
+    one.acknowledged(ANSWERS, 106.0)
     switches.ended("b", 107.0)
     switches.token("a", 110.0)
     assert one.drain_ms == pytest.approx(7000.0)
     assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 4000.0)
 
 
-def test_the_gap_of_a_stream_that_moves_counts_until_its_next_token() -> None:
+def test_the_gap_of_a_stream_that_migrates_counts_until_its_next_token() -> None:
     """Whatever else is over by then; a request without a token has no gap."""
     switches = Switches()
     switches.token("a", 99.0)
     one = begin(switches, 100.0, "a", "prompt")
-    switches.moved("a", 100.1)
-    switches.moved("prompt", 100.1)
-    one.acknowledged(REPORTS, 100.2)
+    switches.migrated("a", 100.1)
+    switches.migrated("prompt", 100.1)
+    one.acknowledged(ANSWERS, 100.2)
     assert one.drain_ms == pytest.approx(200.0)
     assert one.open
     switches.token("prompt", 103.0)
@@ -223,8 +224,8 @@ def test_the_gap_of_a_stream_that_moves_counts_until_its_next_token() -> None:
     assert one.worst_token_gap_ms == pytest.approx(2500.0)
     assert not one.open
     two = begin(switches, 110.0, "a")
-    switches.moved("a", 110.1)
-    two.acknowledged(REPORTS, 110.2)
+    switches.migrated("a", 110.1)
+    two.acknowledged(ANSWERS, 110.2)
     switches.ended("a", 111.0)
     assert not two.open
 
@@ -257,7 +258,7 @@ def test_open_switches_are_bounded() -> None:
     made = []
     for number in range(3 * MOST_OPEN):
         made.append(begin(switches, float(number), "long"))
-        made[-1].acknowledged(REPORTS, number + 0.1)
+        made[-1].acknowledged(ANSWERS, number + 0.1)
         switches.token("long", number + 0.5)
     switches.token("long", 1000.0)
     gone, kept = made[:-MOST_OPEN], made[-MOST_OPEN:]
@@ -278,6 +279,11 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     assert [one.number for one in switches.kept] == list(range(6, KEPT + 6))
 
 
+def decided(stay: float | None, *, slower: bool = False) -> Decision:
+    """Return a decision for load, of which it is known what staying costs, or for a request's need."""
+    return Decision(NEW, "weave", "", 1.0, 0.5, stay=stay, slower=slower)
+
+
 @given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), later_s=st.floats(0, 100))
 def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.DataObject, later_s: float) -> None:
     """Less the longer ago they were; not those of an operator, or for another use case, or of an idle server."""
@@ -285,32 +291,30 @@ def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.Da
     now_s = max(times, default=0.0) + later_s
     expected = 0.0
     for at in times:
-        reason = reasons.draw(st.sampled_from([None, "load: 1.00 requests/s", "priority: 1 urgent requests"]))
+        decision = reasons.draw(st.sampled_from([None, decided(None), decided(2.0)]))
         running = reasons.draw(st.sampled_from([(), ("a",)]))
-        decision = None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5)
         begin(switches, at, *running, decision=decision)
-        if reason is not None and reason.startswith("load") and running:
+        if decision == decided(2.0) and running:
             expected += max(0.0, 1.0 - (now_s - at) / 60.0)
     assert switches.for_load(now_s) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("reason", "slower", "age_s", "layout", "found"),
+    ("decision", "age_s", "layout", "found"),
     [
-        ("load: 1.00 requests/s", True, 59.0, OLD, True),
-        ("load: 1.00 requests/s", True, 61.0, OLD, False),
-        ("load: 1.00 requests/s", True, 59.0, NEW, False),
-        ("load: 1.00 requests/s", False, 59.0, OLD, False),
-        ("context: a request needs 2 engines", True, 59.0, OLD, False),
-        (None, True, 59.0, OLD, False),
+        (decided(2.0, slower=True), 59.0, OLD, True),
+        (decided(2.0, slower=True), 61.0, OLD, False),
+        (decided(2.0, slower=True), 59.0, NEW, False),
+        (decided(2.0), 59.0, OLD, False),
+        (decided(None, slower=True), 59.0, OLD, False),
+        (None, 59.0, OLD, False),
     ],
 )
 def test_a_layout_that_was_left_lately_for_a_slower_one_came_back(
-    reason: str | None, slower: bool, age_s: float, layout: Layout, found: bool
+    decision: Decision | None, age_s: float, layout: Layout, found: bool
 ) -> None:
     """Whether requests ran or not; only for load, and only for a minute."""
     switches = Switches()
-    decision = None if reason is None else Decision(NEW, "weave", reason, 1.0, 0.5, slower=slower)
     begin(switches, 100.0, decision=decision)
     begin(switches, 101.0)
     assert switches.came_back(layout, 100.0 + age_s) is found

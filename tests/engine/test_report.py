@@ -9,6 +9,7 @@ import pytest
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
+from flying_serving.wire import LaneCounts
 from tests.engine.schedulers import BLOCK
 from tests.engine.test_group import GROUP, Pair
 
@@ -103,12 +104,12 @@ def test_status_says_what_each_lane_holds() -> None:
     step(pair)
     pair.own[0].add("local", BLOCK, 8)
     assert reports[0].status() == {
-        "lanes": {"1": {"running": 0, "waiting": 1}, "2": {"running": 1, "waiting": 0}},
+        "lanes": {1: LaneCounts(0, 1), 2: LaneCounts(1, 0)},
         "blocks": BLOCKS + 1,
         "free_blocks": BLOCKS - 5,
-        "lent_blocks": {"2": 5},
+        "lent_blocks": {2: 5},
     }
-    assert reports[1].status()["lanes"] == {"1": {"running": 0, "waiting": 0}}
+    assert reports[1].status()["lanes"] == {1: LaneCounts(0, 0)}
 
 
 def test_prefix_caches_are_counted_for_each_lane() -> None:

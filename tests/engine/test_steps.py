@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.steps import StepLog
 from flying_serving.vllm_adapter.watch import contents
+from flying_serving.wire import StepRow
 from tests.engine.schedulers import FakeScheduler, cached_requests, new_request
 
 
@@ -55,10 +56,10 @@ def test_a_request_from_its_prompt_to_its_last_token(board: StepBoard, clock: Cl
         step(scheduler, clock, seconds)
         clock.now += 7.0  # between steps
     assert log.take() == [
-        [1, 0.5, 8, 0, 0, 0, 0.0],
-        [1, 0.25, 2, 0, 8, 16, 0.0],
-        [1, 0.125, 0, 1, 10, 0, 0.0],
-        [1, 0.0625, 0, 1, 11, 0, 0.0],
+        StepRow(1, 0.5, 8, 0, 0, 0, False),
+        StepRow(1, 0.25, 2, 0, 8, 16, False),
+        StepRow(1, 0.125, 0, 1, 10, 0, False),
+        StepRow(1, 0.0625, 0, 1, 11, 0, False),
     ]
     assert log.take() == []
     assert log.counts == {1: 4}
@@ -76,10 +77,10 @@ def test_prompts_and_decoding_in_one_step(board: StepBoard, clock: Clock) -> Non
     step(scheduler, clock, 3.0)
     step(scheduler, clock, 4.0)
     assert log.take() == [
-        [2, 1.0, 6, 0, 0, 0, 0],
-        [2, 2.0, 7, 1, 6, 0, 0],
-        [2, 3.0, 2, 1, 14, 14, 0],
-        [2, 4.0, 0, 2, 17, 0, 0],
+        StepRow(2, 1.0, 6, 0, 0, 0, False),
+        StepRow(2, 2.0, 7, 1, 6, 0, False),
+        StepRow(2, 3.0, 2, 1, 14, 14, False),
+        StepRow(2, 4.0, 0, 2, 17, 0, False),
     ]
 
 
@@ -90,7 +91,7 @@ def test_steps_that_compute_nothing_are_left_out(board: StepBoard, clock: Clock)
     scheduler.add("a", prompt=2, max_tokens=1)
     step(scheduler, clock, 1.0)
     step(scheduler, clock, 1.0)
-    assert [entry[0] for entry in log.take()] == [1]
+    assert [entry.size for entry in log.take()] == [1]
     assert log.counts == {1: 1}
 
 
@@ -108,7 +109,7 @@ def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
     scheduler.update_from_output(plans[0], None)
     clock.now = 113.0
     scheduler.update_from_output(plans[1], None)
-    assert [(entry[1], entry[2]) for entry in log.take()] == [(10.0, 3), (3.0, 4)]
+    assert [(entry.seconds, entry.prefill_tokens) for entry in log.take()] == [(10.0, 3), (3.0, 4)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_what_lies_between_two_steps_of_a_request(
     if not same_request:
         scheduler.add("b", prompt=2, max_tokens=1)
     step(scheduler, clock, 1.0)
-    assert [entry[1] for entry in log.take()] == [1.0, duration_s]
+    assert [entry.seconds for entry in log.take()] == [1.0, duration_s]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_steps_that_waited_for_another_lane_are_marked(
     board.ended(engine, size, ended)
     clock.now += 1.0
     scheduler.update_from_output(plan, None)
-    assert log.take() == [[2, 1.0, 2, 0, 0, 0, float(disturbed)]]
+    assert log.take() == [StepRow(2, 1.0, 2, 0, 0, 0, disturbed)]
 
 
 def test_the_oldest_steps_are_dropped_but_counted(board: StepBoard, clock: Clock) -> None:
@@ -169,7 +170,7 @@ def test_the_oldest_steps_are_dropped_but_counted(board: StepBoard, clock: Clock
     scheduler.add("a", prompt=1, max_tokens=10)
     for number in range(10):
         step(scheduler, clock, float(number))
-    assert [entry[1] for entry in log.take()] == [7.0, 8.0, 9.0]
+    assert [entry.seconds for entry in log.take()] == [7.0, 8.0, 9.0]
     assert log.counts == {1: 10}
 
 

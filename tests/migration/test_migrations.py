@@ -8,9 +8,10 @@ from flying_serving.migration.messages import MigrateKV, MigratingRequest
 from flying_serving.migration.migrations import RETRY_S
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.migration.target import PATIENCE_S
+from flying_serving.wire import MigrationCounts
 from tests.migration.nodes import Lane, Node, request
 
-NOTHING = {"migrated": 0, "migrated_tokens": 0, "prefilled_again": 0}
+NOTHING = MigrationCounts(0, 0, 0)
 
 PAIRS = [
     ((0,), (0, 1), (0, 1)),
@@ -51,7 +52,7 @@ def test_a_request_arrives_with_its_kv(source: Group, target: Group, group: Grou
         theirs = [(physical(number, target, blocks_aside), range(30))] if number in target else None
         assert engine.copied == ([(mine, theirs)] if number in group else [])
         assert engine.admitted == ([("a+1", len(target))] if number == target[0] else [])
-        counts = {"migrated": 1, "migrated_tokens": 30, "prefilled_again": 0} if number == target[0] else NOTHING
+        counts = MigrationCounts(1, 30, 0) if number == target[0] else NOTHING
         assert (engine.migrations.counts(), bool(engine.migrations)) == (counts, False)
     assert (old.requests, old.pinned, new.arrivals, new.released) == ({}, [], [("a+1", 30)], [])
     node.at(source).retain(["a"], 0.0)
@@ -94,12 +95,12 @@ def test_what_is_there_and_not_cached_is_copied(
     if copied is None:
         assert source.copied == target.copied == []
         assert (target.lanes[1].arrivals, target.lanes[1].released) == ([], ["a+1"])
-        assert target.migrations.counts() == NOTHING | {"prefilled_again": 1}
+        assert target.migrations.counts() == MigrationCounts(0, 0, 1)
     else:
         assert source.copied == [([([7, 3, 5], copied)], None)]
         assert target.copied == [(None, [([50, 51, 52], copied)])]
         assert (target.lanes[1].arrivals, target.lanes[1].released) == ([("a+1", copied.stop)], [])
-        assert target.migrations.counts() == {"migrated": 1, "migrated_tokens": len(copied), "prefilled_again": 0}
+        assert target.migrations.counts() == MigrationCounts(1, len(copied), 0)
     assert target.admitted == [("a+1", 1)]
     assert source.lanes[1].pinned == []
 
@@ -132,7 +133,7 @@ def test_all_that_go_from_one_group_to_another_go_together() -> None:
     ranges = [range(15), range(9)]
     assert [blocks for (mine, _) in node.engines[3].copied for blocks, _ in mine] == [[2304, 2302], [2306, 2301]]
     assert [tokens for (_, theirs) in node.engines[1].copied for _, tokens in theirs] == ranges
-    assert node.at((0, 1)).counts() == {"migrated": 2, "migrated_tokens": 24, "prefilled_again": 1}
+    assert node.at((0, 1)).counts() == MigrationCounts(2, 24, 1)
     assert list(lane.requests) == ["d"]
     node.serve()
     assert node.engines[0].admitted == [("a+1", 2), ("b+1", 2), ("c+1", 2), ("d+1", 1)]
@@ -166,7 +167,7 @@ def test_where_there_is_no_room_requests_wait() -> None:
     node.serve()
     node.serve()
     assert node.engines[0].admitted == [("c+1", 2), ("a+1", 1), ("b+1", 1)]
-    assert at.counts() == {"migrated": 3, "migrated_tokens": 24, "prefilled_again": 0}
+    assert at.counts() == MigrationCounts(3, 24, 0)
 
 
 def test_who_has_waited_long_is_prefilled_again() -> None:
@@ -186,7 +187,7 @@ def test_who_has_waited_long_is_prefilled_again() -> None:
     assert node.engines[1].lanes[1].pinned == []
     assert node.engines[0].copied == []
     assert (node.engines[0].admitted, lane.arrivals) == ([("a+1", 1)], [])
-    assert at.counts() == NOTHING | {"prefilled_again": 1}
+    assert at.counts() == MigrationCounts(0, 0, 1)
     assert at.retry_in_s(2.0) == RETRY_S
 
 
@@ -270,7 +271,7 @@ def test_kv_that_is_retained_does_not_cost_others_theirs() -> None:
     node.expect(request("b+1", 9), (0, 1), (2,), "b")
     node.at((2,)).begin(0.0)
     node.serve()
-    assert node.at((2,)).counts() == NOTHING | {"prefilled_again": 1}
+    assert node.at((2,)).counts() == MigrationCounts(0, 0, 1)
 
 
 # ---- who moves on before it has come
@@ -306,7 +307,7 @@ def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(told_first:
     assert (node.lane((0,)).requests, node.lane((0,)).pinned) == ({}, [])
     assert node.engines[2].copied == [(None, [([50, 51, 52], range(10))])]
     assert node.engines[2].admitted == [("a+2", 1)]
-    assert node.at((2,)).counts() == {"migrated": 1, "migrated_tokens": 10, "prefilled_again": 0}
+    assert node.at((2,)).counts() == MigrationCounts(1, 10, 0)
 
 
 def test_after_an_order_engines_wait_for_the_announcement() -> None:

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from msgspec.structs import astuple
 
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.memory.kv_view import KVView, Run, heads_of
 from flying_serving.migration.transfer import REPETITIONS, copy_kv, measure, share_offers
+from flying_serving.wire import MigrationRow
 from tests.migration.ranks import Communicators, Ranks
 
 ENGINES, HEADS, LAYERS, TOKENS = 4, 4, 2, 4
@@ -164,7 +166,7 @@ def test_copies_are_measured(devices: int, blocks: int, counts: list[int]) -> No
         for part in caches[1].parts:
             part.fill_(engine)
 
-    def measured(engine: int, device: int) -> list[list[float]]:
+    def measured(engine: int, device: int) -> list[MigrationRow]:
         slower = 0.01 * engine
         times = [[0.3, 0.1 + slower, 0.2], [0.5 + slower, 0.6, 0.7]][: len(counts)]
         clock = Clock([seconds for _ in (2, 4) for each in times for seconds in each])
@@ -173,8 +175,8 @@ def test_copies_are_measured(devices: int, blocks: int, counts: list[int]) -> No
     found = node.on_all(ALL, measured)
     best_s = [0.1, 0.5]
     for (engine, device), rows in zip(node.workers, found, strict=True):
-        expected = [[size, best_s[n] + 0.01 * engine, count] for size in (2, 4) for n, count in enumerate(counts)]
-        assert rows == [pytest.approx(row) for row in expected]
+        expected = [(size, best_s[n] + 0.01 * engine, count) for size in (2, 4) for n, count in enumerate(counts)]
+        assert [astuple(row) for row in rows] == [pytest.approx(row) for row in expected]
         for view in node.caches[engine, device].values():
             assert all((part[0] == engine).all() for part in view.parts)
     for group in ((0, 1), (2, 3), ALL):

@@ -14,7 +14,7 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 
 from flying_serving.server import routes
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
-from tests.server.test_client import Client
+from tests.server.doubles import Server
 
 KEY = {"Authorization": "Bearer secret"}
 TYPE = {"Content-Type": "application/json"}
@@ -40,7 +40,7 @@ def app() -> FastAPI:
     made = FastAPI()
     made.state.args = SimpleNamespace(log_error_stack=False)
     made.state.flying_keys = ["secret"]
-    made.state.engine_client = SimpleNamespace(engine_core=Client())
+    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=Server().shell))
     init_exception_handler(made)
     made.include_router(routes.router)
     return made

@@ -9,45 +9,45 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
-from flying_serving.observe.metrics.engine import EngineFigures
 from flying_serving.server import metrics as module
 from flying_serving.server.figures.page import Page, Published
 from flying_serving.server.metrics import FreshMetrics, ServerMetrics
+from flying_serving.server.shell import Shell
+from flying_serving.wire import EngineFigures
 from tests.controller.shell import settings
 
 
-class FakeClient:
+class FakeCalls:
     """Two engines that answer with how often they were asked, or not while `silent` or `lost` names them."""
 
     def __init__(self) -> None:
-        self.controller = Controller(settings("manual", engines=2))
         self.deployment = SimpleNamespace(engines=2, devices=1, group_sizes=(1, 2))
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="llama"))
         self.asked = [0, 0]
         self.silent: dict[int, asyncio.Event] = {}
         self.lost: set[int] = set()
 
-    async def utility(self, engine: int, method: str) -> Any:
+    async def utility(self, engine: int, method: str) -> EngineFigures:
         assert method == "flying_metrics"
         self.asked[engine] += 1
         if engine in self.silent:
             await self.silent[engine].wait()
         if engine in self.lost:
             raise EngineLost(f"engine {engine} did not answer")
-        return EngineFigures(False, {1: (self.asked[engine], 0)}, {}, {}, {}).to_plain()
+        return EngineFigures(False, {1: (self.asked[engine], 0)}, {}, {}, {})
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+def calls(monkeypatch: pytest.MonkeyPatch) -> FakeCalls:
     monkeypatch.setattr(module, "PATIENCE_S", 0.01)
-    return FakeClient()
+    return FakeCalls()
 
 
-def metrics_of(client: FakeClient) -> ServerMetrics:
-    return ServerMetrics(client)  # type: ignore[arg-type]
+def metrics_of(calls: FakeCalls, chosen: Settings | None = None) -> ServerMetrics:
+    model = SimpleNamespace(max_model_len=400, served_model_name="llama")
+    return ServerMetrics(Shell(calls, chosen or settings("manual", engines=2), model))  # type: ignore[arg-type]
 
 
 def values(page: Page, name: str) -> list[float]:
@@ -55,20 +55,20 @@ def values(page: Page, name: str) -> list[float]:
     return [sample.value for metric in page.metrics if metric.name == name for sample in metric.samples]
 
 
-async def test_every_scrape_asks_every_engine(client: FakeClient) -> None:
+async def test_every_scrape_asks_every_engine(calls: FakeCalls) -> None:
     """And shows what they say now."""
-    metrics = metrics_of(client)
+    metrics = metrics_of(calls)
     for number in (1, 2):
         page = await metrics.page()
         assert values(page, "flying:lane_requests_running") == [number, number]
         assert values(page, "flying:engine_unanswered_seconds") == [0, 0]
 
 
-async def test_an_engine_that_is_silent_keeps_its_figures_and_is_asked_once(client: FakeClient) -> None:
+async def test_an_engine_that_is_silent_keeps_its_figures_and_is_asked_once(calls: FakeCalls) -> None:
     """The time since the question grows until it answers."""
-    metrics = metrics_of(client)
+    metrics = metrics_of(calls)
     await metrics.page()
-    client.silent[1] = asyncio.Event()
+    calls.silent[1] = asyncio.Event()
     ages = []
     for number in (2, 3, 4):
         page = await metrics.page()
@@ -77,53 +77,53 @@ async def test_an_engine_that_is_silent_keeps_its_figures_and_is_asked_once(clie
         assert answered == 0
         ages.append(age)
     assert 0 < ages[0] < ages[1] < ages[2]
-    assert client.asked[1] == 2
-    client.silent.pop(1).set()
+    assert calls.asked[1] == 2
+    calls.silent.pop(1).set()
     await metrics.page()
     page = await metrics.page()
     assert values(page, "flying:engine_unanswered_seconds") == [0, 0]
 
 
-async def test_an_engine_that_is_lost_is_asked_again(client: FakeClient) -> None:
+async def test_an_engine_that_is_lost_is_asked_again(calls: FakeCalls) -> None:
     """The time still counts from the first question."""
-    metrics = metrics_of(client)
-    client.lost.add(0)
+    metrics = metrics_of(calls)
+    calls.lost.add(0)
     first = values(await metrics.page(), "flying:engine_unanswered_seconds")
     second = values(await metrics.page(), "flying:engine_unanswered_seconds")
-    assert client.asked == [2, 2]
+    assert calls.asked == [2, 2]
     assert second[0] > first[0] > 0
     assert values(await metrics.page(), "flying:lane_requests_running") == [3], "it has said nothing so far"
 
 
-async def test_requests_wherever_they_are_are_watched(client: FakeClient) -> None:
+async def test_requests_wherever_they_are_are_watched(calls: FakeCalls) -> None:
     """In the pool and in groups."""
-    metrics = metrics_of(client)
-    client.controller = metrics._controller = Controller(settings("load", engines=2, slots=1))
+    metrics = metrics_of(calls, settings("load", engines=2, max_num_seqs=1))
+    controller = metrics._controller
     for number in range(5):
-        client.controller.arrived(f"r{number}", RequestSpec(20, 30), 1.0)
-    assert len(client.controller.pool) and client.controller.running
-    assert sorted(tracked.request_id for tracked in metrics._requests()) == [f"r{number}" for number in range(5)]
+        controller.arrived(f"r{number}", RequestSpec(20, 30), 1.0)
+    assert len(controller.pool) and controller.running
+    assert sorted(state.request_id for state in metrics._requests()) == [f"r{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/behind/a/proxy/metrics"])
-async def test_the_page_is_made_before_the_route_hands_it_out(client: FakeClient, path: str) -> None:
+async def test_the_page_is_made_before_the_route_hands_it_out(calls: FakeCalls, path: str) -> None:
     """vLLM's routes read it from the registry, perhaps in a thread."""
     published, served = Published(), []
 
     async def route(*_: Any) -> None:
         served.append(list(published.collect()))
 
-    core = SimpleNamespace(metrics=metrics_of(client))
+    core = SimpleNamespace(metrics=metrics_of(calls))
     owner = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=core)))
     middleware = FreshMetrics(route, owner, published)  # type: ignore[arg-type]
     await middleware({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
     assert len(served[0]) == len(list(published.describe()))
-    assert client.asked == [1, 1]
+    assert calls.asked == [1, 1]
     await middleware({"type": "http", "path": "/v1/completions"}, None, None)  # type: ignore[arg-type]
-    assert client.asked == [1, 1], "nobody scrapes"
+    assert calls.asked == [1, 1], "nobody scrapes"
     core.metrics = None  # type: ignore[assignment]
     await middleware({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
-    assert client.asked == [1, 1], "--disable-log-stats"
+    assert calls.asked == [1, 1], "--disable-log-stats"
 
 
 def test_the_parser_takes_a_page_without_samples() -> None:

@@ -176,7 +176,7 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     assert build("auto", unknown, 1, Options()).shape.migrations == {}
     known = load_measured(machine_file(tmp_path / "known.json", {2: MoveCost(0.001, 1e-5)}))
     system = build("auto", known, 1, Options())
-    assert system.shape.migrations == system.node(Clock()).controller.moves == {2: MoveCost(0.001, 1e-5)}
+    assert system.shape.migrations == system.node(Clock()).controller.migrates == {2: MoveCost(0.001, 1e-5)}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flying_serving.errors import LaneError
+from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import REPEATED_S, REPETITIONS, Batch, StepLimits, batches, calibrate
 from flying_serving.worker.probes import SHORT_TOKENS, Probe
 
@@ -31,10 +32,10 @@ class Machine:
         self._votes = [False] * engines
         self._barrier = threading.Barrier(engines, timeout=30)
 
-    def calibrate(self, planned: list[Batch]) -> list[list[list[float]]]:
+    def calibrate(self, planned: list[Batch]) -> list[list[CalibrationRow]]:
         """Measure on all engines at once; what each has measured."""
 
-        def one(engine: int) -> list[list[float]]:
+        def one(engine: int) -> list[CalibrationRow]:
             run, together = (lambda step: self._run(engine, step)), (lambda stop: self._together(engine, stop))
             return calibrate(2, planned, run, together, lambda: self.now[engine])
 
@@ -65,13 +66,13 @@ def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
     machine = Machine(1, lambda _, __: next(times))
     (measured,) = machine.calibrate(batches(SMALL))
     assert measured == [
-        [2, pytest.approx(0.02), 1, 0.0, 16],
-        [2, pytest.approx(0.04), 8, 0.0, 16],
-        [2, pytest.approx(0.03), 1, 0.0, 1024],
-        [2, pytest.approx(0.06), 8, 0.0, 1024],
-        [2, pytest.approx(0.08), 64, 1.0, 0],
-        [2, pytest.approx(0.14), 256, 1.0, 0],
-        [2, pytest.approx(0.19), 256, 1.0, 3839],
+        CalibrationRow(2, pytest.approx(0.02), 1, False, 16),
+        CalibrationRow(2, pytest.approx(0.04), 8, False, 16),
+        CalibrationRow(2, pytest.approx(0.03), 1, False, 1024),
+        CalibrationRow(2, pytest.approx(0.06), 8, False, 1024),
+        CalibrationRow(2, pytest.approx(0.08), 64, True, 0),
+        CalibrationRow(2, pytest.approx(0.14), 256, True, 0),
+        CalibrationRow(2, pytest.approx(0.19), 256, True, 3839),
     ]
     assert scheduled(machine, 0) == [*DECODE, *DECODE, 64, 64, 64, 0, 256, 256, 256, 0, *PIECE]
     begun = {new.req_id for step in machine.ran[0] for new in step.scheduled_new_reqs}
@@ -90,10 +91,10 @@ def test_members_that_differ_in_speed_run_the_same_steps() -> None:
         took_s = pytest.approx((1.1 if engine == 2 else 0.1) * REPEATED_S)
         assert scheduled(machine, engine) == [1, 0, 1, 0, 64, 0, 256, 0]
         assert measured[engine] == [
-            [2, took_s, 1, 0.0, 16],
-            [2, took_s, 1, 0.0, 1024],
-            [2, took_s, 64, 1.0, 0],
-            [2, took_s, 256, 1.0, 3839],
+            CalibrationRow(2, took_s, 1, False, 16),
+            CalibrationRow(2, took_s, 1, False, 1024),
+            CalibrationRow(2, took_s, 64, True, 0),
+            CalibrationRow(2, took_s, 256, True, 3839),
         ]
 
 

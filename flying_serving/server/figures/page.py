@@ -9,11 +9,11 @@ from prometheus_client.metrics_core import Metric
 
 from flying_serving.controller.controller import Controller
 from flying_serving.layout.groups import aligned_group
-from flying_serving.observe.metrics.engine import EngineFigures
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import LANE_STATES, STEP_BOUNDS_S, TABLE
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally, shape
+from flying_serving.wire import EngineFigures
 
 
 class Page:

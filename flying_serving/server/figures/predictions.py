@@ -73,7 +73,7 @@ class Predictions:
             return False
         passed_s = now_s - max(self._at_s, window.switch.decided_s)
         watched = [r for r in present if r.arrived_s <= window.until_s]
-        first = sum(not tracked.output_tokens for tracked in watched)
+        first = sum(not state.output_tokens for state in watched)
         window.measured += passed_s * (len(watched) + (self._weights.ttft_weight - 1) * first)
         if watched or now_s < window.until_s:
             return True

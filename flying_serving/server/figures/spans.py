@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from flying_serving.controller.switches import Switch, Switches
 from flying_serving.observe.tracing.events import Event, Row, server_row
 from flying_serving.observe.tracing.writer import TraceWriter
+from flying_serving.server.figures.switches import SwitchFollower
 
 _CUTOVER = ("number", "mode", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms")
 
@@ -18,25 +19,14 @@ class SwitchTrace:
 
     def __init__(self, row: Row) -> None:
         self._row = row
-        self._seen = 0
-        self._open: list[Switch] = []
+        self._follower = SwitchFollower()
 
     def news(self, switches: Switches) -> list[Event]:
         """The events since the last call. A switch is shown when all engines have answered, or one has not."""
-        fresh: list[Switch] = []
-        for switch in reversed(switches.kept):
-            if switch.number <= self._seen:
-                break
-            if switch.cutover_ms is not None or switch.problem is not None:
-                fresh.append(switch)
-        events: list[Event] = []
-        for switch in reversed(fresh):
-            self._seen = switch.number
-            events += self._shown(switch)
-        self._open += reversed(fresh)
-        events += [self._over(switch) for switch in self._open if not switch.open]
-        self._open = [switch for switch in self._open if switch.open]
-        return events
+        _, answered, ended = self._follower.look(switches.kept)
+        return [event for switch in answered for event in self._shown(switch)] + [
+            self._over(switch) for switch in ended
+        ]
 
     def _shown(self, switch: Switch) -> list[Event]:
         record, began_s = switch.to_json(), switch.ordered_s

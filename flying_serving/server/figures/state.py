@@ -31,7 +31,7 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
         **server,
         "time": time.time(),
         "policy": controller.settings.policy.name,
-        "slots": controller.settings.limits.slots,
+        "slots": controller.settings.limits.max_num_seqs,
         "layout": layout.to_lists(),
         "changing": controller.changing,
         "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],

@@ -27,6 +27,27 @@ def reason_kind(decision: Decision | None) -> str:
     return "+".join(kind for kind, colon, _ in parts if colon) or "idle"
 
 
+class SwitchFollower:
+    """Finds what has happened to switches since it last looked."""
+
+    def __init__(self) -> None:
+        self._last_number = 0
+        self._ordered: list[Switch] = []
+        self._open: list[Switch] = []
+
+    def look(self, kept: Reversible[Switch]) -> tuple[list[Switch], list[Switch], list[Switch]]:
+        """Switches that have begun, that engines have answered or one has not, and that are over; oldest first."""
+        begun = list(takewhile(lambda switch: switch.number > self._last_number, reversed(kept)))[::-1]
+        if begun:
+            self._last_number = begun[-1].number
+        ordered = [*self._ordered, *begun]
+        answered = [switch for switch in ordered if switch.cutover_ms is not None or switch.problem is not None]
+        self._ordered = [switch for switch in ordered if switch.cutover_ms is None and switch.problem is None]
+        followed = [*self._open, *answered]
+        self._open = [switch for switch in followed if switch.open]
+        return begun, answered, [switch for switch in followed if not switch.open]
+
+
 class SwitchTally:
     """Totals over all switches since the start."""
 
@@ -37,23 +58,17 @@ class SwitchTally:
         self.cutover_s = {mode: Histogram(CUTOVER_BOUNDS_S) for mode in MODES}
         self.drain_s = {mode: Histogram(DRAIN_BOUNDS_S) for mode in MODES}
         self.worst_gap_s = {mode: Histogram(GAP_BOUNDS_S) for mode in MODES}
-        self._last_number = 0
-        self._ordered: list[Switch] = []
-        self._draining: list[Switch] = []
+        self._follower = SwitchFollower()
 
     def update(self, kept: Reversible[Switch]) -> list[Switch]:
         """Take what is new in the controller's records, oldest first. Returns the switches that are new."""
-        begun = list(takewhile(lambda switch: switch.number > self._last_number, reversed(kept)))[::-1]
-        if begun:
-            self._last_number = begun[-1].number
-        for switch in [*self._ordered, *begun]:
+        begun, answered, ended = self._follower.look(kept)
+        for switch in answered:
             self._cut_over(switch)
-        self._ordered = [s for s in [*self._ordered, *begun] if s.cutover_ms is None and s.problem is None]
-        for switch in self._draining:
-            if switch.drain_ms is not None and not switch.open:
+        for switch in ended:
+            if switch.cutover_ms is not None and switch.drain_ms is not None:
                 self.drain_s[switch.mode].observe(switch.drain_ms / 1e3)
                 self.worst_gap_s[switch.mode].observe(switch.worst_token_gap_ms / 1e3)
-        self._draining = [switch for switch in self._draining if switch.open]
         return begun
 
     def _cut_over(self, switch: Switch) -> None:
@@ -63,4 +78,3 @@ class SwitchTally:
             labels = (shape(switch.old), shape(switch.new), reason_kind(switch.decision), switch.mode)
             self.made[labels] += 1
             self.cutover_s[switch.mode].observe(switch.cutover_ms / 1e3)
-            self._draining.append(switch)

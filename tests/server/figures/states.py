@@ -9,7 +9,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.state import state
-from tests.controller.shell import REPORT, settings
+from tests.controller.shell import ANSWER, settings
 
 
 def look(controller: Controller, rolling: Rolling, now_s: float) -> dict[str, Any]:
@@ -19,13 +19,13 @@ def look(controller: Controller, rolling: Rolling, now_s: float) -> dict[str, An
 
 def switched(mode: str = "weave") -> tuple[Controller, Rolling]:
     """Of four engines one has a request with two tokens; then 0 and 1 merge, and more come than there is room for."""
-    controller, rolling = Controller(settings("manual", slots=1, capped=True)), Rolling(4)
+    controller, rolling = Controller(settings("manual", max_num_seqs=1, capped=True)), Rolling(4)
     rolling.look(1.0)
     controller.arrived("old", RequestSpec(30, 50, 20), 1.0)
     controller.tokens("old", 2, 1.5)
     rolling.take(0, 0.25, 2, [0.5], [0.1], 1.5)
     controller.order(Layout(((0, 1), (2,), (3,))), mode, None, 2.0)
-    controller.acknowledged([REPORT], 2.1)
+    controller.acknowledged([ANSWER], 2.1)
     for number in range(5):
         controller.arrived(f"new{number}", RequestSpec(10, 20, 10), 3.0 + number)
     return controller, rolling

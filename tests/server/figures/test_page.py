@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
-from flying_serving.observe.metrics.engine import EngineFigures
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
 from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
-from tests.controller.shell import REPORT, settings
+from flying_serving.wire import EngineFigures, decode, encode
+from tests.controller.shell import ANSWER, settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 FIGURES = EngineFigures(
@@ -79,7 +79,7 @@ def test_layout_and_pool() -> None:
 
 def test_the_age_of_the_pool_is_that_of_its_head() -> None:
     """All slots of all engines are taken, the others wait."""
-    controller = Controller(settings("load", slots=1))
+    controller = Controller(settings("load", max_num_seqs=1))
     for number in range(7):
         controller.arrived(f"r{number}", RequestSpec(20, 30), 10.0 + number)
     page = Page("llama")
@@ -108,7 +108,7 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
 def test_an_engines_own_figures() -> None:
     """They come back as they were sent."""
     page = Page("llama")
-    put_engine(page, 3, EngineFigures.of(FIGURES.to_plain()))
+    put_engine(page, 3, decode("flying_metrics", encode(FIGURES)))
     found = read(page)
     assert found["flying:lane_requests_running{3,1}"] == 3
     assert found["flying:lane_requests_waiting{3,1}"] == 1
@@ -127,7 +127,7 @@ def test_switches_by_what_they_were() -> None:
     controller, tally = Controller(settings("manual", engines=2)), SwitchTally()
     predictions = Predictions(settings().weights)
     controller.order(Layout.uniform(2, 2), "soft", None, 2.0)
-    controller.acknowledged([REPORT], 2.1)
+    controller.acknowledged([ANSWER], 2.1)
     tally.update(controller.switches.kept)
     predictions.count, predictions.gain, predictions.cost = 3, 4.0, 5.0
     predictions.checked, predictions.predicted, predictions.measured = 6, 7.0, 8.0

@@ -25,7 +25,7 @@ def request(name: str, arrived_s: float, tokens: int = 0) -> RequestState:
 
 def switch(number: int, at_s: float, stay: float | None = 500.0) -> Switch:
     decision = Decision(TOGETHER, "weave", "load: x", gain=200.0, cost=30.0, stay=stay)
-    return Switch(number, APART, TOGETHER, "weave", at_s, 0, decision, ordered_s=at_s)
+    return Switch(APART, TOGETHER, "weave", at_s, 0, decision=decision, number=number, ordered_s=at_s)
 
 
 def totals(found: Predictions) -> tuple[int, float, float]:
@@ -47,17 +47,17 @@ def test_waiting_weighs_more_than_streaming() -> None:
     assert totals(found) == (1, pytest.approx(500.0 - 200.0 + 30.0), pytest.approx(2 * WEIGHT + 3 + 5))
 
 
-def test_who_comes_within_the_horizon_counts_to_the_end_and_who_comes_later_does_not() -> None:
+def test_requests_count_to_their_end_if_they_arrive_within_the_horizon() -> None:
     """The prediction is of whole requests."""
     found = predictions()
     found.begun(switch(1, 100.0))
     found.sample([], 115.0)
-    within, late = request("within", 119.0, 1), request("late", 120.5, 1)
+    within, after = request("within", 119.0, 1), request("late", 120.5, 1)
     found.sample([within], 119.0)
-    found.sample([within, late], 121.0)
-    found.sample([within, late], 150.0)
+    found.sample([within, after], 121.0)
+    found.sample([within, after], 150.0)
     assert found.checked == 0
-    found.sample([late], 150.1)
+    found.sample([after], 150.1)
     # a request counts for the time since the tick before it was first seen
     assert totals(found) == (1, 330.0, pytest.approx(4.0 + 2.0 + 29.0))
 
@@ -77,15 +77,15 @@ def test_another_switch_within_the_horizon_leaves_nothing_to_check() -> None:
 
 
 def test_a_switch_that_was_not_for_load_has_no_prediction_of_staying() -> None:
-    """A request could not have run otherwise, or an operator wanted it; neither counts as a prediction."""
+    """A request could not have run otherwise, or an operator spec it; neither counts as a prediction."""
     found = predictions()
     found.begun(switch(1, 100.0, stay=None))
-    ordered = Switch(2, APART, TOGETHER, "weave", 101.0, 0)
+    ordered = Switch(APART, TOGETHER, "weave", 101.0, 0, number=2)
     found.begun(ordered)
     assert not found.watching
     assert found.count == found.gain == found.cost == 0
     found.begun(switch(3, 102.0))
-    found.begun(Switch(4, TOGETHER, APART, "weave", 103.0, 0))
+    found.begun(Switch(TOGETHER, APART, "weave", 103.0, 0, number=4))
     assert (found.count, found.gain, found.cost) == (1, 200.0, 30.0)
     assert not found.watching, "an operator's switch, too, comes between"
 

@@ -14,6 +14,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.observe.tracing import file as trace_file
 from flying_serving.observe.tracing.events import server_row
 from flying_serving.server.figures.spans import SwitchTrace, trace_switches
+from flying_serving.wire import SwitchAnswer
 from tests.observe.tracing.reading import Event, check, overlaps, read_trace
 
 LAYOUTS = [Layout.uniform(4, size) for size in (1, 2, 4)]
@@ -38,11 +39,11 @@ class Played:
             count = self.switches.count
             old, new = LAYOUTS[count % 3], LAYOUTS[(count + 1) % 3]
             draining = {f"r{count}"} if count % 2 else set()
-            self.under_way = self.switches.begin(old, new, "weave", len(draining), draining, self.now_s, None)
+            self.under_way = self.switches.begin(Switch(old, new, "weave", self.now_s, len(draining), draining))
             self.all.append(self.under_way)
         elif step == "acknowledge" and self.under_way is not None:
             took_ms = (self.now_s - self.under_way.ordered_s) * 1e3
-            self.under_way.acknowledged([{"in_flight_ms": took_ms, "overhead_ms": 0.0, "work_ms": 0.1}], self.now_s)
+            self.under_way.acknowledged([SwitchAnswer(took_ms, 0.0, 0.1)], self.now_s)
             self.under_way = None
         elif step == "fail" and self.under_way is not None:
             self.under_way.failed("engine 1 did not answer", self.now_s)

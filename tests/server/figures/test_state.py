@@ -11,7 +11,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.state import SHOWN_SWITCHES
-from tests.controller.shell import REPORT, settings
+from tests.controller.shell import ANSWER, settings
 from tests.server.figures.states import look, switched
 
 
@@ -26,13 +26,13 @@ def test_an_idle_server() -> None:
     assert (found["others"], found["switches"], found["running"]) == ([], [], 0)
 
 
-@pytest.mark.parametrize(("mode", "turns"), [("weave", "woven"), ("hard", "paused")])
-def test_groups_of_an_older_layout_stand_aside(mode: str, turns: str) -> None:
+@pytest.mark.parametrize(("mode", "stepping"), [("weave", "woven"), ("hard", "paused")])
+def test_groups_of_an_older_layout_stand_aside(mode: str, stepping: str) -> None:
     """With their requests and whose turn it is, until those have ended."""
     controller, rolling = switched(mode)
     found = look(controller, rolling, 9.0)
     (other,) = found["others"]
-    assert (other["engines"], other["requests"], other["turns"]) == ([0], 1, turns)
+    assert (other["engines"], other["requests"], other["turns"]) == ([0], 1, stepping)
     assert (other["held_tokens"], other["prefill_tokens"]) == (32, 0)
     assert found["groups"][0]["engines"] == [0, 1]
     assert found["groups"][0]["degree"] == 2
@@ -69,7 +69,7 @@ def test_switches_are_the_last_and_open_ones_say_so() -> None:
     controller.finished(["old"], 9.5)
     for number in range(SHOWN_SWITCHES + 3):
         controller.order(Layout.uniform(4, 2 if number % 2 else 4), "weave", None, 10.0 + number)
-        controller.acknowledged([REPORT], 10.1 + number)
+        controller.acknowledged([ANSWER], 10.1 + number)
     found = look(controller, rolling, 99.0)
     assert len(found["switches"]) == SHOWN_SWITCHES
     assert found["switches"][-1]["number"] == found["switch_count"] == SHOWN_SWITCHES + 4

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.controller.switches import Switches
+from flying_serving.controller.switches import Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.server.figures.switches import SwitchTally, reason_kind, shape
+from flying_serving.wire import SwitchAnswer
 
 APART, TOGETHER, MIXED = Layout.uniform(4, 1), Layout.uniform(4, 4), Layout(((0, 1), (2,), (3,)))
-REPORT = {"in_flight_ms": 30.0, "overhead_ms": 10.0, "work_ms": 0.1}
+ANSWER = SwitchAnswer(30.0, 10.0, 0.1)
 
 
 def decision(reason: str) -> Decision:
@@ -46,13 +47,13 @@ def test_an_operators_switch_has_no_decision() -> None:
     assert reason_kind(None) == "operator"
 
 
-def test_a_switch_is_counted_when_it_is_cut_over_and_its_drain_when_it_has_ended() -> None:
+def test_a_switch_counts_at_its_cutover_and_its_drain_at_its_end() -> None:
     """Each into its own histogram, in seconds."""
     switches, tally = Switches(), SwitchTally()
-    one = switches.begin(APART, TOGETHER, "hard", 2, {"a"}, 10.0, decision("load: x"))
+    one = switches.begin(Switch(APART, TOGETHER, "hard", 10.0, 2, {"a"}, decision("load: x")))
     assert tally.update(switches.kept) == [one]
     assert not tally.made
-    one.acknowledged([REPORT], 10.1)
+    one.acknowledged([ANSWER], 10.1)
     assert tally.update(switches.kept) == []
     assert dict(tally.made) == {("1+1+1+1", "4", "load", "hard"): 1}
     assert tally.cutover_s["hard"].row[0] == pytest.approx(0.04)
@@ -72,7 +73,7 @@ def test_a_switch_is_counted_when_it_is_cut_over_and_its_drain_when_it_has_ended
 def test_a_switch_that_an_engine_did_not_answer_is_a_failure() -> None:
     """And no switch: nothing is known of its times."""
     switches, tally = Switches(), SwitchTally()
-    one = switches.begin(APART, TOGETHER, "weave", 0, set(), 10.0, None)
+    one = switches.begin(Switch(APART, TOGETHER, "weave", 10.0, 0))
     tally.update(switches.kept)
     one.failed("engine 1 did not answer", 70.0)
     tally.update(switches.kept)
@@ -85,7 +86,7 @@ def test_a_switch_that_an_engine_did_not_answer_is_a_failure() -> None:
 def test_a_switch_that_was_dropped_is_neither_made_nor_a_failure() -> None:
     """Nothing is wrong with the server."""
     switches, tally = Switches(), SwitchTally()
-    switches.begin(APART, TOGETHER, "sequential", 1, {"a"}, 10.0, None).dropped("cancelled", 11.0)
+    switches.begin(Switch(APART, TOGETHER, "sequential", 10.0, 1, {"a"})).dropped("cancelled", 11.0)
     tally.update(switches.kept)
     tally.update(switches.kept)
     assert tally.failed["sequential"] == 0
@@ -100,11 +101,11 @@ def test_none_is_lost_or_counted_twice_however_often_one_looks(events: Sequence[
     for number, event in enumerate(events):
         now_s = float(number)
         if event == "begin":
-            open_.append(switches.begin(APART, MIXED, "weave", 1, {f"r{number}"}, now_s, None))
+            open_.append(switches.begin(Switch(APART, MIXED, "weave", now_s, 1, {f"r{number}"})))
         elif event == "look":
             seen += tally.update(switches.kept)
         elif open_ and event == "acknowledge" and open_[0].cutover_ms is None:
-            open_[0].acknowledged([REPORT], now_s)
+            open_[0].acknowledged([ANSWER], now_s)
         elif open_ and event == "fail" and open_[0].cutover_ms is None:
             open_.pop(0).failed("lost", now_s)
         elif open_ and event == "end" and open_[0].cutover_ms is not None:

@@ -1,0 +1,209 @@
+"""The controller's shell in the API server: tells it what happens and carries out its commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.migrations import announcements
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.settings import Settings
+from flying_serving.errors import PoolFull, RequestError
+from flying_serving.layout.groups import Group
+from flying_serving.server.calls import EngineCalls, refusal, retrieved
+from flying_serving.server.encoding import check_encodable
+from flying_serving.server.orders import LayoutOrders
+from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
+from flying_serving.vllm_adapter.history import why_it_stays
+
+logger = logging.getLogger("vllm.flying_serving")
+
+
+class Shell:
+    """Requests, outputs and orders of one server, each told to the controller.
+
+    Args:
+        calls: to the engines.
+        settings: of the controller.
+        model_config: vLLM's.
+        clock: the controller's time in seconds.
+    """
+
+    def __init__(
+        self, calls: EngineCalls, settings: Settings, model_config: Any, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.calls = calls
+        self.clock = clock
+        self.model_config = model_config
+        self.controller = Controller(settings)
+        self.streams = Streams(settings.capacity, model_config.max_model_len)
+        self.orders = LayoutOrders(calls, self.controller, self.carry_out, clock)
+
+    # ---- requests
+
+    def check(self, fields: Mapping[str, Any]) -> RequestSpec:
+        """What the controller has to know of a request, if it can be taken. Raises as `add`.
+
+        Args:
+            fields: of an `EngineCoreRequest`, by name, or of what becomes one.
+        """
+        if self.calls.ending:
+            raise refusal()
+        sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
+        check_encodable(sent, self.calls.channel.encode)
+        most_urgent = self.calls.deployment.flying.most_urgent_priority
+        if most_urgent is not None and fields["priority"] < most_urgent:
+            allowed = f"must be {most_urgent} or more on this server (--most-urgent-priority)"
+            raise VLLMValidationError(f"priority={fields['priority']}: {allowed}", parameter="priority")
+        prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
+        spec = self.streams.spec(prompt, fields["sampling_params"], fields["priority"])
+        try:
+            self.controller.check(spec)
+        except RequestError as error:
+            if spec.degree is None:
+                raise VLLMValidationError(str(error)) from None
+            raise VLLMValidationError(f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}") from None
+        except PoolFull as error:
+            raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
+        return spec
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        """Hand a request to the controller; return when it is sent to a group, or waits for one without a deadline.
+
+        Raises:
+            VLLMValidationError: if no layout of this server can run it (HTTP 400).
+            GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
+        """
+        spec = self.check({name: getattr(request, name) for name in request.__struct_fields__})
+        spec = replace(spec, can_migrate=why_it_stays(request, self.model_config) is None)
+        self.streams.open(request)
+        commands = self.controller.arrived(request.request_id, spec, self.clock())
+        admitted = None
+        if spec.deadline_s is not None and request.request_id in self.controller.pool:
+            admitted = self.streams.admission(request.request_id)
+        await self.carry_out(commands)
+        if admitted is not None:
+            await admitted
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Abort requests where they run, or forget them if they wait."""
+        if self.calls.channel.engines_dead:
+            return
+        by_group: dict[Group, list[str]] = {}
+        for request_id in request_ids:
+            group = self.controller.group_of(request_id)
+            if group is not None:
+                by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
+            self.streams.close(request_id)
+        sent = [self._send(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()]
+        commands = self.controller.finished(request_ids, self.clock(), aborted=True)
+        await asyncio.shield(retrieved(asyncio.gather(*sent, self.carry_out(commands))))
+
+    async def abort_all(self) -> None:
+        """End every request, those that wait or migrate too; clients get what they have."""
+        request_ids = self.controller.open_requests
+        self.calls.channel.end_requests(request_ids, FinishReason.ABORT)
+        await self.abort(request_ids)
+
+    async def take(self, outputs: EngineCoreOutputs) -> None:
+        """Take a batch of outputs of an engine: note tokens and ends, and drop what is stale."""
+        now_s = self.clock()
+        finished: list[str] = []
+        commands: list[Command] = []
+        outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
+        for output in outputs.outputs:
+            self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
+            if output.finish_reason is None:
+                continue
+            if self.streams.is_full(output):
+                continuing = self.controller.group_full(output.request_id, now_s)
+                if continuing is not None:
+                    output.finish_reason = output.stop_reason = None
+                    commands += continuing
+                    continue
+            finished.append(output.request_id)
+            self.streams.close(output.request_id)
+        if finished:
+            outputs.finished_requests = set(finished)
+            commands += self.controller.finished(finished, now_s)
+        await self.carry_out(commands)
+
+    # ---- commands of the controller
+
+    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
+        """Carry out commands in order. Returns an awaitable that is done when engines have been sent all of it.
+
+        At once, because the commands are about the present: if an output or another decision came in between, a request
+        could be recalled from a group that it has left. A command that fails ends its request or its order, and the
+        others are carried out.
+
+        Args:
+            commands: of the controller.
+            awaiting: engines that wait for the announcement of migrations, or of none.
+
+        Raises:
+            EngineDeadError: if engines are dead, when every command that needs none is carried out.
+        """
+        for engine, counts in announcements(commands, self.calls.deployment.group_sizes, awaiting).items():
+            self.calls.tell(engine, "flying_announce_migrations", *counts)
+        sent, left, failed = list[Awaitable[Any]](), deque(commands), set[str]()
+        dead: EngineDeadError | None = None
+        while left:
+            command = left.popleft()
+            if not isinstance(command, Order) and command.request_id in failed:
+                continue
+            try:
+                sent += self._do(command)
+            except EngineDeadError as error:
+                dead = error
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
+                if isinstance(command, Order):
+                    self.orders.failed(command.switch, error)
+                else:
+                    failed.add(command.request_id)
+                    left += self._fail(command.request_id, error)
+        # shielded: one client's going away must not take back what is sent for others
+        on_their_way = retrieved(asyncio.shield(retrieved(asyncio.gather(*sent))))
+        if dead is not None:
+            raise dead
+        return on_their_way
+
+    def _do(self, command: Command) -> list[Awaitable[Any]]:
+        """Carry out a command. Returns what is sent by it."""
+        match command:
+            case Dispatch(_, group):
+                request = self.streams.to_engine(command)
+                return [] if request is None else [self._send(EngineCoreRequestType.ADD, request, group)]
+            case Recall(request_id, group):
+                engine_id = self.streams.recall(request_id)
+                if not self.controller.migrates:
+                    return [self._send(EngineCoreRequestType.ABORT, [engine_id], group)]
+                self.calls.tell(group[0], "flying_retain", [engine_id])  # the engine keeps its KV for a while
+            case Reject(request_id, waited_s):
+                message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
+                self.streams.close(request_id, GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
+            case Order(switch, weave_steps):
+                self.orders.tell_engines(switch, weave_steps)
+        return []
+
+    def _send(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
+        return self.calls.channel.send(kind, content, group[0])
+
+    def _fail(self, request_id: str, error: Exception) -> list[Command]:
+        """End a request that cannot be sent to an engine with an error (HTTP 500)."""
+        logger.error("request %r cannot be sent to an engine", request_id, exc_info=error)
+        self.streams.close(request_id)
+        self.calls.channel.end_requests([request_id], FinishReason.ERROR)
+        return self.controller.finished([request_id], self.clock(), aborted=True)

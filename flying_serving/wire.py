@@ -1,0 +1,121 @@
+"""What engines answer to the API server: types of the results of utility calls, in which vLLM carries plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class SwitchAnswer(msgspec.Struct, frozen=True):
+    """How an engine took an order to change the layout.
+
+    `in_flight_ms`: how long the step that was under way kept the order waiting. `overhead_ms`: the rest of the time
+    since the order was sent. `work_ms`: processor time of the call.
+    """
+
+    in_flight_ms: float
+    overhead_ms: float
+    work_ms: float
+
+
+class StepRow(msgspec.Struct, frozen=True, array_like=True):
+    """One step that an engine led.
+
+    `size`: engines in its group. `prefill_tokens`: tokens of prompts. `sequences`: requests that decoded one token.
+    `context_tokens`: tokens of its requests that were computed before. `prefill_pairs`: prompt tokens times the tokens
+    of the same request that were computed before. `disturbed`: `seconds` include a step that an engine of the group
+    made meanwhile in another lane.
+    """
+
+    size: int
+    seconds: float
+    prefill_tokens: int
+    sequences: int
+    context_tokens: int
+    prefill_pairs: int
+    disturbed: bool
+
+
+class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
+    """The fastest step of a batch that was measured at start.
+
+    `tokens`: of one prompt, or decoding requests of one token each. `context_tokens`: before those of the prompt, or of
+    each request.
+    """
+
+    size: int
+    seconds: float
+    tokens: int
+    is_prefill: bool
+    context_tokens: int
+
+
+class MigrationRow(msgspec.Struct, frozen=True, array_like=True):
+    """How long it took to migrate the KV of `tokens` tokens in a group of `size` engines, at start."""
+
+    size: int
+    seconds: float
+    tokens: int
+
+
+class LaneCounts(msgspec.Struct, frozen=True):
+    """Requests of a lane that an engine leads."""
+
+    running: int
+    waiting: int
+
+
+class MigrationCounts(msgspec.Struct, frozen=True):
+    """Since the start: requests that arrived with KV, tokens of it, and requests that were prefilled again."""
+
+    migrated: int
+    migrated_tokens: int
+    prefilled_again: int
+
+
+class EngineReport(msgspec.Struct, frozen=True):
+    """An engine in `GET /flying/status`: what its lanes hold, and what they have done. Keys are group sizes."""
+
+    engine: int
+    lanes: dict[int, LaneCounts]
+    blocks: int
+    free_blocks: int
+    lent_blocks: dict[int, int]
+    steps: dict[int, int]
+    migrations: MigrationCounts
+
+
+class EngineFigures(msgspec.Struct, frozen=True):
+    """An engine in `/metrics`: figures that only it knows, by group size.
+
+    `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads. `lent_blocks`: to
+    its groups. `steps`: rows of histograms (`Histogram.row`). `prefix_cache`: tokens (looked up, found).
+    """
+
+    hard: bool
+    requests: dict[int, tuple[int, int]]
+    lent_blocks: dict[int, int]
+    steps: dict[int, list[float]]
+    prefix_cache: dict[int, tuple[int, int]]
+
+
+ANSWERS: dict[str, Any] = {
+    "flying_switch": SwitchAnswer,
+    "flying_steps": list[StepRow],
+    "flying_calibration": list[CalibrationRow],
+    "flying_migration_costs": list[MigrationRow],
+    "flying_report": EngineReport,
+    "flying_metrics": EngineFigures,
+}
+"""By utility, the type of its answer; others answer nothing, or that all is well."""
+
+
+def encode(answer: object) -> Any:
+    """The answer in plain values, as vLLM's utility calls carry it."""
+    return msgspec.to_builtins(answer)
+
+
+def decode(method: str, plain: Any) -> Any:
+    """The answer to a utility call, of the type in ANSWERS. Raises msgspec.ValidationError if it is of another."""
+    return msgspec.convert(plain, ANSWERS[method]) if method in ANSWERS else plain

@@ -1,0 +1,158 @@
+"""The server's shell over a vLLM client without engines, which keeps messages until a test sends them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from flying_serving.config import Deployment, FlyingConfig
+from flying_serving.controller.commands import Command
+from flying_serving.server.calls import EngineCalls
+from flying_serving.server.client import until_the_end
+from flying_serving.server.shell import Shell
+from flying_serving.vllm_adapter.channel import ClientChannel
+from flying_serving.vllm_adapter.keys import HISTORY_KEY
+from tests.controller.shell import settings
+
+ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY
+APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
+ANSWERS: dict[str, Any] = {
+    "flying_switch": {"in_flight_ms": 1.0, "overhead_ms": 0.1, "work_ms": 0.1},
+    "flying_steps": [],
+    "flying_calibration": [],
+    "flying_migration_costs": [],
+}
+
+
+class FakeVllm:
+    """What the channel uses of vLLM's client."""
+
+    def __init__(self) -> None:
+        self.core_engines = [bytes([engine]) for engine in range(4)]
+        self.client_index = 0
+        self.encoder = MsgpackEncoder()
+        self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.resources = SimpleNamespace(engine_dead=False, output_queue_task=None)
+        self.utility_results: dict[int, asyncio.Future[Any]] = {}
+        self.methods: dict[int, str] = {}
+        self.messages: list[tuple[EngineCoreRequestType, str, int]] = []
+        self.sends: list[asyncio.Future[None]] = []
+        self.histories: dict[str, list[int]] = {}
+        self.unsendable: set[str] = set()
+
+    def ensure_alive(self) -> None:
+        if self.resources.engine_dead:
+            raise EngineDeadError
+
+    def _send_input(self, kind: EngineCoreRequestType, content: Any, engine: bytes) -> asyncio.Future[None]:
+        self.ensure_alive()
+        what = {ADD: lambda: content.request_id, ABORT: lambda: content[0], UTILITY: lambda: content[2]}
+        name = what[kind]()
+        if kind is not ABORT and name in self.unsendable:
+            raise ValueError("injected")
+        self.messages.append((kind, name, engine[0]))
+        self.sends.append(asyncio.get_running_loop().create_future())
+        if kind is ADD:
+            self.histories[content.request_id] = (content.sampling_params.extra_args or {}).get(HISTORY_KEY, [])
+        if kind is UTILITY:
+            self.methods[content[1]] = name
+        return self.sends[-1]
+
+    def _ensure_output_queue_task(self) -> None:
+        pass
+
+    async def get_output_async(self) -> Any:
+        output = await self.outputs_queue.get()
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+
+class Server:
+    """A shell with four engines and policy manual, and the vLLM client under it.
+
+    Args:
+        capped: groups get no more prompts ahead than they can begin at once.
+        vllm: whose messages are kept.
+    """
+
+    def __init__(self, *, capped: bool = True, vllm: FakeVllm | None = None) -> None:
+        deployment = Deployment(
+            run_dir="", engines=4, devices=1, group_sizes=(1, 2, 4), flying=FlyingConfig(policy="manual")
+        )
+        self.vllm = vllm or FakeVllm()
+        self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
+        model = SimpleNamespace(max_model_len=400, served_model_name="tiny", use_fp64_gumbel=False)
+        self.shell = Shell(self.calls, settings("manual", capped=capped), model)
+        self.controller, self.streams, self.orders = self.shell.controller, self.shell.streams, self.shell.orders
+        self.messages = self.vllm.messages
+
+    def open_request(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10) -> None:
+        """A request arrives, and is sent or waits."""
+        self.shell.carry_out(self.arrived(request_id, output_tokens, prompt_tokens))
+
+    def arrived(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10) -> list[Command]:
+        """A request arrives. Returns the controller's commands, which are not carried out."""
+        new = request(request_id, output_tokens, prompt_tokens)
+        spec = self.streams.spec(prompt_tokens, new.sampling_params, new.priority)
+        self.streams.open(new)
+        return self.controller.arrived(request_id, spec, 0.0)
+
+    def waiting(self, request_id: str) -> asyncio.Future[None]:
+        """A request waits for a group without the controller's knowledge. Returns its admission."""
+        self.streams.open(request(request_id))
+        return self.streams.admission(request_id)
+
+    def told(self, method: str = "flying_switch") -> list[int]:
+        """The engines of which a utility was called."""
+        return [engine for kind, what, engine in self.messages if (kind, what) == (UTILITY, method)]
+
+    async def switch(self, groups: list[list[int]], mode: str, rounds: int = 0) -> asyncio.Task[Any]:
+        """Order a switch. Messages are sent and answered `rounds` times."""
+        task = asyncio.get_running_loop().create_task(self.orders.switch(groups, mode))
+        await asyncio.sleep(0)
+        for _ in range(rounds):
+            self.sent()
+            await asyncio.sleep(0)
+        return task
+
+    async def outputs(self, engine_id: str, tokens: list[int], *, over: bool = False) -> list[str]:
+        """An engine gives tokens. Returns the ids of the requests that vLLM hears of."""
+        reason = FinishReason.LENGTH if over else None
+        outputs = EngineCoreOutputs(outputs=[EngineCoreOutput(engine_id, tokens, finish_reason=reason)])
+        processing = asyncio.get_running_loop().create_task(self.shell.take(outputs))
+        await asyncio.sleep(0)
+        self.sent()
+        await asyncio.wait_for(processing, 5)
+        return [output.request_id for output in outputs.outputs]
+
+    async def read(self) -> Any:
+        """The next outputs that vLLM reads."""
+        return await asyncio.wait_for(until_the_end(self.calls, self.vllm.get_output_async()), 5)
+
+    def sent(self) -> None:
+        """All messages are on their way, and engines answer the calls."""
+        for send in self.vllm.sends:
+            if not send.done():
+                send.set_result(None)
+        for call_id, answer in self.vllm.utility_results.items():
+            if not answer.done():
+                answer.set_result(ANSWERS.get(self.vllm.methods[call_id]))
+
+    async def settle(self, rounds: int = 10) -> None:
+        """Messages are sent and answered, some times in a row."""
+        for _ in range(rounds):
+            self.sent()
+            await asyncio.sleep(0.01)
+
+
+def request(request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any) -> EngineCoreRequest:
+    """Return a request as vLLM's server hands it over."""
+    params = SamplingParams(max_tokens=output_tokens, extra_args=extra or None)
+    return EngineCoreRequest(request_id, list(range(prompt_tokens)), None, params, None, 0.0, None, None, None)

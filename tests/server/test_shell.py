@@ -1,0 +1,243 @@
+"""The shell: commands of the controller are carried out before anything else can happen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from flying_serving.controller.commands import Recall, Reject
+from flying_serving.layout.groups import Layout
+from flying_serving.wire import SwitchAnswer
+from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
+
+
+async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -> None:
+    """Then at once, and all engines are told that they may go on behind it."""
+    server = Server()
+    server.open_request("a")
+    assert server.messages == [(ADD, "a", 0)]
+    assert await server.outputs("a", [7]) == ["a"]
+    server.messages.clear()
+    task = await server.switch(PAIRS, "migrate")
+    assert server.messages == [(UTILITY, "flying_switch", engine) for engine in range(4)]
+    server.messages.clear()
+    assert await server.outputs("a", [8]) == ["a"]
+    await asyncio.wait_for(task, 5)
+    assert server.messages[:4] == [(UTILITY, "flying_announce_migrations", engine) for engine in range(4)]
+    assert server.messages[4] == (ABORT, "a", 0)
+    assert server.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
+    assert server.vllm.histories["a+1"] == [7, 8]
+    assert await server.outputs("a", [9], over=True) == []
+    assert await server.outputs("a+1", [9], over=True) == ["a"]
+    assert server.controller.running == 0
+
+
+async def test_the_end_of_a_request_during_a_switch_migrates_no_other_twice() -> None:
+    """Groups take fewer requests than engines: some of those recalled wait, and go on as others end."""
+    server = Server()
+    names = [f"r{number}" for number in range(16)]
+    for name in names:
+        server.open_request(name)
+    task = await server.switch(PAIRS, "migrate")
+    left = {name: server.streams.engine_id(name) for name in names}
+    assert await server.outputs(left["r0"], [1], over=True) in ([], ["r0"])
+    for name in names:
+        for _ in range(3):  # it may migrate, or begin, as others end
+            if server.controller.group_of(name) is not None:
+                await server.outputs(server.streams.engine_id(name), [1], over=True)
+    await asyncio.wait_for(task, 5)
+    assert server.controller.running == 0
+    assert not len(server.controller.pool)
+    where: dict[str, int] = {}
+    for kind, what, engine in server.messages:
+        if kind is ADD:
+            assert what not in where
+            where[what] = engine
+        if kind is ABORT:
+            assert where[what] == engine
+
+
+async def test_a_client_that_leaves_cancels_no_message_of_others() -> None:
+    server = Server()
+    server.open_request("a")
+    aborting = asyncio.get_running_loop().create_task(server.shell.abort(["a"]))
+    await asyncio.sleep(0)
+    server.open_request("b")
+    waiting = asyncio.ensure_future(server.shell.carry_out([]))
+    aborting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await aborting
+    await asyncio.wait_for(waiting, 5)
+    assert server.messages == [(ADD, "a", 0), (ABORT, "a", 0), (ADD, "b", 0)]
+    assert server.controller.running == 1
+
+
+async def test_a_request_that_cannot_be_sent_ends_alone() -> None:
+    """All that wait are dispatched by one event, the end of another: its outputs and those behind it come through."""
+    server = Server()
+    names = [f"r{number}" for number in range(8)]
+    server.open_request("first")
+    task = await server.switch(PAIRS, "sequential")
+    for name in names:
+        server.open_request(name)
+    assert server.messages == [(ADD, "first", 0)]
+    server.vllm.unsendable = {"r0", "r5"}
+    assert await server.outputs("first", [1], over=True) == ["first"]
+    await asyncio.wait_for(task, 5)
+    begun = [what for kind, what, _ in server.messages if kind is ADD]
+    assert begun == ["first", "r1", "r2", "r3", "r4", "r6", "r7"]
+    ended = [await server.read() for _ in server.vllm.unsendable]
+    assert {(o.request_id, o.finish_reason) for one in ended for o in one.outputs} == {
+        ("r0", FinishReason.ERROR),
+        ("r5", FinishReason.ERROR),
+    }
+    assert server.controller.running == 6
+    assert not len(server.controller.pool)
+
+
+async def test_a_request_that_fails_stops_no_other_command() -> None:
+    """Commands to begin it, of an order and to begin it anew in that layout come together: it ends, others go on."""
+    server = Server(capped=False)
+    commands = [command for number in range(8) for command in server.arrived(f"r{number}", prompt_tokens=70)]
+    made, ordered = server.controller.order(Layout.parse(PAIRS, 4, (1, 2, 4)), "weave", None, 0.0)
+    recalled = [command.request_id for command in ordered if isinstance(command, Recall)]
+    assert len(recalled) == 4
+    server.vllm.unsendable = {recalled[0]}
+    server.shell.carry_out(commands + ordered)
+    assert [what for _, what, _ in server.messages].count("flying_switch") == 4
+    assert [what for kind, what, _ in server.messages if kind is ABORT] == recalled[1:]
+    for name in recalled[1:]:
+        assert server.streams.engine_id(name) == f"{name}+1"
+    ended = await server.read()
+    assert [(o.request_id, o.finish_reason) for o in ended.outputs] == [(recalled[0], FinishReason.ERROR)]
+    assert server.vllm.outputs_queue.empty()
+    assert server.controller.running == 7
+    await server.settle(3)
+    assert made.problem is None
+    assert not server.controller.changing
+
+
+async def test_an_order_that_cannot_be_sent_fails_alone() -> None:
+    """Who ordered it hears why; what was said with it is done, and the next order begins."""
+    server = Server(capped=False)
+    for number in range(8):
+        server.open_request(f"r{number}", prompt_tokens=70)
+    server.vllm.unsendable = {"flying_switch"}
+    ordering = await server.switch(PAIRS, "weave")
+    server.sent()
+    with pytest.raises(ValueError, match="injected"):
+        await asyncio.wait_for(ordering, 5)
+    assert server.controller.switches.kept[-1].problem == "injected"
+    assert [kind for kind, _, _ in server.messages].count(ABORT) == 4
+    server.vllm.unsendable = set()
+    task = await server.switch(APART, "weave")
+    await asyncio.sleep(0)
+    server.sent()
+    assert (await asyncio.wait_for(task, 5)).problem is None
+
+
+async def test_dead_engines_stop_no_command_that_needs_none() -> None:
+    """That needs none of them; who gave the commands hears of it then."""
+    server = Server()
+    commands = server.arrived("a")
+    expires = server.waiting("late")
+    server.vllm.resources.engine_dead = True
+    with pytest.raises(EngineDeadError):
+        server.shell.carry_out([*commands, Reject("late", 1.0)])
+    with pytest.raises(GracefulHTTPError, match="longer than its queue_deadline_s"):
+        await asyncio.wait_for(expires, 5)
+
+
+async def test_a_call_is_on_its_way_before_it_is_awaited() -> None:
+    server = Server()
+    call = server.calls.utility(2, "flying_switch")
+    assert server.messages == [(UTILITY, "flying_switch", 2)]
+    server.sent()
+    assert (await call) == SwitchAnswer(1.0, 0.1, 0.1)
+
+
+async def test_an_answer_of_another_type_is_an_error() -> None:
+    server = Server()
+    call = asyncio.ensure_future(server.calls.utility(2, "flying_switch"))
+    (answer,) = server.vllm.utility_results.values()
+    answer.set_result({"in_flight_ms": "soon"})
+    server.sent()
+    with pytest.raises(msgspec.ValidationError, match="in_flight_ms"):
+        await asyncio.wait_for(call, 5)
+
+
+async def test_what_a_task_raises_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock or a switch that died unheard would leave requests waiting: who reads vLLM's outputs hears of it."""
+    server = Server()
+
+    def fail(*_: Any) -> None:
+        raise ValueError("injected")
+
+    monkeypatch.setattr(server.controller, "acknowledged", fail)
+    task = await server.switch(PAIRS, "weave")
+    server.sent()
+    with pytest.raises(ValueError, match="injected"):
+        await server.read()
+    assert not server.calls.tasks
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_unsent_abort_of_a_client_that_left_is_no_unhandled_error() -> None:
+    """Its client has left meanwhile."""
+    server = Server()
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    server.open_request("a")
+    aborting = asyncio.get_running_loop().create_task(server.shell.abort(["a"]))
+    await asyncio.sleep(0)
+    assert server.messages == [(ADD, "a", 0), (ABORT, "a", 0)]
+    aborting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await aborting
+    server.vllm.sends[-1].set_exception(OSError("injected"))
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert problems == []
+
+
+async def test_an_unsent_abort_raises_where_it_is_awaited() -> None:
+    server = Server()
+    server.open_request("a")
+    aborting = asyncio.get_running_loop().create_task(server.shell.abort(["a"]))
+    await asyncio.sleep(0)
+    server.vllm.sends[-1].set_exception(OSError("injected"))
+    with pytest.raises(OSError, match="injected"):
+        await asyncio.wait_for(aborting, 5)
+
+
+async def test_a_call_that_cannot_be_sent_awaits_no_answer() -> None:
+    server = Server()
+    server.vllm.unsendable = {"flying_report"}
+    with pytest.raises(ValueError, match="injected"):
+        server.calls.utility(0, "flying_report")
+    assert server.vllm.utility_results == {}
+
+
+@pytest.mark.parametrize("ending", [False, True])
+async def test_what_engines_cannot_be_told_is_logged(ending: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """And not raised. When the server ends it is no news."""
+    server = Server()
+    server.calls.ending = ending
+    server.vllm.unsendable = {"flying_retain"}
+    server.calls.tell(0, "flying_retain", ["a"])
+    server.calls.tell(1, "flying_announce_migrations")
+    assert server.messages == [(UTILITY, "flying_announce_migrations", 1)]
+    assert ("injected" in caplog.text) is not ending
+    await asyncio.sleep(0)
+    server.sent()
+    await asyncio.wait(server.calls.tasks, timeout=5)
+    assert not server.calls.tasks
