@@ -5,11 +5,10 @@ import fcntl
 import math
 import mmap
 import os
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,13 @@ import numpy as np
 import torch
 
 from flying_serving.comm.mapped import reserve
-from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, exchange, sum_all
-from flying_serving.errors import CollectiveTimeout, EngineLost
+from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, gather, sum_all
+from flying_serving.comm.shm_ranks import REASON, WORD_BYTES, GroupRanks
 
 SLOT_BYTES = 1 << 20  # measured: through larger slots a large sum leaves the caches and takes twice the time
 SPLIT_BYTES = 128 << 10  # measured: from here on, and for more than two ranks, to share the summing out is faster
 YIELDS = 500  # sched_yield calls until a wait sleeps between its looks: some 0.3 ms
 MAX_SLEEP_S = 0.001
-
-# Words of the header: one of the group (why it was aborted: 0, or 1 + the rank that was lost), two of each rank.
-WORD_BYTES = 8
-REASON = 0
-FLAG, PID = 0, 1
 
 # What the kernel sums, by a zero of that type. Narrower floats travel as float32 and are rounded once.
 ZEROS: dict[torch.dtype, np.number[Any]] = {
@@ -72,36 +66,33 @@ class ShmGroup:
             raise ValueError(f"rank={rank}, world={world}: 0 <= rank < world < {HEADER_BYTES // LINE_BYTES}")
         if slot_bytes <= 0 or slot_bytes % LINE_BYTES:
             raise ValueError(f"slot_bytes={slot_bytes}: a positive multiple of {LINE_BYTES}")
-        self._names = tuple(f"rank {other}" for other in range(world)) if names is None else tuple(names)
-        if len(self._names) != world:
+        names = [f"rank {other}" for other in range(world)] if names is None else names
+        if len(names) != world:
             raise ValueError(f"names={names}: one for each of {world} ranks")
         self._path, self._rank, self._world = path, rank, world
-        self._slot_bytes, self._deadline_s = slot_bytes, deadline_s
+        self._slot_bytes = slot_bytes
         self._everyone = (0, world)
         self._sequence = 0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         with contextlib.ExitStack() as opened:
             self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
             opened.callback(os.close, self._file)
-            self._map = opened.enter_context(self._attach())
-            self._words = opened.enter_context(memoryview(self._map)[:HEADER_BYTES].cast("q"))
+            self._map = opened.enter_context(self._attach(names[rank]))
+            words = opened.enter_context(memoryview(self._map)[:HEADER_BYTES].cast("q"))
+            self._ranks = GroupRanks(self._file, words, rank, names, deadline_s)
             self._group = (addressof(c_char.from_buffer(self._map)), rank, world, slot_bytes)
             self._opened = opened.pop_all()
 
-    def _attach(self) -> mmap.mmap:
+    def _attach(self, name: str) -> mmap.mmap:
         """Size and map the file, and take the rank's place in it."""
         size = HEADER_BYTES + 2 * self._world * self._slot_bytes
-        place = WORD_BYTES * _word(self._rank, PID)
         fcntl.flock(self._file, fcntl.LOCK_EX)  # other ranks may be here too
         try:
             if os.fstat(self._file).st_size not in (0, size):
                 raise ValueError(f"{self._path} is not for {self._world} ranks with slots of {self._slot_bytes} bytes")
             reserve(self._file, self._path, size)
-            if any(os.pread(self._file, WORD_BYTES, place)):
-                raise ValueError(f"{self._path} was attached to as {self._names[self._rank]} before")
-            # The system drops this lock when the process ends, in whatever way: that is how others see it (`_left`).
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock_of(self._rank))
-            os.pwrite(self._file, os.getpid().to_bytes(WORD_BYTES, sys.byteorder), place)
+            if not GroupRanks.attach(self._file, self._rank):
+                raise ValueError(f"{self._path} was attached to as {name} before")
             return mmap.mmap(self._file, size)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -125,8 +116,8 @@ class ShmGroup:
         for start in range(0, numel, step):
             count = min(step, numel - start)
             split = self._world > 2 and count * size >= SPLIT_BYTES
-            piece = (address + start * size, count, size, split, zero)
-            self._run("all_reduce", self._everyone, 2 if split else 1, sum_all, *piece)
+            piece = (address + start * size, count, size, int(split))
+            self._run("all_reduce", self._everyone, 2 if split else 1, sum_all, piece, zero)
         return x if whole is x else x.copy_(whole)
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -146,8 +137,8 @@ class ShmGroup:
         ranks, address = (self._everyone, target.data_ptr()) if target is not None else ((0, 0), 0)
         row_bytes = math.prod(x.shape[dim % x.dim() :]) * x.element_size()
         for start, nbytes in self._pieces(whole):
-            piece = (whole.data_ptr() + start, nbytes, *ranks, address, start, nbytes, row_bytes)
-            self._run(operation, ranks, 1, exchange, *piece)
+            sent = (whole.data_ptr() + start, nbytes)
+            self._run(operation, ranks, 1, gather, sent, ranks, (address, start, nbytes, row_bytes))
         return target
 
     def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
@@ -157,13 +148,13 @@ class ShmGroup:
         whole = x.contiguous()
         for start, nbytes in self._pieces(whole):
             address = whole.data_ptr() + start
-            piece = (address, nbytes if sends else 0, *ranks, address, 0, nbytes, nbytes)
-            self._run("broadcast", ranks, 1, exchange, *piece)
+            sent = (address, nbytes if sends else 0)
+            self._run("broadcast", ranks, 1, gather, sent, ranks, (address, 0, nbytes, nbytes))
         return x if whole is x else x.copy_(whole)
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
-        self._run("barrier", self._everyone, 1, exchange, 0, 0, *self._everyone, 0, 0, 0, 1)
+        self._run("barrier", self._everyone, 1, gather, (0, 0), self._everyone, (0, 0, 0, 1))
 
     def _is_me(self, rank: int) -> bool:
         """Return whether this is `rank`, which must be one of the group."""
@@ -180,7 +171,7 @@ class ShmGroup:
         self, operation: str, ranks: tuple[int, int], steps: int, kernel: Callable[..., bool], *args: object
     ) -> None:
         """Run a kernel that takes `steps` sequence numbers and waits for ranks[0] to ranks[1] - 1, until it is done."""
-        with self._turn:
+        with self._lock:
             if self._map.closed:
                 raise ValueError(f"{operation} on a closed group")
             sequence = self._sequence + 1
@@ -191,56 +182,15 @@ class ShmGroup:
                 begin_s = time.monotonic()
                 while not kernel(self._group, sequence, 0, *args):
                     waited_s = time.monotonic() - begin_s
-                    self._check(f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s)
+                    self._ranks.check(f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s)
                     time.sleep(min(waited_s / 8, MAX_SLEEP_S))
             except BaseException:
                 self.abort()  # this rank does not come back to it, so nobody can go on
                 raise
 
-    def _check(self, operation: str, sequence: int, ranks: range, waited_s: float) -> None:
-        """Raise if there is no use in waiting any longer for `ranks` in operation `sequence`."""
-        reason = self._words[REASON]
-        if reason:
-            raise EngineLost(f"{operation}: the group was aborted because of {self._names[reason - 1]}")
-        # The kernel waits for all to have begun the operation before, then for `ranks` to be where this rank is.
-        own = self._words[_word(self._rank, FLAG)]
-        awaited, needed = (ranks, own) if own >= sequence else (range(self._world), sequence - 1)
-        # In this order: a rank may publish and leave, and has then left nothing undone.
-        left = [rank for rank in awaited if rank != self._rank and self._left(rank)]
-        late = {rank: at for rank in awaited if (at := self._words[_word(rank, FLAG)]) < needed}
-        lost = [rank for rank in left if rank in late]
-        if not lost and (not late or waited_s < self._deadline_s):
-            return
-        self.abort(min(lost or late))
-        if lost:
-            raise EngineLost(f"{operation}: exited or closed: {self._describe(lost)}")
-        raise CollectiveTimeout(f"{operation}: waited {waited_s:.1f} s for {self._describe(late)}")
-
-    def _left(self, rank: int) -> bool:
-        """Return whether a rank was attached and is no longer."""
-        if not self._words[_word(rank, PID)]:  # before the lock is looked at: it is taken before this is set
-            return False
-        found: bytes = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _lock_of(rank))
-        return struct.unpack_from("h", found) == (fcntl.F_UNLCK,)
-
-    def _describe(self, ranks: Iterable[int]) -> str:
-        """Return the names, processes and sequence numbers of some ranks."""
-        words = self._words
-        return ", ".join(
-            f"{self._names[rank]} (process {pid}, at sequence {words[_word(rank, FLAG)]})"
-            if (pid := words[_word(rank, PID)])
-            else f"{self._names[rank]} (not attached)"
-            for rank in ranks
-        )
-
     def abort(self, reason_rank: int | None = None) -> None:
-        """End the group for all its ranks, because of a rank (None: this one): ranks that wait raise within some ms.
-
-        From any thread, at any time; the first reason stays.
-        """
-        reason = 1 + (self._rank if reason_rank is None else reason_rank)
-        with contextlib.suppress(ValueError):  # closed
-            self._words[REASON] = self._words[REASON] or reason
+        """`GroupRanks.abort`, because of a rank (None: this one): ranks that wait raise within some ms."""
+        self._ranks.abort(self._rank if reason_rank is None else reason_rank)
 
     @staticmethod
     def abort_path(path: str, reason_rank: int) -> None:
@@ -254,19 +204,9 @@ class ShmGroup:
 
     def close(self) -> None:
         """Leave the group, once a collective under way in another thread is over. Again: nothing happens."""
-        with self._turn:
+        with self._lock:
             self._opened.close()
 
     def unlink(self) -> None:
         """Remove the file's name: nobody attaches any more, who is attached goes on. Nothing happens if it is gone."""
         Path(self._path).unlink(missing_ok=True)
-
-
-def _word(rank: int, field: int) -> int:
-    """Return the index in the header of a rank's word."""
-    return (1 + rank) * LINE_BYTES // WORD_BYTES + field
-
-
-def _lock_of(rank: int, kind: int = fcntl.F_WRLCK) -> bytes:
-    """Return the C `struct flock` for a rank's own byte of the file."""
-    return struct.pack("hhqqi", kind, os.SEEK_SET, rank, 1, 0)

@@ -77,7 +77,7 @@ def _elements(_typing: Any, _address: Any, zero: Any) -> Any:
 
 
 @njit
-def _slots(group: Group, sequence: int) -> int:
+def _buffer(group: Group, sequence: int) -> int:
     """Return the address of the buffer of `sequence`, where the slot of rank 0 begins."""
     base, _, world, slot_bytes = group
     return base + HEADER_BYTES + (sequence % 2) * world * slot_bytes
@@ -109,65 +109,65 @@ def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int)
         return True
     if not _reached(base, 0, world, sequence - 1, yields):
         return False
-    _copy(_slots(group, sequence) + rank * slot_bytes, source, nbytes)
+    _copy(_buffer(group, sequence) + rank * slot_bytes, source, nbytes)
     _store(flag, sequence)
     return True
 
 
 @njit
-def _sum(slots: int, world: int, slot_bytes: int, rank: int, target: int, begin: int, end: int, zero: Any) -> None:
+def _sum(group: Group, buffer: int, target: int, begin: int, end: int, zero: Any) -> None:
     """Add up elements `begin` to `end - 1` over the ranks at address `target`, where the rank's own are before.
 
     In the order of the ranks, but that rank 1 adds 0 to 1 instead of 1 to 0, which is the same.
     """
+    _, rank, world, slot_bytes = group
     out = _elements(target, zero)
     held = rank if rank < 2 else 0
     if held != rank:
-        first = _elements(slots, zero)
+        first = _elements(buffer, zero)
         for i in range(begin, end):
             out[i] = first[i]
     for other in range(world):
         if other != held:
-            added = _elements(slots + other * slot_bytes, zero)
+            added = _elements(buffer + other * slot_bytes, zero)
             for i in range(begin, end):
                 out[i] += added[i]
 
 
 _INT = types.int64
 _GROUP = types.UniTuple(_INT, 4)
+_PAIR = types.UniTuple(_INT, 2)
 
 
-@njit([types.boolean(_GROUP, _INT, _INT, *[_INT] * 8)], nogil=True, cache=True)
-def exchange(
+@njit([types.boolean(_GROUP, _INT, _INT, _PAIR, _PAIR, _GROUP)], nogil=True, cache=True)
+def gather(
     group: Group,
     sequence: int,
     yields: int,
-    source: int,
-    sent_bytes: int,
-    first: int,
-    last: int,
-    target: int,
-    start: int,
-    got_bytes: int,
-    row_bytes: int,
+    sent: tuple[int, int],
+    ranks: tuple[int, int],
+    received: tuple[int, int, int, int],
 ) -> bool:
-    """Publish bytes from address `source`; fetch what ranks `first` to `last - 1` published; return whether it is done.
+    """Publish `sent`, an address and bytes; fetch what ranks[0] to ranks[1] - 1 published; return whether it is done.
 
-    Each rank's `got_bytes` are those from `start` on of a whole, shape (rows, row_bytes). They go where the whole has
-    its place in `target`, shape (rows, last - first, row_bytes): a concatenation along the middle dimension.
+    `received` is (target, start, nbytes, row_bytes): each rank's `nbytes` are those from `start` on of a whole, shape
+    (rows, row_bytes). They go where the whole has its place at the address `target`, shape (rows, number of ranks,
+    row_bytes): a concatenation along the middle dimension.
     """
-    if not _publish(group, sequence, yields, source, sent_bytes):
+    if not _publish(group, sequence, yields, sent[0], sent[1]):
         return False
     base, _, _, slot_bytes = group
+    first, last = ranks
+    target, start, nbytes, row_bytes = received
     if not _reached(base, first, last, sequence, yields):
         return False
     for rank in range(first, last):
-        slot = _slots(group, sequence) + rank * slot_bytes
+        slot = _buffer(group, sequence) + rank * slot_bytes
         done = 0
-        while done < got_bytes:
+        while done < nbytes:
             row = (start + done) // row_bytes
             column = (start + done) % row_bytes
-            run = min(row_bytes - column, got_bytes - done)
+            run = min(row_bytes - column, nbytes - done)
             _copy(target + (row * (last - first) + rank - first) * row_bytes + column, slot + done, run)
             done += run
     return True
@@ -176,18 +176,17 @@ def exchange(
 _SUMMED = (types.float32, types.float64, types.int32, types.int64)
 
 
-@njit([types.boolean(_GROUP, _INT, _INT, _INT, _INT, _INT, types.boolean, t) for t in _SUMMED], nogil=True, cache=True)
-def sum_all(
-    group: Group, sequence: int, yields: int, target: int, count: int, size: int, split: bool, zero: Any
-) -> bool:
-    """Sum over the ranks `count` elements of `size` bytes, of the type of `zero`, in place at address `target`.
+@njit([types.boolean(_GROUP, _INT, _INT, _GROUP, t) for t in _SUMMED], nogil=True, cache=True)
+def sum_all(group: Group, sequence: int, yields: int, piece: tuple[int, int, int, int], zero: Any) -> bool:
+    """Sum over the ranks, in place, a `piece`: (address, elements, bytes of one, split), of the type of `zero`.
 
-    Every rank sums everything; or, if `split`, each rank sums a part, publishes it as `sequence + 1` and copies the
-    others': less to read with more than two ranks, but one more wait. Return whether it is done.
+    Every rank sums everything; or, if `split` is not 0, each rank sums a part, publishes it as `sequence + 1` and
+    copies the others': less to read with more than two ranks, but one more wait. Return whether it is done.
     """
     base, rank, world, slot_bytes = group
     flag = base + (1 + rank) * LINE_BYTES
-    slots, sums = _slots(group, sequence), _slots(group, sequence + 1)
+    target, count, size, split = piece
+    buffer, sums = _buffer(group, sequence), _buffer(group, sequence + 1)
     part = (count // world + 32) // 32 * 32  # whole cache lines; the last parts may be short or empty
     begin, end = (min(rank * part, count), min((rank + 1) * part, count)) if split else (0, count)
     if not _publish(group, sequence, yields, target, count * size):
@@ -195,7 +194,7 @@ def sum_all(
     if _load(flag) == sequence:
         if not _reached(base, 0, world, sequence, yields):
             return False
-        _sum(slots, world, slot_bytes, rank, target, begin, end, zero)
+        _sum(group, buffer, target, begin, end, zero)
         if not split:
             return True
         _copy(sums + rank * slot_bytes, target + begin * size, (end - begin) * size)

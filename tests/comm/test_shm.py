@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.comm import shm_kernels
-from flying_serving.comm.shm import FLAG, SPLIT_BYTES, YIELDS, ShmGroup, _word
+from flying_serving.comm.shm import SPLIT_BYTES, YIELDS, ShmGroup
+from flying_serving.comm.shm_ranks import FLAG, word
 from flying_serving.errors import CollectiveTimeout, EngineLost
 
 CONTEXT = get_context("forkserver")  # as spawn, but one process imports torch for all
@@ -241,7 +242,7 @@ def test_any_order_of_steps(world: int, schedule: list[int]) -> None:
         for group in groups:
             stack.callback(group.close)
         done = [0] * world
-        for rank in [turn % world for turn in schedule] + list(range(world)) * 2 * total:
+        for rank in [rank % world for rank in schedule] + list(range(world)) * 2 * total:
             if done[rank] == total:
                 continue
             sequence = done[rank] + 1
@@ -249,27 +250,27 @@ def test_any_order_of_steps(world: int, schedule: list[int]) -> None:
             x = torch.tensor([sequence * 10 + rank])
             ranks = (0, 0) if rank == source else (source, source + 1)
             sent = 8 if rank == source else 0
-            args = (x.data_ptr(), sent, *ranks, x.data_ptr(), 0, 8, 8)
-            if shm_kernels.exchange(groups[rank]._group, sequence, 0, *args):
+            args = ((x.data_ptr(), sent), ranks, (x.data_ptr(), 0, 8, 8))
+            if shm_kernels.gather(groups[rank]._group, sequence, 0, *args):
                 done[rank] = sequence
                 assert x.item() == sequence * 10 + source
-            flags = [groups[0]._words[_word(r, FLAG)] for r in range(world)]
+            flags = [groups[0]._ranks.words[word(r, FLAG)] for r in range(world)]
             assert max(flags) <= min(done) + 2
         assert done == [total] * world
 
 
 def test_a_wait_sees_what_is_published_meanwhile(path: str) -> None:
     """The compiled wait loads the flag each time round, and without the GIL: one call of the kernel ends by itself."""
-    waiting, late = ShmGroup(path, 0, 2), ShmGroup(path, 1, 2)
-    barrier = (0, 0, 0, 2, 0, 0, 0, 1)
+    waiting, last = ShmGroup(path, 0, 2), ShmGroup(path, 1, 2)
+    barrier = ((0, 0), (0, 2), (0, 0, 0, 1))
     with ThreadPoolExecutor(1) as pool:
-        waiter = pool.submit(shm_kernels.exchange, waiting._group, 1, 1 << 40, *barrier)
+        waiter = pool.submit(shm_kernels.gather, waiting._group, 1, 1 << 40, *barrier)
         time.sleep(0.05)
         assert not waiter.done()
-        assert shm_kernels.exchange(late._group, 1, YIELDS, *barrier)
+        assert shm_kernels.gather(last._group, 1, YIELDS, *barrier)
         assert waiter.result(timeout=START_S)
     waiting.close()
-    late.close()
+    last.close()
 
 
 # ---- ends
@@ -288,11 +289,11 @@ def wait_in_barrier(group: ShmGroup, rank: int, world: int) -> tuple[float, str,
 def stay_out(group: ShmGroup, rank: int, world: int) -> None:
     """Do not come to the barrier, until the group is aborted."""
     group.all_reduce(torch.ones(3))
-    while not group._words[0]:
+    while not group._ranks.words[0]:
         time.sleep(0.01)
 
 
-def come_late(group: ShmGroup, rank: int, world: int) -> tuple[float, str, str]:
+def arrive_overdue(group: ShmGroup, rank: int, world: int) -> tuple[float, str, str]:
     """Do as `wait_in_barrier`, but the last rank comes to the barrier when the others have given up.
 
     Their deadline is short from when both of them wait. Before, it would also bound how long processes take to start.
@@ -307,15 +308,15 @@ def come_late(group: ShmGroup, rank: int, world: int) -> tuple[float, str, str]:
 
     def shorten() -> None:
         wait_until_two_wait(group._path)
-        group._deadline_s = 0.5
+        group._ranks.deadline_s = 0.5
 
     threading.Thread(target=shorten, daemon=True).start()
     return wait_in_barrier(group, rank, world)
 
 
 def test_deadline_names_who_is_missing_and_where(path: str) -> None:
-    """Whoever reaches the deadline first tells the others, and the group stays closed to the late one."""
-    sent = results(start(come_late, path, 3))
+    """The rank that reaches the deadline first tells the others, and the group stays closed to the last one."""
+    sent = results(start(arrive_overdue, path, 3))
     by_class = {kind: message for _, kind, message in sent}
     message = by_class.pop("CollectiveTimeout")
     told = re.fullmatch(
@@ -345,8 +346,8 @@ def wait_until_two_wait(group_path: str) -> None:
     while time.monotonic() < until:
         if watched.exists() and watched.stat().st_size:
             with watched.open("rb") as file:
-                words = memoryview(file.read(shm_kernels.HEADER_BYTES)).cast("q")
-            if all(words[_word(rank, FLAG)] == 2 for rank in (0, 1)):
+                header = memoryview(file.read(shm_kernels.HEADER_BYTES)).cast("q")
+            if all(header[word(rank, FLAG)] == 2 for rank in (0, 1)):
                 return
         time.sleep(0.005)
     raise AssertionError("the ranks do not wait")
