@@ -5,12 +5,10 @@ import fcntl
 import math
 import mmap
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ import torch
 
 from flying_serving.comm.mapped import reserve
 from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, gather, sum_all
-from flying_serving.comm.shm_ranks import REASON, WORD_BYTES, GroupRanks
+from flying_serving.comm.shm_ranks import GroupRanks
 
 SLOT_BYTES = 1 << 20  # measured: through larger slots a large sum leaves the caches and takes twice the time
 SPLIT_BYTES = 128 << 10  # measured: from here on, and for more than two ranks, to share the summing out is faster
@@ -192,21 +190,7 @@ class ShmGroup:
         """`GroupRanks.abort`, because of a rank (None: this one): ranks that wait raise within some ms."""
         self._ranks.abort(self._rank if reason_rank is None else reason_rank)
 
-    @staticmethod
-    def abort_path(path: str, reason_rank: int) -> None:
-        """Do what `abort` does, from a process that need not be in the group. OSError if there is no such file."""
-        file = os.open(path, os.O_RDWR)
-        try:
-            if not any(os.pread(file, WORD_BYTES, REASON * WORD_BYTES)):
-                os.pwrite(file, (1 + reason_rank).to_bytes(WORD_BYTES, sys.byteorder), REASON * WORD_BYTES)
-        finally:
-            os.close(file)
-
     def close(self) -> None:
         """Leave the group, once a collective under way in another thread is over. Again: nothing happens."""
         with self._lock:
             self._opened.close()
-
-    def unlink(self) -> None:
-        """Remove the file's name: nobody attaches any more, who is attached goes on. Nothing happens if it is gone."""
-        Path(self._path).unlink(missing_ok=True)

@@ -13,12 +13,18 @@ from flying_serving.vllm_adapter import table
 
 
 def make_client(
-    original: Any, vllm_config: Any, executor_class: Any, log_stats: bool, *args: Any, **kwargs: Any
+    original: Any,
+    vllm_config: Any,
+    executor_class: Any,
+    log_stats: bool,
+    client_addresses: dict[str, Any] | None = None,
+    client_count: int = 1,
+    client_index: int = 0,
+    renderer: Any = None,
 ) -> Any:
     """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our key."""
     if KEY not in (vllm_config.additional_config or {}):
-        return original(vllm_config, executor_class, log_stats, *args, **kwargs)
-    given = dict(zip(("client_addresses", "client_count", "client_index", "renderer"), args, strict=False)) | kwargs
+        return original(vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer)
     table.install(table.PATCHES)
     table.install(table.SERVER_PATCHES, HOOKS)
     from flying_serving.engine.core import FlyingEngineCore
@@ -27,10 +33,10 @@ def make_client(
     from flying_serving.server.launch import prepare
     from flying_serving.vllm_adapter.client import starting
 
-    executor_class = prepare(vllm_config, given.get("client_count", 1))
+    executor_class = prepare(vllm_config, client_count)
     run_dir = deployment_of(vllm_config.additional_config).run_dir
     with starting(run_dir, FlyingEngineCore), ended_by_signals(run_dir):
-        return FlyingClient(vllm_config, executor_class, log_stats, renderer=given.get("renderer"))
+        return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
 
 
 def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
