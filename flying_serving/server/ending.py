@@ -1,7 +1,7 @@
 """How a server ends: requests may finish within --shutdown-timeout, and each call and request gets an answer.
 
 The server drains, not the engines: only it knows which requests wait, migrate or run in any group, and a member stays
-as long as a leader of its groups needs it (`engine/leaving.py`).
+as long as a leader of its groups needs it (`engine/ending.py`).
 """
 
 from __future__ import annotations
