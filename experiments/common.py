@@ -123,7 +123,7 @@ def system(name: str, model: str, setting: Setting, **options: Any) -> System:
 
 
 def run(one: System, model: str, workload: Workload) -> Simulated:
-    """ServeMessage a workload."""
+    """Serve a workload."""
     outcome = simulate(one, workload.requests)
     table = results(one, workload, outcome, model)
     return Simulated(one, outcome, table, summarise(table))

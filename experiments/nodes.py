@@ -72,7 +72,7 @@ class Fleet:
         return self.e2e.count + self.refused
 
     def run(self, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> None:
-        """ServeMessage requests, in the order of their arrival, until all are over.
+        """Serve requests, in the order of their arrival, until all are over.
 
         Args:
             requests: read one ahead of time.

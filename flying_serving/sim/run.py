@@ -1,4 +1,4 @@
-"""ServeMessage a workload with a simulated system, and give the outcome the form of a benchmark's results."""
+"""Serve a workload with a simulated system, and give the outcome the form of a benchmark's results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ArrivalStream:
 
 
 def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
-    """ServeMessage requests until all have ended or were refused.
+    """Serve requests until all have ended or were refused.
 
     Args:
         system: the server.

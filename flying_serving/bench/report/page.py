@@ -6,17 +6,18 @@ import io
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from flying_serving.bench.report import figures
-from flying_serving.bench.report.load import MeasuredSystem, comparison
+from flying_serving.bench.report.load import MeasuredSystem, Started, comparison
 from flying_serving.bench.report.style import line, styled
-from flying_serving.bench.switchlog import Groups, LoggedSwitch, at_s
+from flying_serving.bench.switchlog import Groups, at_s
 from flying_serving.errors import ConfigError
 
 REPORT = "report.html"
@@ -55,23 +56,6 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (  # heading, key, which is better:
     ("goodput (requests/s)", "request_goodput", 1),
 )
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 2rem auto; max-width: 68rem;
-  padding: 0 1rem }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-.facts, figcaption, .note { color: #5a5a5a; font-size: .87rem }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap }
-th { font-weight: 600; vertical-align: bottom; white-space: normal } td:first-child, th:first-child { text-align: left }
-td.best { font-weight: 700 } td.text { text-align: left; white-space: normal; min-width: 16rem }
-.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em }
-figure { margin: 0 0 1.5rem } figure svg { width: 100%; height: auto }
-.facts { overflow-wrap: anywhere }
-pre { background: #f6f6f4; padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .8rem }
-.warning { border-left: 4px solid #D55E00; padding: .2rem .8rem; background: #fdf3ec }
-"""
-
 
 @styled
 def svg(figure: Figure, name: str) -> str:
@@ -87,31 +71,33 @@ def svg(figure: Figure, name: str) -> str:
 
 def render(systems: Sequence[MeasuredSystem]) -> str:
     """The page of systems that replayed the same workload."""
-    run = systems[0].results.run
-    parts = [
-        f"<h1>{escape(', '.join(one.name for one in systems))}</h1>",
-        f'<p class="facts">{escape(_facts(systems))}</p>',
-        *(f'<p class="warning">{escape(text)}</p>' for text in _warnings(systems)),
-        "<h2>Summary</h2>",
-        _summary(systems),
-        '<p class="note">Latencies and tokens/s are those of completed requests. Bold: the best.</p>',
-        "<h2>Figures</h2>",
-    ]
-    for name, (draw, caption) in FIGURES.items():
-        figure = draw(systems)
-        if figure is not None:
-            parts.append(f"<figure>{svg(figure, name)}<figcaption>{escape(caption)}</figcaption></figure>")
-    parts += [_switches(one) for one in systems if one.switches]
-    started = [one for one in systems if one.started is not None]
-    if started:
-        parts.append("<h2>Servers</h2>")
-        parts += [f"<pre>{escape(_command(one))}</pre>" for one in started]
-    title = escape(f"{', '.join(one.name for one in systems)}: {run.workload}")
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    body = "\n".join(parts)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n'
+    figures = [(draw(systems), name, caption) for name, (draw, caption) in FIGURES.items()]
+    columns = [column for column in _COLUMNS if any(one.summary.get(column[1]) is not None for one in systems)]
+    return _template().render(
+        systems=systems,
+        facts=_facts(systems),
+        warnings=_warnings(systems),
+        columns=columns,
+        best={key: _best(systems, key, better) for _, key, better in columns},
+        pictures=[(svg(figure, name), caption) for figure, name, caption in figures if figure is not None],
+        most_switches=MOST_SWITCHES,
     )
+
+
+@cache
+def _template() -> Template:
+    """`page.html`, in which every text is escaped but that of figures."""
+    loader = PackageLoader("flying_serving.bench", "report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    made.filters |= {"number": _number, "groups": _groups}
+    made.globals |= {"at_s": at_s, "colour": lambda place: line(place)["color"], "command": _command}
+    return made.get_template("page.html")
+
+
+def _best(systems: Sequence[MeasuredSystem], key: str, better: int) -> float | None:
+    """The best value that a system has, None if there is nothing to compare."""
+    known = [one.summary[key] for one in systems if one.summary.get(key) is not None]
+    return None if len(systems) == 1 else max(known, key=lambda value: better * value)
 
 
 def draw_all(path: Path, out: Path | None, form: str) -> list[Path]:
@@ -132,19 +118,21 @@ def draw_all(path: Path, out: Path | None, form: str) -> list[Path]:
     directory = out or path
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return [*_pictures(systems, directory, form), write(systems, directory)]
+        paths = {name: directory / f"{name}.{form}" for name in FIGURES}
+        return [*pictures(systems, paths), write(systems, directory)]
     except OSError as error:
         raise ConfigError(f"--out={str(directory)!r}: {error.strerror}") from None
 
 
 @styled
-def _pictures(systems: Sequence[MeasuredSystem], directory: Path, form: str) -> list[Path]:
+def pictures(systems: Sequence[MeasuredSystem], paths: Mapping[str, Path]) -> list[Path]:
+    """Draw figures, each named as in FIGURES, into their files. Returns the files that were written."""
     written = []
-    for name, (draw, _) in FIGURES.items():
-        figure = draw(systems)
+    for name, path in paths.items():
+        figure = FIGURES[name][0](systems)
         if figure is not None:
-            written.append(directory / f"{name}.{form}")
-            figure.savefig(written[-1])
+            figure.savefig(path)
+            written.append(path)
     return written
 
 
@@ -191,57 +179,12 @@ def _warnings(systems: Sequence[MeasuredSystem]) -> list[str]:
     return found
 
 
-def _summary(systems: Sequence[MeasuredSystem]) -> str:
-    """One row for each system; columns that no system has a value for are left out."""
-    columns = [column for column in _COLUMNS if any(one.summary.get(column[1]) is not None for one in systems)]
-    head = "".join(f"<th>{escape(heading)}</th>" for heading, _, _ in columns)
-    rows = [f"<tr><th>system</th><th>completed</th>{head}<th>switches</th></tr>"]
-    for place, one in enumerate(systems):
-        colour = line(place)["color"]
-        cells = [f'<td><span class="dot" style="background:{colour}"></span>{escape(one.name)}</td>']
-        cells.append(f"<td>{one.summary['completed']:,}/{one.summary['num_prompts']:,}</td>")
-        for _, key, better in columns:
-            known = [other.summary[key] for other in systems if other.summary.get(key) is not None]
-            value = one.summary.get(key)
-            best = value is not None and len(systems) > 1 and value == (max(known) if better > 0 else min(known))
-            cells.append(f'<td class="best">{_number(value)}</td>' if best else f"<td>{_number(value)}</td>")
-        cells.append(f"<td>{len(one.switches) if one.log is not None else '–'}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
-
-
-def _switches(one: MeasuredSystem) -> str:
-    """The server's log of the switches during the replay."""
-    headings = ("at (s)", "from", "to", "requests", "cutover (ms)", "drain (ms)", "longest token gap (ms)", "reason")
-    rows = ["<tr>" + "".join(f"<th>{heading}</th>" for heading in headings) + "</tr>"]
-    for switch in one.switches[:MOST_SWITCHES]:
-        rows.append(_row(switch, at_s(switch, one.results.run)))
-    left = len(one.switches) - MOST_SWITCHES
-    note = f'<p class="note">{left:,} more are in its switches.json.</p>' if left > 0 else ""
-    table = f'<div class="scroll"><table>{"".join(rows)}</table></div>'
-    title = f"Switches of {escape(one.name)}: {len(one.switches)}"
-    return f"<details><summary>{title}</summary>{table}{note}</details>"
-
-
-def _row(switch: LoggedSwitch, when_s: float) -> str:
-    cells = [
-        f"{when_s:.2f}",
-        _groups(switch.old),
-        _groups(switch.new),
-        str(switch.requests_in_flight),
-        *(_number(value) for value in (switch.cutover_ms, switch.drain_ms, switch.worst_token_gap_ms)),
-    ]
-    reason = switch.reason if switch.problem is None else f"{switch.reason}; {switch.problem}"
-    return f'<tr>{"".join(f"<td>{cell}</td>" for cell in cells)}<td class="text">{escape(reason)}</td></tr>'
-
-
 def _groups(groups: Groups) -> str:
     return " ".join(",".join(map(str, group)) for group in groups)
 
 
-def _command(one: MeasuredSystem) -> str:
-    assert one.started is not None
-    return f"{shlex.join(['python', *one.started.command[1:]])}\n# {one.name}: ready after {one.started.ready_s:.1f} s"
+def _command(started: Started) -> str:
+    return shlex.join(["python", *started.command[1:]])
 
 
 def _number(value: Any) -> str:
