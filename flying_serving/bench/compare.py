@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from flying_serving.bench import servers, view
 from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.replay import RESULTS, Replayed, replay_one
 from flying_serving.bench.report import load, page
-from flying_serving.bench.report.load import COMPARISON
+from flying_serving.bench.report.load import Started
 from flying_serving.bench.servers import ServerArgs
 from flying_serving.errors import BenchError, ServerFailed
 from flying_serving.testing.servers import free_port
@@ -32,35 +31,26 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class MeasuredServer:
-    """One system's replay, and how its server was started."""
-
-    replayed: Replayed
-    line: tuple[str, ...]
-    """Its command line."""
-    ready_s: float
-
-
 def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console) -> int:
     """Measure each system in turn and write the report of those that could be measured; the exit code.
 
     A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the server is ended, and
     the report has what was measured until then.
     """
-    measured: dict[str, MeasuredServer] = {}
+    measured: dict[str, Replayed] = {}
+    started: dict[str, Started] = {}
     code = 0
     try:
         with ended_by_signals():
             for name in options.compare:
                 try:
-                    measured[name] = _measure(name, options, args, workload, out / name, console)
+                    measured[name], started[name] = _measure(name, options, args, workload, out / name, console)
                 except (BenchError, ServerFailed) as error:
                     sys.stderr.write(f"flying-serving: {name}: {error}\n")
                     code = 1
                     continue
-                _note(out, measured)
-                if measured[name].replayed.stopped:
+                load.save_comparison(started, out)
+                if measured[name].stopped:
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         sys.stderr.write("flying-serving: ended early\n")
@@ -68,7 +58,7 @@ def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, 
     if not measured:
         return code
     report = page.write(load.comparison(out), out)
-    summaries = {name: one.replayed.summary for name, one in measured.items()}
+    summaries = {name: one.summary for name, one in measured.items()}
     if options.as_json:
         sys.stdout.write(json.dumps(summaries) + "\n")
     else:
@@ -79,7 +69,7 @@ def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, 
 
 def _measure(
     name: str, options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console
-) -> MeasuredServer:
+) -> tuple[Replayed, Started]:
     """Start one server, replay, end it."""
     out.mkdir(exist_ok=True)
     log = out / "server.log"
@@ -90,10 +80,4 @@ def _measure(
         console.print(f"{name}: ready after {ready_s:.1f} s", soft_wrap=True)
         replayed = replay_one(options, workload, server.url, out, console)
     console.print(f"{name}: replayed in {replayed.results.run.duration_s:.1f} s", soft_wrap=True)
-    return MeasuredServer(replayed, tuple(servers.command_line(name, args, port)), ready_s)
-
-
-def _note(out: Path, measured: dict[str, MeasuredServer]) -> None:
-    """What there is so far, for a report to read: the order of the systems, and how each was started."""
-    systems = {name: {"command": one.line, "ready_s": one.ready_s} for name, one in measured.items()}
-    (out / COMPARISON).write_text(json.dumps({"systems": systems}, indent=1) + "\n", encoding="utf-8")
+    return replayed, Started(servers.command_line(name, args, port), ready_s)

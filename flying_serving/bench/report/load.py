@@ -73,6 +73,12 @@ def comparison(path: Path) -> list[MeasuredSystem]:
     return [_system(directory.name, directory, None) for directory in found]
 
 
+def save_comparison(systems: dict[str, Started], path: Path) -> None:
+    """Write how the servers of a comparison were started, in the order in which they were measured."""
+    text = msgspec.json.format(msgspec.json.encode(_Comparison(systems)), indent=1)
+    (path / COMPARISON).write_bytes(text + b"\n")
+
+
 def _system(name: str, path: Path, started: Started | None) -> MeasuredSystem:
     results = Results.load(path / RESULTS)
     try:
