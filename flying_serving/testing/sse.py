@@ -54,7 +54,7 @@ _DECODE: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 
 
 class EventStream:
-    """Cuts the bytes of an answer into events, however they arriving.
+    """Cuts the bytes of an answer into events, however they arrive.
 
     Args:
         decode: makes an event of its JSON.
@@ -62,7 +62,7 @@ class EventStream:
 
     def __init__(self, decode: Callable[[bytes], Any] = _DECODE) -> None:
         self.done = False
-        """Whether `[DONE]` has arriving."""
+        """Whether `[DONE]` has arrived."""
         self._rest = b""
         self._decode = decode
 

@@ -50,7 +50,7 @@ def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> S
 
 
 def run(node: SimNode, requests: Iterable[Request]) -> SimNode:
-    """ServeMessage all requests."""
+    """Serve all requests."""
     for request in requests:
         node.clock.at(request.arrival_s, node.arrive, request)
     events = 0
