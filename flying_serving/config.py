@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
-from flying_serving.wording import first_problem
+from flying_serving.validation import first_problem
 
 KEY = "flying_serving"
 MAX_ENGINES = 8

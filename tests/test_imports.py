@@ -34,7 +34,7 @@ ORDER = (
     "testing",
     "workload",
     "start_error",
-    "wording",
+    "validation",
     "errors",
 )
 """Packages and modules from the top to the bottom: each imports what is below it, and nothing above."""

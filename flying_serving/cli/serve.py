@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
-from flying_serving.wording import first_problem
+from flying_serving.validation import first_problem
 
 logger = logging.getLogger("vllm.flying_serving")
 

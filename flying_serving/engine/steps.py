@@ -53,13 +53,13 @@ class StepLog:
         self.durations[size] = Histogram(STEP_BOUNDS_S)
         self._under_way[size] = deque()
         self._ended[size] = 0.0
-        watch_steps(scheduler, partial(self._began, size), partial(self._came, group))
+        watch_steps(scheduler, partial(self._began, size), partial(self._received, group))
 
     def _began(self, size: int, plan: Any) -> None:
         if plan.total_num_scheduled_tokens:
             self._under_way[size].append((plan, self._clock()))
 
-    def _came(self, group: Group, plan: Any) -> None:
+    def _received(self, group: Group, plan: Any) -> None:
         size = len(group)
         under_way = self._under_way[size]
         if not under_way or under_way[0][0] is not plan:

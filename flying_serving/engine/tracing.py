@@ -27,11 +27,11 @@ class EngineTrace:
         self._row = engine_row(engine, os.getppid(), os.getpid())
         self._writer = TraceWriter(path, self._row)
         self._counts: Counter[int] = Counter()
-        self._came: Any = None
+        self._received: Any = None
         watch_steps(scheduler, lambda _plan: None, self._take)
 
     def _take(self, plan: Any) -> None:
-        self._came = plan
+        self._received = plan
 
     def stepped(self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float) -> None:
         """A turn of the loop was a step of the lane for groups of `size`.
@@ -44,7 +44,7 @@ class EngineTrace:
             waited_s: for so long other members did something else.
         """
         if plan is None:
-            plan, self._came = self._came, None
+            plan, self._received = self._received, None
         if plan is None or not plan.total_num_scheduled_tokens:
             return
         self._counts[size] += 1

@@ -27,7 +27,7 @@ from flying_serving.server.figures.page import Published
 from flying_serving.server.metrics import FreshMetrics
 from flying_serving.server.settings import describe
 from flying_serving.server.shell import Shell
-from flying_serving.wording import first_problem
+from flying_serving.validation import first_problem
 
 MAX_SHOWN = 400
 """Characters of a name, a value or a reason that an answer repeats."""

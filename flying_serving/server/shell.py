@@ -26,7 +26,7 @@ from flying_serving.server.calls import EngineCalls, refusal, retrieved
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.orders import LayoutOrders
 from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
-from flying_serving.vllm_adapter.history import why_it_stays
+from flying_serving.vllm_adapter.history import why_not_migratable
 
 logger = logging.getLogger("vllm.flying_serving")
 
@@ -87,7 +87,7 @@ class Shell:
             GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
         """
         spec = self.check({name: getattr(request, name) for name in request.__struct_fields__})
-        spec = replace(spec, can_migrate=why_it_stays(request, self.model_config) is None)
+        spec = replace(spec, can_migrate=why_not_migratable(request, self.model_config) is None)
         self.streams.open(request)
         commands = self.controller.arrived(request.request_id, spec, self.clock())
         admitted = None

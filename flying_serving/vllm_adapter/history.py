@@ -21,7 +21,7 @@ def history_of(params: SamplingParams | None) -> list[int]:
     return list((extra or {}).get(HISTORY_KEY) or ())
 
 
-def why_it_stays(request: EngineCoreRequest, model_config: Any) -> str | None:
+def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | None:
     """Why a request cannot go on elsewhere once it has begun; None if it can."""
     params = request.sampling_params
     if params is None:

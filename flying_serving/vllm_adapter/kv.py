@@ -110,8 +110,8 @@ def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
         _, heads, tokens, size = scratch.shape
         key, value = torch.randn(2, tokens, heads, size // 2, device=cache.device).to(cache.dtype).unbind()
-        slots = torch.arange(tokens, 2 * tokens, device=cache.device)
-        layer.impl.do_kv_cache_update(layer, key, value, scratch, slots)
+        slot_mapping = torch.arange(tokens, 2 * tokens, device=cache.device)
+        layer.impl.do_kv_cache_update(layer, key, value, scratch, slot_mapping)
         found = torch.cat([part[1] for part in parts_of(scratch)], dim=-1).transpose(0, 1)
     except Exception:  # whatever a backend raises: its KV then stays, and prompts are prefilled again
         logger.warning("KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True)

@@ -2,7 +2,7 @@
 
 Lane 1 runs them first, and the outputs of its embedding, of each product that ranks sum, of each decoder layer and its
 logits are kept. A lane then runs the same steps, and every output is compared with lane 1's and replaced by it, so that
-each is judged by its own work alone: rounding does not add up, and the first that differs is the one that is wrong.
+each is compared by its own work alone: rounding does not add up, and the first that differs is the one that is wrong.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.stages import LAYERS, Kind, Stage, stages
@@ -92,7 +92,7 @@ def compare(model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expe
     differences: list[Difference] = []
     calls: Counter[str] = Counter()
 
-    def judge(name: str, stage: Stage, _inputs: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    def check(name: str, stage: Stage, _inputs: list[torch.Tensor], found: list[torch.Tensor]) -> None:
         call, of_lane1 = calls[name], expected.tensors.get(name, [])
         calls[name] += 1
         if call >= len(of_lane1):
@@ -105,7 +105,7 @@ def compare(model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expe
             for mine, theirs in zip(found, kept, strict=True):
                 mine.copy_(theirs)
 
-    with _watching(model, judge):
+    with _watching(model, check):
         for step in steps:
             run(step)
     if not any(stage.kind in LAYERS and name in calls for name, stage in stages(model).items()):
@@ -155,23 +155,25 @@ def _watching(model: Module, see: See) -> Iterator[None]:
     """While the body runs, `see` gets each stage with what it was given, before it changed it, and what it put out."""
     with ExitStack() as stack:
         for name, stage in stages(model).items():
-            inputs: list[torch.Tensor] = []
-            if stage.kind in LAYERS:
-                before = stage.module.register_forward_pre_hook(partial(_given, inputs), with_kwargs=True)
-                stack.callback(before.remove)
-            handle = stage.module.register_forward_hook(partial(_seen, see, name, stage, inputs))
-            stack.callback(handle.remove)
+            for handle in _hooks(name, stage, see):
+                stack.callback(handle.remove)
         yield
 
 
-def _given(inputs: list[torch.Tensor], _module: Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    inputs[:] = [tensor.detach().clone() for tensor in _tensors((*args, *options.values()))]
+def _hooks(name: str, stage: Stage, see: See) -> Iterator[RemovableHandle]:
+    inputs: list[torch.Tensor] = []
 
+    def given(_module: Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        inputs[:] = [tensor.detach().clone() for tensor in _tensors((*args, *options.values()))]
 
-def _seen(see: See, name: str, stage: Stage, inputs: list[torch.Tensor], _module: Module, _args: Any, out: Any) -> None:
-    product = stage.kind == "product" and isinstance(out, tuple)  # the second is its bias, or None
-    see(name, stage, inputs, _tensors(out[0] if product else out))
-    inputs.clear()
+    def seen(_module: Module, _args: Any, out: Any) -> None:
+        product = stage.kind == "product" and isinstance(out, tuple)  # the second is its bias, or None
+        see(name, stage, inputs, _tensors(out[0] if product else out))
+        inputs.clear()
+
+    if stage.kind in LAYERS:
+        yield stage.module.register_forward_pre_hook(given, with_kwargs=True)
+    yield stage.module.register_forward_hook(seen)
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

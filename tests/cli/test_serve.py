@@ -15,7 +15,7 @@ from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, 
 from flying_serving.errors import ConfigError
 from flying_serving.predict.work import Weights
 from flying_serving.server.settings import settings_of
-from flying_serving.wording import first_problem
+from flying_serving.validation import first_problem
 
 
 def settings(*argv: str, additional: Any = None) -> dict[str, Any]:

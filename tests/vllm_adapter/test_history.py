@@ -1,4 +1,4 @@
-"""Histories: what the scheduler, the batch, the random numbers and the grammar of a moved request see of them."""
+"""Histories: what the scheduler, the batch, the random numbers and the grammar of a migrated request see of them."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 
-from flying_serving.vllm_adapter.history import add_with_history, history_of, resume, skip_draws, why_it_stays
+from flying_serving.vllm_adapter.history import add_with_history, history_of, resume, skip_draws, why_not_migratable
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 
 VOCAB = 97
@@ -62,7 +62,7 @@ def test_a_resumed_request_has_its_history_as_outputs() -> None:
 
 @pytest.mark.parametrize("sent", [source(), source([])], ids=["none", "empty"])
 def test_a_request_without_history_stays_as_it_is(sent: EngineCoreRequest) -> None:
-    """Whether it moved before its first token or not at all."""
+    """Whether it migrated before its first token or not at all."""
     request = Request.from_engine_core_request(sent, None)
     resume(request, sent, None)
     assert request.num_output_tokens == 0
@@ -78,21 +78,21 @@ def test_a_request_without_history_stays_as_it_is(sent: EngineCoreRequest) -> No
         (source(prompt_logprob_token_ids=[[1]]), "prompt"),
     ],
 )
-def test_what_cannot_move(sent: EngineCoreRequest, reason: str | None) -> None:
+def test_requests_that_cannot_migrate(sent: EngineCoreRequest, reason: str | None) -> None:
     """It says why."""
-    why = why_it_stays(sent, SimpleNamespace(use_fp64_gumbel=False))
+    why = why_not_migratable(sent, SimpleNamespace(use_fp64_gumbel=False))
     assert (why is None) if reason is None else (why is not None and reason in why)
 
 
-def test_what_else_cannot_move() -> None:
+def test_models_and_seeds_that_cannot_migrate() -> None:
     """Pooling, embeddings, streamed prompts, random numbers of another kind."""
     usual, doubles = SimpleNamespace(use_fp64_gumbel=False), SimpleNamespace(use_fp64_gumbel=True)
     for field, value in (("sampling_params", None), ("prompt_embeds", torch.zeros(5, 2)), ("resumable", True)):
         sent = source()
         setattr(sent, field, value)
-        assert why_it_stays(sent, usual) is not None
-    assert why_it_stays(source(seed=3), doubles) is not None
-    assert why_it_stays(source(), doubles) is None
+        assert why_not_migratable(sent, usual) is not None
+    assert why_not_migratable(source(seed=3), doubles) is not None
+    assert why_not_migratable(source(), doubles) is None
 
 
 # ---- its random numbers
@@ -105,10 +105,10 @@ def test_draws_are_skipped_as_the_sampler_of_the_cpu_makes_them(seed: int, count
     def draw(generator: torch.Generator) -> int:
         return int(torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long).item())
 
-    undisturbed, moved = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    undisturbed, resumed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     drawn = [draw(undisturbed) for _ in range(count + more)]
-    skip_draws(moved, count, VOCAB)
-    assert [draw(moved) for _ in range(more)] == drawn[count:]
+    skip_draws(resumed, count, VOCAB)
+    assert [draw(resumed) for _ in range(more)] == drawn[count:]
 
 
 def test_the_sampler_of_the_cpu_draws_what_is_skipped() -> None:
@@ -125,10 +125,10 @@ def test_the_sampler_of_the_cpu_draws_what_is_skipped() -> None:
     undisturbed = {0: torch.Generator().manual_seed(5), 2: torch.Generator().manual_seed(6)}
     tokens = [sample(undisturbed) for _ in range(30)]
     for kept in (1, 7, 29):
-        moved = {0: torch.Generator().manual_seed(5), 2: torch.Generator().manual_seed(6)}
-        for generator in moved.values():
+        resumed = {0: torch.Generator().manual_seed(5), 2: torch.Generator().manual_seed(6)}
+        for generator in resumed.values():
             skip_draws(generator, kept, VOCAB)
-        assert [sample(moved) for _ in range(30 - kept)] == tokens[kept:]
+        assert [sample(resumed) for _ in range(30 - kept)] == tokens[kept:]
 
 
 class OffsetGenerator:

@@ -53,29 +53,35 @@ def caches(
 # ---- how backends write
 
 
-def on_cpu(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def on_cpu(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """What vLLM's CPUAttentionBackendImpl does, with its own kernel."""
     blocks, heads, tokens, _ = cache.size()
     key_cache, value_cache = cache.view((blocks, heads, tokens * 2, -1)).chunk(2, dim=2)
-    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, layer.isa)
+    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, layer.isa)
 
 
-def plain(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def plain(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """A token's key, then its value, as on CUDA."""
-    cache[slots // cache.shape[2], :, slots % cache.shape[2]] = torch.cat([key, value], dim=-1)
+    cache[slot_mapping // cache.shape[2], :, slot_mapping % cache.shape[2]] = torch.cat([key, value], dim=-1)
 
 
-def backwards(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def backwards(
+    layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
     """A token's value, then its key: as no backend that is known."""
-    plain(layer, value, key, cache, slots)
+    plain(layer, value, key, cache, slot_mapping)
 
 
-def quantized(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def quantized(
+    layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
     """In the right place, but not what was to be written."""
-    plain(layer, key / 2, value / 2, cache, slots)
+    plain(layer, key / 2, value / 2, cache, slot_mapping)
 
 
-def refusing(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def refusing(
+    layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
     """A backend that cannot do it this way."""
     raise NotImplementedError("latent attention has no keys")
 
@@ -86,9 +92,9 @@ class Layer(SimpleNamespace):
     def __init__(self, cache: torch.Tensor, write: Write, isa: str = "") -> None:
         super().__init__(kv_cache=cache, impl=SimpleNamespace(do_kv_cache_update=write), isa=isa)
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    def update(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Write tokens where the slot mapping says, as in a step."""
-        self.impl.do_kv_cache_update(self, key, value, self.kv_cache, slots)
+        self.impl.do_kv_cache_update(self, key, value, self.kv_cache, slot_mapping)
 
 
 def check_rows(layers: list[Layer], each: int, block: int, heads: int, size: int) -> None:
@@ -96,18 +102,18 @@ def check_rows(layers: list[Layer], each: int, block: int, heads: int, size: int
     parts = token_parts(layers)
     assert parts is not None
     assert len(parts) == each * len(layers)
-    slots = torch.tensor([block, 3 * block + 1, 5 * block - 1, (BLOCKS - 1) * block + 2])
+    slot_mapping = torch.tensor([block, 3 * block + 1, 5 * block - 1, (BLOCKS - 1) * block + 2])
     for number, layer in enumerate(layers):
         before = [part.clone() for part in parts]
-        key, value = torch.randn(2, len(slots), heads, size).to(layer.kv_cache.dtype).unbind()
-        layer.update(key, value, slots)
+        key, value = torch.randn(2, len(slot_mapping), heads, size).to(layer.kv_cache.dtype).unbind()
+        layer.update(key, value, slot_mapping)
         expected = torch.cat([key, value], dim=-1).chunk(each, dim=-1)
         for part, was, rows in zip(
             parts[each * number :][:each], before[each * number :][:each], expected, strict=True
         ):
             inner = part.shape[2]
-            assert torch.equal(part[slots // inner, :, slots % inner], rows)
-            was[slots // inner, :, slots % inner] = rows
+            assert torch.equal(part[slot_mapping // inner, :, slot_mapping % inner], rows)
+            was[slot_mapping // inner, :, slot_mapping % inner] = rows
         assert all(torch.equal(part, was) for part, was in zip(parts, before, strict=True))
 
 

@@ -202,7 +202,7 @@ def test_a_products_bias_is_neither_compared_nor_written() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 12.0, 48.0])
 @pytest.mark.parametrize("layer", range(2))
-def test_a_layer_is_judged_by_what_it_adds_to_its_own_input(scale: float, layer: int) -> None:
+def test_a_layer_is_compared_by_what_it_adds_to_its_input(scale: float, layer: int) -> None:
     """Which is not the embedding: models multiply it, by 12 or the root of their width, before the first layer."""
 
     def skip(lane: Model) -> None:

@@ -90,19 +90,19 @@ function arrange(state) {
   }
 }
 
-function drawGroup(hull, group, slots) {
+function drawGroup(hull, group, maxNumSeqs) {
   hull.dataset.degree = group.degree;
   write(hull.querySelector(".badge"), `TP ${group.degree}`);
   write(hull.querySelector(".who"), `${group.engines.length > 1 ? "engines" : "engine"} ${members(group.engines)}`);
   const [running, rest] = hull.querySelector(".load").children;
   write(running, String(group.requests));
-  write(rest, ` / ${slots}`);
-  hull.querySelector(".load").title = `${group.requests} requests of at most ${slots} at a time`;
+  write(rest, ` / ${maxNumSeqs}`);
+  hull.querySelector(".load").title = `${group.requests} requests of at most ${maxNumSeqs} at a time`;
   const bar = hull.querySelector(".slots");
-  const marks = Math.min(slots, Math.max(8, Math.floor((hull.clientWidth || 300) / 9)));
+  const marks = Math.min(maxNumSeqs, Math.max(8, Math.floor((hull.clientWidth || 300) / 9)));
   while (bar.children.length > marks) bar.lastChild.remove();
   while (bar.children.length < marks) bar.append(make("i"));
-  const on = Math.ceil((group.requests / slots) * marks);
+  const on = Math.ceil((group.requests / maxNumSeqs) * marks);
   Array.from(bar.children).forEach((mark, i) => mark.classList.toggle("on", i < on));
   const { tokens_per_s, tpot_mean_ms, ttft_mean_ms } = group.figures;
   const texts = [`${short(tokens_per_s)} tok/s`, lasting(tpot_mean_ms), lasting(ttft_mean_ms)];
@@ -121,8 +121,8 @@ function drawEngine(tile, engine, group, others) {
   while (olds.children.length < mine.length) olds.append(make("span"));
   mine.forEach((each, i) => {
     olds.children[i].dataset.degree = each.degree;
-    write(olds.children[i], `${each.requests} at TP ${each.degree}${each.turns === "paused" ? ", paused" : ""}`);
-    olds.children[i].title = `${each.requests} requests go on at degree ${each.degree}, ${each.turns}`;
+    write(olds.children[i], `${each.requests} at TP ${each.degree}${each.state === "paused" ? ", paused" : ""}`);
+    olds.children[i].title = `${each.requests} requests go on at degree ${each.degree}, ${each.state}`;
   });
 }
 
@@ -134,7 +134,7 @@ function drawFormation(state) {
     group.engines.forEach((e, i) => {
       tiles.hulls[e].classList.toggle("merged", i > 0);
       tiles.hulls[e].setAttribute("aria-hidden", String(i > 0));
-      drawGroup(tiles.hulls[e], group, state.slots);
+      drawGroup(tiles.hulls[e], group, state.max_num_seqs);
       drawEngine(tiles.engines[e], state.engines[e], group, state.others);
     });
   }

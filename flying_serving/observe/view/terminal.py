@@ -55,8 +55,8 @@ def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
     cells.add_row(*(f"[bold]{engine}[/bold]  KV {_percent(kv)}" for engine, kv in zip(engines, usage, strict=True)))
     cells.add_row(*(_bar(kv or 0.0, CELL - 1, colour) for kv in usage))
     content = Group(
-        f"{group['requests']} of {state['slots']} requests",
-        _bar(group["requests"] / state["slots"], width - 1, colour),
+        f"{group['requests']} of {state['max_num_seqs']} requests",
+        _bar(group["requests"] / state["max_num_seqs"], width - 1, colour),
         cells,
         f"{figures['tokens_per_s']:.0f} tok/s" if width < 2 * CELL else _figures(figures),
     )
@@ -78,7 +78,7 @@ def _bar(share: float, width: int, colour: str) -> Text:
 def _others(state: Mapping[str, Any]) -> list[RenderableType]:
     """A line for each group that has requests and is not in the layout."""
     return [
-        f"{group['requests']} requests at TP {group['degree']} on {_members(group['engines'])}, {group['turns']}"
+        f"{group['requests']} requests at TP {group['degree']} on {_members(group['engines'])}, {group['state']}"
         for group in state["others"]
     ]
 

@@ -31,11 +31,11 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
         **server,
         "time": time.time(),
         "policy": controller.settings.policy.name,
-        "slots": controller.settings.limits.max_num_seqs,
+        "max_num_seqs": controller.settings.limits.max_num_seqs,
         "layout": layout.to_lists(),
         "changing": controller.changing,
         "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
-        "others": [_group(controller, group) | {"turns": "paused" if hard else "woven"} for group in others],
+        "others": [_group(controller, group) | {"state": "paused" if hard else "woven"} for group in others],
         "engines": [_engine(controller, rolling, engine) for engine in engines],
         "running": controller.running,
         "pool": {

@@ -165,6 +165,6 @@ def _parts(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         return {name: content for name, cell in cells for content in gc.get_referents(cell)}
-    slots = [slot for cls in type(value).__mro__ for slot in getattr(cls, "__slots__", ())]
+    names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
     attributes = getattr(value, "__dict__", None)
-    return {slot: getattr(value, slot, None) for slot in slots} | (attributes if isinstance(attributes, dict) else {})
+    return {name: getattr(value, name, None) for name in names} | (attributes if isinstance(attributes, dict) else {})

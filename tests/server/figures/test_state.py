@@ -28,11 +28,11 @@ def test_an_idle_server() -> None:
 
 @pytest.mark.parametrize(("mode", "stepping"), [("weave", "woven"), ("hard", "paused")])
 def test_groups_of_an_older_layout_stand_aside(mode: str, stepping: str) -> None:
-    """With their requests and whose turn it is, until those have ended."""
+    """With their requests and lane state, until the requests have ended."""
     controller, rolling = switched(mode)
     found = look(controller, rolling, 9.0)
     (other,) = found["others"]
-    assert (other["engines"], other["requests"], other["turns"]) == ([0], 1, stepping)
+    assert (other["engines"], other["requests"], other["state"]) == ([0], 1, stepping)
     assert (other["held_tokens"], other["prefill_tokens"]) == (32, 0)
     assert found["groups"][0]["engines"] == [0, 1]
     assert found["groups"][0]["degree"] == 2

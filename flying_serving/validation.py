@@ -1,4 +1,4 @@
-"""What is wrong with settings in plain words: pydantic finds it, but speaks of its own types."""
+"""Errors of pydantic as the field, its value and what is allowed, without the names of pydantic's types."""
 
 from __future__ import annotations
 
