@@ -30,7 +30,7 @@ from flying_serving.wire import SwitchAnswer
 
 ENGINES = 8
 SIZES = (1, 2, 4, 8)
-SLOTS, STEP_TOKENS, ENGINE_TOKENS = 64, 2048, 40_000
+MAX_NUM_SEQS, STEP_TOKENS, ENGINE_TOKENS = 64, 2048, 40_000
 STEP_S = 0.02
 LIMIT_MS = 1.0
 MEASUREMENTS = ("tokens", "stepped")
@@ -51,7 +51,7 @@ class Bench:
 
     def __init__(self, policy: str, waiting: int) -> None:
         capacity = Capacity({size: ENGINE_TOKENS * size for size in SIZES}, 1)
-        limits = Limits(SLOTS, STEP_TOKENS)
+        limits = Limits(MAX_NUM_SEQS, STEP_TOKENS)
         settings = Settings(ENGINES, capacity, POLICIES[policy], limits, WEIGHTS, most_waiting=2 * waiting)
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
@@ -88,9 +88,9 @@ class Bench:
         prompt = draw.randint(50_000, 60_000) if long else draw.randint(50, 1500)
         outputs = draw.randint(50, 400)
         priority = -1 if draw.random() < 0.002 else draw.choice([0, 0, 0, 1])
-        wanted = RequestSpec(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
+        spec = RequestSpec(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
         name = f"r{next(self.numbers)}"
-        self.timed("arrived", lambda: self.controller.arrived(name, wanted, self.now_s))
+        self.timed("arrived", lambda: self.controller.arrived(name, spec, self.now_s))
 
     def step(self) -> None:
         """One step of all engines: some requests end, all others get a token; answers to an order come."""
