@@ -37,7 +37,7 @@ def test_every_page_of_a_mapped_file_exists_from_the_start(path: str, kind: str)
     made.close()
 
 
-def test_a_group_without_room_for_its_slots_is_an_error(path: str) -> None:
+def test_a_group_without_room_for_its_buffers_is_an_error(path: str) -> None:
     """Not a signal at the first large tensor."""
     room = os.statvfs("/dev/shm")
     slot_bytes = (room.f_blocks * room.f_frsize // SLOT_BYTES + 1) * SLOT_BYTES

@@ -75,18 +75,18 @@ def take_together(path: str, processes: int, rounds: int, what: str) -> list[Tak
 
 
 def check_one_order(taken: Taken, first: int = 0) -> None:
-    """Assert what members rely on: no gap, and an order of all tickets that each member's numbers agree with."""
+    """Assert what members rely on: no gap, and an order of all messages that each member's numbers agree with."""
     of_member: dict[int, dict[int, int]] = {member: {} for member in range(ENGINES)}
-    for ticket, (members, numbers) in enumerate(taken):
+    for message, (members, numbers) in enumerate(taken):
         for member, number in zip(members, numbers, strict=True):
             assert number not in of_member[member], "a number was given twice"
-            of_member[member][number] = ticket
-    after: dict[int, set[int]] = {ticket: set() for ticket in range(len(taken))}
-    for tickets in of_member.values():
-        numbers = sorted(tickets)
+            of_member[member][number] = message
+    after: dict[int, set[int]] = {message: set() for message in range(len(taken))}
+    for of_number in of_member.values():
+        numbers = sorted(of_number)
         assert numbers == list(range(first, first + len(numbers)))
         for earlier, later in pairwise(numbers):
-            after[tickets[later]].add(tickets[earlier])
+            after[of_number[later]].add(of_number[earlier])
     assert len(list(TopologicalSorter(after).static_order())) == len(taken)  # raises CycleError
     for (one, a), (other, b) in combinations(taken[:: max(1, len(taken) // 300)], 2):
         common = set(one) & set(other)
@@ -98,7 +98,7 @@ def test_processes_that_take_at_the_same_time_share_one_order(path: str, what: s
     """Four leaders of nested groups, and four processes that name any members in any order."""
     taken = take_together(path, 4, 30, what)
     assert all(len(mine) == 1500 for mine in taken)
-    check_one_order([ticket for mine in taken for ticket in mine])
+    check_one_order([message for mine in taken for message in mine])
     for mine in taken:
         for member in range(ENGINES):
             numbers = [numbers[members.index(member)] for members, numbers in mine if member in members]
@@ -122,7 +122,7 @@ def test_any_sequence_of_takes(takes: list[tuple[int, list[int], int]]) -> None:
             order.close()
 
 
-def test_a_killed_holder_lets_go_of_the_lock(path: str) -> None:
+def test_a_killed_holder_releases_the_lock(path: str) -> None:
     """Others wait while it lives, and go on at once when it is killed, where it left off."""
     order = SequenceNumbers(path, ENGINES)
     with Taker(path, "hold") as holder, ThreadPoolExecutor(1) as pool:

@@ -159,7 +159,7 @@ class Explored:
 
 def explore(protocol: Protocol, first: State) -> Explored:
     """Visit every state that can be reached; stop at the first deadlock."""
-    came_from: dict[State, tuple[State, str] | None] = {first: None}
+    predecessors: dict[State, tuple[State, str] | None] = {first: None}
     queue = deque([first])
     ends = 0
     while queue:
@@ -167,18 +167,18 @@ def explore(protocol: Protocol, first: State) -> Explored:
         following = list(protocol.follow(state))
         if not following:
             if not state.over():
-                return Explored(len(came_from), ends, _way(came_from, state))
+                return Explored(len(predecessors), ends, _way(predecessors, state))
             ends += 1
         for name, after in following:
-            if after not in came_from:
-                came_from[after] = (state, name)
+            if after not in predecessors:
+                predecessors[after] = (state, name)
                 queue.append(after)
-    return Explored(len(came_from), ends, None)
+    return Explored(len(predecessors), ends, None)
 
 
-def _way(came_from: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+def _way(predecessors: dict[State, tuple[State, str] | None], state: State) -> list[str]:
     names: list[str] = []
-    while (step := came_from[state]) is not None:
+    while (step := predecessors[state]) is not None:
         state, name = step
         names.append(name)
     return names[::-1]

@@ -176,7 +176,7 @@ def test_members_keep_still_while_an_older_groups_turn_goes_on() -> None:
     engines.run_until(20.0)
     for engine, longest_s in ((0, 0.2), (1, 0.1)):
         ends = [ended for _, ended, _ in steps(engines, engine, 1)]
-        assert max(late - early for early, late in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
+        assert max(after - before for before, after in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
     for (size, began), (after, ended) in pairwise((step[2], step[0]) for step in steps(engines, 1)):
         assert (size, after) != (2, 2) or ended - began < 0.02 + HOLD_OLDER_S
 
@@ -236,15 +236,15 @@ def test_hard_leaves_older_lanes_alone_but_for_one_step_in_max_pause(present: li
     busy = {older, *Layout.uniform(2, present[0]).groups}
     engines = node(present, busy, hard=True, k=1, max_pause_s=pause)
     engines.run_until(10.0)
-    led = older[0]
-    mine = steps(engines, led, len(older))
+    leader = older[0]
+    mine = steps(engines, leader, len(older))
     assert len(mine) >= 10.0 / (pause + 3 * EVENLY_S) - 2
     for (_, ended, _), (began, _, _) in pairwise(mine):
         # a group's step is ordered when it is due, and begins when its members come to it
         assert pause - TICK_S <= began - ended <= pause + 2 * EVENLY_S + 2 * ORDER_S
     # none at once after the switch, but for what a member does before the first message has arrived
     assert not [began for began, _, _ in mine if ORDER_S <= began < pause]
-    others = [step for step in steps(engines, led) if step[2] != len(older)]
+    others = [step for step in steps(engines, leader) if step[2] != len(older)]
     assert sum(ended - began for began, ended, _ in others) > 10.0 * 0.7
 
 

@@ -109,13 +109,13 @@ def test_that_others_leave_is_an_error_as_long_as_requests_drain(lost: Exception
 @pytest.mark.parametrize(
     ("timeout_s", "told"), [(0, False), (30, False), (30, True)], ids=["no drain", "drain", "told"]
 )
-def test_a_step_that_fails_is_an_error_whoever_leaves(timeout_s: int, told: bool) -> None:
+def test_a_failed_step_is_an_error_while_other_engines_leave(timeout_s: int, told: bool) -> None:
     one = engine(timeout_s)
     one.shutdown_state = REQUESTED
     if told:
         one.flying_leave()
-    with pytest.raises(RuntimeError, match="planted"), one.ending.quietly(one):
-        raise RuntimeError("planted")
+    with pytest.raises(RuntimeError, match="injected"), one.ending.quietly(one):
+        raise RuntimeError("injected")
 
 
 def test_workers_that_the_signal_has_ended_are_no_error() -> None:

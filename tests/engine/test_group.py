@@ -261,7 +261,7 @@ def test_a_round_ask_grant_commit() -> None:
     pair.leader.check()
 
 
-def test_what_a_group_asks_for_ahead_leaves_members_what_their_requests_need() -> None:
+def test_blocks_reserved_ahead_leave_members_what_their_requests_need() -> None:
     """Blocks until the end of what runs there and waits there."""
     pair = Pair()
     pair.lend(2)
@@ -281,7 +281,7 @@ def test_what_a_group_asks_for_ahead_leaves_members_what_their_requests_need() -
     assert len(pair.members[1].lent.offered) == grant.count
 
 
-def test_a_local_request_that_waits_does_not_take_the_block_of_a_groups_running_one() -> None:
+def test_a_waiting_local_request_takes_no_block_of_a_groups_running_one() -> None:
     """Else that one would be preempted, and begin again."""
     pair = Pair(lend_blocks=1)
     pair.scheduler.add("r", 8 * BLOCK - 1, 9)
@@ -420,7 +420,7 @@ def test_after_nothing_was_granted_the_leader_goes_on_and_asks_again_later() -> 
     assert pair.kinds(0) == ["RunStep"]
 
 
-def test_blocks_are_wanted_back_and_given_back() -> None:
+def test_blocks_are_recalled_and_returned() -> None:
     """A member asks for no more than it lent, and not over and over; it gets what is not in use."""
     pair = Pair()
     pair.lend(4)

@@ -75,10 +75,10 @@ class Lending(RuleBasedStateMachine):
 
     # ---- an engine's own requests
 
-    @rule(engine=st.integers(0, 3), wanted=st.integers(1, 5))
-    def begin_locally(self, engine: int, wanted: int) -> None:
+    @rule(engine=st.integers(0, 3), count=st.integers(1, 5))
+    def begin_locally(self, engine: int, count: int) -> None:
         member = self.members[engine % self.engines]
-        blocks = member.pool.take(min(wanted, member.pool.free_count()))
+        blocks = member.pool.take(min(count, member.pool.free_count()))
         member.owned += blocks
         for block in blocks:
             member.pool.remember(block, b"%d" % next(self.names))
@@ -92,17 +92,17 @@ class Lending(RuleBasedStateMachine):
 
     # ---- what leaders do
 
-    @rule(number=st.integers(0, 2), wanted=st.integers(1, 8))
-    def ask(self, number: int, wanted: int) -> None:
+    @rule(number=st.integers(0, 2), count=st.integers(1, 8))
+    def ask(self, number: int, count: int) -> None:
         state = self.a_group(number)
         if state.grants is None and state.borrowed.room():
-            state.grants, state.asked = {}, min(wanted, state.borrowed.room())
+            state.grants, state.asked = {}, min(count, state.borrowed.room())
             self.tell(state.group, "ask", state.asked)
 
-    @rule(number=st.integers(0, 2), wanted=st.integers(1, 4))
-    def use(self, number: int, wanted: int) -> None:
+    @rule(number=st.integers(0, 2), count=st.integers(1, 4))
+    def use(self, number: int, count: int) -> None:
         state = self.a_group(number)
-        blocks = state.pool.take(min(wanted, state.borrowed.free_count()))
+        blocks = state.pool.take(min(count, state.borrowed.free_count()))
         state.used += blocks
         for block in blocks:
             state.pool.remember(block, b"%d" % next(self.names))
@@ -119,12 +119,12 @@ class Lending(RuleBasedStateMachine):
         state = self.a_group(number)
         self.tell(state.group, "step", list(state.used))
 
-    @rule(number=st.integers(0, 2), wanted=st.integers(1, 8))
-    def give_up(self, number: int, wanted: int) -> None:
+    @rule(number=st.integers(0, 2), count=st.integers(1, 8))
+    def give_up(self, number: int, count: int) -> None:
         state = self.a_group(number)
         before = state.borrowed.free_count()
-        blocks = state.borrowed.give_up(wanted)
-        assert len(blocks) == min(wanted, before)
+        blocks = state.borrowed.give_up(count)
+        assert len(blocks) == min(count, before)
         assert not set(blocks) & set(state.used)
         if blocks:
             self.tell(state.group, "return", blocks)

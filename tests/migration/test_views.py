@@ -81,10 +81,10 @@ class Engine:
     """An engine's block tables in both lanes: none of its blocks is in two places."""
 
     def __init__(self, case: Case, chance: Random) -> None:
-        wanted = [-(-most // case.tokens_in_block(g)) for g in (case.old, case.new) for most, _ in case.requests]
-        self.blocks = 2 + sum(wanted)
-        free = chance.sample(range(1, self.blocks), sum(wanted))
-        tables = [[free.pop() for _ in range(count)] for count in wanted]
+        counts = [-(-most // case.tokens_in_block(g)) for g in (case.old, case.new) for most, _ in case.requests]
+        self.blocks = 2 + sum(counts)
+        free = chance.sample(range(1, self.blocks), sum(counts))
+        tables = [[free.pop() for _ in range(count)] for count in counts]
         self.old, self.new = tables[: len(case.requests)], tables[len(case.requests) :]
 
 
@@ -133,8 +133,8 @@ class Memory:
     ) -> None:
         """Put what belongs to these heads of the tokens that move, or of all, into an array like this memory."""
         case = self.case
-        for number, (most, moving) in enumerate(case.requests):
-            for token in range(most) if all_of else moving:
+        for number, (most, copied) in enumerate(case.requests):
+            for token in range(most) if all_of else copied:
                 for layer, (n, head), part in product(range(case.layers), enumerate(heads), range(2 * case.head_size)):
                     block, place = divmod(token, case.tokens_in_block(group))
                     at = layer * self.layer_stride + table[number][block] * self.block_stride
@@ -229,7 +229,7 @@ def run(case: Case) -> Ranks:
 
 @settings(max_examples=150)
 @given(cases(), st.sampled_from([1, 100, 1 << 20]))
-def test_new_ranks_have_what_belongs_to_their_heads_and_nothing_else_is_touched(case: Case, piece_bytes: int) -> None:
+def test_new_ranks_get_the_kv_of_their_heads_and_nothing_else_changes(case: Case, piece_bytes: int) -> None:
     """Of every pair of groups, however KV heads are split or replicate; each head is told once."""
     event(f"{len(case.old)} -> {len(case.new)} engines")
     with patch.object(transfer, "PIECE_BYTES", piece_bytes):
@@ -265,13 +265,13 @@ def test_a_large_copy_goes_in_pieces(layers_in_a_piece: int, pieces: list[int]) 
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_slots_hold_where_kernels_see_smaller_blocks(transposed: bool) -> None:
+def test_slot_mapping_where_kernels_see_smaller_blocks(transposed: bool) -> None:
     """A lane's block of 16 tokens is cut into four of the kernels."""
     run(case(kind=Kind(transposed, cuts=4)))
     run(case(kind=Kind(transposed, cuts=4), old=(2,), new=(0, 1, 2, 3)))
 
 
-def test_slots_of_tokens() -> None:
+def test_slot_mapping_of_tokens() -> None:
     """From the blocks of each request, in order, and none of a request of which none is meant."""
     view = KVView([torch.zeros(9, 1, 2, 1)], range(1), 4)
     assert view.slot_mapping([([3, 1, 2], range(3, 9)), ([5], range(2, 2)), ([8], range(2))]).tolist() == [

@@ -25,9 +25,9 @@ def program(name: str) -> str:
     return found
 
 
-def promtool(*words: str | Path) -> str:
+def promtool(*arguments: str | Path) -> str:
     """Run promtool and return what it prints; the test fails with that if promtool does."""
-    done = subprocess.run([program("promtool"), *map(str, words)], capture_output=True, text=True, check=False)
+    done = subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -72,7 +72,7 @@ class _Graph:
     def __init__(self, first: Hashable) -> None:
         self.numbers: dict[Hashable, int] = {first: 0}
         self.states: list[Any] = [first]
-        self.came_from = array("i", [-1])
+        self.predecessors = array("i", [-1])
         self.starts = array("i", [0])
         self.follows = array("i")
         """Edges of state n: follows[starts[n]:starts[n + 1]]."""
@@ -81,13 +81,13 @@ class _Graph:
         number = self.numbers.setdefault(state, len(self.states))
         if number == len(self.states):
             self.states.append(state)
-            self.came_from.append(source)
+            self.predecessors.append(source)
         self.follows.append(number)
 
     def way(self, number: int) -> list[int]:
         """States on the way from the first one to this one."""
         way = [number]
-        while (number := self.came_from[number]) >= 0:
+        while (number := self.predecessors[number]) >= 0:
             way.append(number)
         return way[::-1]
 

@@ -131,8 +131,8 @@ class ProtocolModel:
             client = self._clients[state[-1]]
             ordered = any(stage.layout for stage in self.scenario.stages[client.stage + 1 :])
             jobs = [job for stage in self.scenario.stages[client.stage + 1 :] for job in stage.jobs]
-            moving = {request_of(job.name) for job in jobs} | set(self.scenario.aborts)
-            leaving = [client.requests[self.numbers[name]] for name in moving]
+            changing = {request_of(job.name) for job in jobs} | set(self.scenario.aborts)
+            leaving = [client.requests[self.numbers[name]] for name in changing]
             told = {job.leader for job in jobs} | {j.leader for status, j in leaving if j and status is Status.OPEN}
             quiet = self._quiet[state[-1]] = tuple(not ordered and e not in told for e in range(ENGINES))
         return quiet[engine]
@@ -205,8 +205,8 @@ class ProtocolModel:
 
     def _together(self, state: State, label: Label, heard: dict[int, tuple[Any, ...]]) -> State:
         after = state
-        for engine, words in heard.items():
-            after = self._after(after, engine, self.endpoints.step(state[engine], words, label))
+        for engine, messages in heard.items():
+            after = self._after(after, engine, self.endpoints.step(state[engine], messages, label))
         return after
 
     # ---- the client
@@ -299,5 +299,5 @@ class ProtocolModel:
         return f"a step of {label[1]}" if self.endless and label[0] == "step" else None
 
     def describe(self, label: Label) -> str:
-        """Return what happened, in words."""
+        """Return what happened, as text."""
         return describe(label, self.engines.messages)

@@ -98,12 +98,12 @@ def test_going_round_without_a_way_to_an_end_is_found() -> None:
     assert (explored.states, explored.wrong) == (4, "from here on nothing leads to an end")
 
 
-@pytest.mark.parametrize("wanted", ["empty small", "large into small"])
-def test_goals_of_what_has_no_end_stay_within_reach(wanted: str) -> None:
+@pytest.mark.parametrize("reached", ["empty small", "large into small"])
+def test_goals_of_what_has_no_end_stay_within_reach(reached: str) -> None:
     """The small jug can be emptied again and again; once nothing can be poured any more, that is over."""
 
     class Endless(Jugs):
-        forbidden = () if wanted == "empty small" else ("empty large", "empty small", "small into large")
+        forbidden = () if reached == "empty small" else ("empty large", "empty small", "small into large")
 
         def over(self, state: State) -> bool:
             return False
@@ -113,9 +113,9 @@ def test_goals_of_what_has_no_end_stay_within_reach(wanted: str) -> None:
             yield "wait", state
 
         def goal(self, label: str) -> Hashable | None:
-            return label if label == wanted else None
+            return label if label == reached else None
 
-    wrong = None if wanted == "empty small" else "from here on nothing leads to large into small"
+    wrong = None if reached == "empty small" else "from here on nothing leads to large into small"
     assert explore(Endless(), (0, 0)).wrong == wrong
 
 

@@ -205,9 +205,9 @@ def main() -> None:
     parser.add_argument("--degrees", help="such as 1,2,4; by default those of each shape")
     options = parser.parse_args()
     for shape in options.shapes or DEGREES:
-        wanted = [int(p) for p in options.degrees.split(",")] if options.degrees else DEGREES[shape]
+        selected = [int(p) for p in options.degrees.split(",")] if options.degrees else DEGREES[shape]
         degrees: dict[str, dict[str, Any]] = {}
-        for degree in wanted:
+        for degree in selected:
             begin = time.perf_counter()
             degrees[str(degree)] = record(shape, degree)
             total_s = time.perf_counter() - begin
@@ -216,10 +216,10 @@ def main() -> None:
                 f"{shape} degree {degree}: {result['start_s']} s start, {result['run_s']} s run, {total_s:.1f} s in all"
             )
         _save(shape, degrees)
-        first = degrees[str(wanted[0])]["answers"]
-        for degree in wanted[1:] if _dtype(shape) == "float32" else ():
+        first = degrees[str(selected[0])]["answers"]
+        for degree in selected[1:] if _dtype(shape) == "float32" else ():
             apart = largest_difference(first, degrees[str(degree)]["answers"])
-            print(f"{shape}: degrees {wanted[0]} and {degree}: same tokens, logprobs within {apart:.1e}")
+            print(f"{shape}: degrees {selected[0]} and {degree}: same tokens, logprobs within {apart:.1e}")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def test_batches_are_what_a_step_can_take(limits: StepLimits, expected: list[tup
 
 
 @pytest.mark.parametrize("request_tokens", [17, 100, 1024, 1025, 2048, 9000])
-def test_no_request_outgrows_its_limit_with_the_token_that_is_drawn(request_tokens: int) -> None:
+def test_no_request_exceeds_its_limit_with_the_token_that_is_drawn(request_tokens: int) -> None:
     """VLLM refuses the step else."""
     for batch in batches(StepLimits(256, 8192, request_tokens, 32)):
         for step in batch.steps():
