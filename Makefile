@@ -46,7 +46,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q tests/test_budget.py
 
 # Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
-WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py planted_errors.py) \
+WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py injected_faults.py) \
 	tests/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py
 
 test: $(STAMP)

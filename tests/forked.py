@@ -40,22 +40,22 @@ class Forked:
     """A command that runs; what `subprocess.Popen` has of a process that leads a group of its own.
 
     Args:
-        words: what follows `flying-serving` on the command line.
+        arguments: what follows `flying-serving` on the command line.
         environment: all of its variables.
         out: a file for its stdout.
         err: a file for its stderr, which may be the same.
-        planted: Python code that runs before the command.
+        preamble: Python code that runs before the command.
     """
 
     def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], out: Path, err: Path, planted: str = ""
+        self, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path, preamble: str = ""
     ) -> None:
         preloaded = allocator_environment()
         with patch.dict(os.environ, environment | preloaded):
             forkserver.set_forkserver_preload(IMPORTS)
             forkserver.ensure_running()
         given = {**environment, **preloaded}
-        self._process = _context.Process(target=_run, args=(list(words), given, (out, err), planted))
+        self._process = _context.Process(target=_run, args=(list(arguments), given, (out, err), preamble))
         err.touch()
         self._process.start()
         assert self._process.pid is not None
@@ -92,27 +92,27 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-def forked(words: Sequence[str], planted: str = "") -> Start:
-    """A start of a command, for a ServerProcess; `planted` is Python code that runs before it."""
-    return lambda environment, log: Forked(words, environment, log, log, planted)
+def forked(arguments: Sequence[str], preamble: str = "") -> Start:
+    """A start of a command, for a ServerProcess; `preamble` is Python code that runs before it."""
+    return lambda environment, log: Forked(arguments, environment, log, log, preamble)
 
 
-def run(words: Sequence[str], timeout_s: float, planted: str = "") -> subprocess.CompletedProcess[str]:
+def run(arguments: Sequence[str], timeout_s: float, preamble: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end. Raises subprocess.TimeoutExpired."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         environment = os.environ | ENVIRONMENT | {"COLUMNS": "1000"}  # tables are not wrapped
-        process = Forked(words, environment, out, err, planted)
+        process = Forked(arguments, environment, out, err, preamble)
         try:
             status = process.wait(timeout_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         said = [path.read_text(encoding="utf-8", errors="replace") for path in (out, err)]
-    return subprocess.CompletedProcess(["flying-serving", *words], status, *said)
+    return subprocess.CompletedProcess(["flying-serving", *arguments], status, *said)
 
 
-def _run(words: list[str], environment: dict[str, str], files: Sequence[Path], planted: str) -> None:
+def _run(arguments: list[str], environment: dict[str, str], files: Sequence[Path], preamble: str) -> None:
     _be_like_a_command()
     for number, path in enumerate(files, start=1):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -120,8 +120,8 @@ def _run(words: list[str], environment: dict[str, str], files: Sequence[Path], p
         os.close(opened)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["flying-serving", *words]
-    exec(planted, {})
+    sys.argv = ["flying-serving", *arguments]
+    exec(preamble, {})
     from flying_serving.cli.main import main
 
     try:

@@ -49,7 +49,7 @@ class Server(ServerProcess):
         flags: more of them.
         base: flags that come first.
         program: what `python -m` runs; by default `flying-serving serve` is forked.
-        planted: Python code that runs before the server, if it is forked.
+        preamble: Python code that runs before the server, if it is forked.
     """
 
     def __init__(
@@ -59,15 +59,22 @@ class Server(ServerProcess):
         *flags: str,
         base: Sequence[str] = FLAGS,
         program: Sequence[str] | None = None,
-        planted: str = "",
+        preamble: str = "",
     ) -> None:
         self.port = free_port()
         self.model = str(tiny(model) if isinstance(model, str) else model)
-        words = [self.model, f"--host={HOST}", f"--port={self.port}", f"--data-parallel-size={engines}", *base, *flags]
+        arguments = [
+            self.model,
+            f"--host={HOST}",
+            f"--port={self.port}",
+            f"--data-parallel-size={engines}",
+            *base,
+            *flags,
+        ]
         if program is None:
-            start = forked(["serve", *words], planted)
+            start = forked(["serve", *arguments], preamble)
         else:
-            start = command([sys.executable, "-m", *program, *words], ROOT)
+            start = command([sys.executable, "-m", *program, *arguments], ROOT)
         self._files = tempfile.TemporaryDirectory()
         super().__init__(start, os.environ | ENVIRONMENT, f"http://{HOST}:{self.port}", Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)

@@ -39,7 +39,7 @@ APART: dict[str, Any] = {"vllm_xargs": {"tp_degree": 1}}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("llama", 2, *SETTINGS, planted=SLOW) as live:
+    with Server("llama", 2, *SETTINGS, preamble=SLOW) as live:
         yield live
 
 
@@ -107,14 +107,14 @@ def test_a_prompt_too_long_for_an_engine_is_served_by_a_group(server: Server, ap
     assert len(reasons) == 1 and "context" in reasons[0]
 
 
-def test_a_request_that_outgrows_its_engine_goes_on_in_a_group(server: Server, apart: int) -> None:
+def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, apart: int) -> None:
     """To the end of the model's length, with the tokens and logprobs that a group gives from the start."""
     tokens = prompt(2, 1900)
-    moved = post(server, tokens, MOST_TOKENS - 1900)
-    assert moved.status_code == 200, moved.text
+    migrated = post(server, tokens, MOST_TOKENS - 1900)
+    assert migrated.status_code == 200, migrated.text
     reasons = formed_since(server, apart)
     assert len(reasons) == 1 and "context" in reasons[0]
-    choice = moved.json()["choices"][0]
+    choice = migrated.json()["choices"][0]
     assert len(choice["token_ids"]) == MOST_TOKENS - 1900
     assert choice["finish_reason"] == "length"
     whole = post(server, tokens, MOST_TOKENS - 1900, vllm_xargs={"tp_degree": 2}).json()["choices"][0]
@@ -153,9 +153,9 @@ def test_a_queue_deadline_ends_the_wait(server: Server) -> None:
     with ThreadPoolExecutor(8) as threads:
         long = [threads.submit(post, server, prompt(50 + i, 50), 800, **APART) for i in range(4)]
         wait_until(server, "running", 4)
-        late = post(server, prompt(60, 50), 5, vllm_xargs={"queue_deadline_s": 0.2})
-        assert late.status_code == 504, late.text
-        assert "queue_deadline_s" in late.json()["error"]["message"]
+        expired = post(server, prompt(60, 50), 5, vllm_xargs={"queue_deadline_s": 0.2})
+        assert expired.status_code == 504, expired.text
+        assert "queue_deadline_s" in expired.json()["error"]["message"]
         assert all(request.result(WAIT_S).status_code == 200 for request in long)
 
 

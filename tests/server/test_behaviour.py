@@ -270,10 +270,10 @@ async def test_structured_output_in_both_lanes_and_across_a_switch(server: Serve
         beside = asyncio.create_task(stream(http, free))
         await asyncio.sleep(0.15)
         await asyncio.to_thread(server.layout, TOGETHER, mode)
-        late = {name: asyncio.create_task(stream(http, body(name, None))) for name in FORMATS}
+        after_switch = {name: asyncio.create_task(stream(http, body(name, None))) for name in FORMATS}
         for (name, _), task in zip(jobs, tasks, strict=True):
             same(await task, reference[name])
-        for name, task in late.items():
+        for name, task in after_switch.items():
             same(await task, reference[name])
         same(await beside, free_alone)
 

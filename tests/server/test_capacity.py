@@ -124,9 +124,7 @@ def test_group_serves_a_prompt_that_no_engine_can_hold(server: Server, long_answ
     server.check()
 
 
-def test_prompt_is_held_until_a_layout_can_hold_it_and_finds_its_prefix_cached(
-    server: Server, long_answer: Answer
-) -> None:
+def test_a_prompt_waits_for_a_layout_that_holds_it_and_finds_its_prefix(server: Server, long_answer: Answer) -> None:
     server.layout(ALONE)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(ask, server, LONG, 16)

@@ -40,13 +40,13 @@ def test_streams_go_on_while_eight_engines_merge_and_split(server: Compared) -> 
     free, fixed = (*SAMPLED, *FORCED), [(SAMPLED[0], degree) for degree in DEGREES]
     layouts, switched = itertools.cycle(LAYOUTS), 0
     with ThreadPoolExecutor(len(free) + len(fixed)) as pool:
-        moving = [pool.submit(run, server, request, None) for request in free]
+        migrating = [pool.submit(run, server, request, None) for request in free]
         staying = [pool.submit(run, server, request, degree) for request, degree in fixed]
-        while switched < len(LAYOUTS) or not all(answer.done() for answer in moving):
+        while switched < len(LAYOUTS) or not all(answer.done() for answer in migrating):
             server.layout(next(layouts), "migrate")
             switched += 1
             time.sleep(BETWEEN_S)
-        for request, answer in zip(free, moving, strict=True):
+        for request, answer in zip(free, migrating, strict=True):
             compare(server, request, 1, answer.result())
         for (request, degree), answer in zip(fixed, staying, strict=True):
             compare(server, request, degree, answer.result())

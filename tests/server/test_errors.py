@@ -108,9 +108,9 @@ def configuration(**changes: Any) -> Any:
     )
 
 
-def flags(**words: str) -> None:
+def flags(**arguments: str) -> None:
     """Flags of ours, as argparse hands them on."""
-    _flying_settings(SimpleNamespace(additional_config=None, **words))
+    _flying_settings(SimpleNamespace(additional_config=None, **arguments))
 
 
 def additional(value: Any) -> None:
@@ -684,9 +684,9 @@ COMMAND_CASES = (
 NO_SERVER, NO_URL, NO_NUMBER, NOT_OURS, COMMAND_KEY, UNALIGNED, INCOMPLETE, GENTLE, NO_STEPS, SICK = COMMAND_CASES
 
 
-def run(case: Case, *words: str, lines: int | None = 1) -> None:
+def run(case: Case, *arguments: str, lines: int | None = 1) -> None:
     """Run a command; its exit code, and its one line on stderr."""
-    result = CliRunner().invoke(app, list(words), env={"VLLM_API_KEY": "", "FLYING_SERVING_URL": ""})
+    result = CliRunner().invoke(app, list(arguments), env={"VLLM_API_KEY": "", "FLYING_SERVING_URL": ""})
     assert result.exit_code == case.code, result.output
     assert case.says in result.stderr
     assert "Traceback" not in result.output
@@ -712,8 +712,8 @@ def test_commands_with_a_server(server: Server) -> None:
     run(UNALIGNED, "layout", "1,2", "0", "3", *keyed)
     run(INCOMPLETE, "layout", "0", "1", *keyed)
     run(GENTLE, "layout", "0,1", "2,3", "--mode", "gentle", *keyed)
-    for words in (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",)):
-        result = CliRunner().invoke(app, [*words, *keyed])
+    for arguments in (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",)):
+        result = CliRunner().invoke(app, [*arguments, *keyed])
         assert result.exit_code == 0, result.output
 
 

@@ -37,7 +37,7 @@ class Runs:
     def __init__(self) -> None:
         self.jobs: list[dict[str, Any]] = []
         self.whole: dict[str, int] = {}
-        self.moved: dict[tuple[str, int, int], int] = {}
+        self.resumed: dict[tuple[str, int, int], int] = {}
         self.answers: list[dict[str, Any]] = []
         for name, (prompt, sampling, lane) in CASES.items():
             job = {"prompt": prompt, "sampling": sampling}
@@ -45,15 +45,15 @@ class Runs:
             self.jobs.append(job | {"lane": lane})
             for kept in KEPT:
                 for other in (1, 2):
-                    self.moved[name, kept, other] = len(self.jobs)
+                    self.resumed[name, kept, other] = len(self.jobs)
                     self.jobs.append(job | {"lane": other, "after": [self.whole[name], kept]})
 
     def run(self, folder: Path) -> None:
         """Start two engines and let them answer."""
         asked, told = folder / "jobs.json", folder / "answers.json"
         asked.write_text(json.dumps(self.jobs))
-        words = [str(path) for path in (tiny("llama"), asked, told)]
-        done = run([], TIMEOUT_S, f"from tests.server.moved import main; main(*{words})")
+        arguments = [str(path) for path in (tiny("llama"), asked, told)]
+        done = run([], TIMEOUT_S, f"from tests.server.resuming import main; main(*{arguments})")
         assert done.returncode == 0, done.stderr[-8000:]
         self.answers = json.loads(told.read_text())
 
@@ -62,7 +62,7 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Yield all answers, of one start of the engines."""
     made = Runs()
-    made.run(tmp_path_factory.mktemp("moved"))
+    made.run(tmp_path_factory.mktemp("resumed"))
     yield made
 
 
@@ -73,11 +73,11 @@ def test_what_follows_a_history_is_what_followed_it_in_an_undisturbed_run(
     runs: Runs, name: str, kept: int, lane: int
 ) -> None:
     """Tokens, logprobs and the end; nothing of the history is given out again."""
-    whole, moved = runs.answers[runs.whole[name]], runs.answers[runs.moved[name, kept, lane]]
+    whole, resumed = runs.answers[runs.whole[name]], runs.answers[runs.resumed[name, kept, lane]]
     assert len(whole["tokens"]) > max(KEPT)
-    assert moved["tokens"] == whole["tokens"][kept:]
-    assert (moved["finish"], moved["stop"]) == (whole["finish"], whole["stop"])
-    worst = max(abs(a - b) for a, b in zip(moved["logprobs"], whole["logprobs"][kept:], strict=True))
+    assert resumed["tokens"] == whole["tokens"][kept:]
+    assert (resumed["finish"], resumed["stop"]) == (whole["finish"], whole["stop"])
+    worst = max(abs(a - b) for a, b in zip(resumed["logprobs"], whole["logprobs"][kept:], strict=True))
     assert worst <= WORST_LOGPROB
 
 
@@ -92,8 +92,8 @@ def test_the_cases_are_what_they_are_called(runs: Runs) -> None:
 
 
 def test_metrics_hear_of_a_request_once(runs: Runs) -> None:
-    """That it was queued, and its prefill, are told where it began; moved, it is only scheduled again."""
+    """That it was queued, and its prefill, are told where it began; migrated, it is only scheduled again."""
     for number in runs.whole.values():
         assert (runs.answers[number]["events"], runs.answers[number]["prefills"]) == (2, 1)
-    for number in runs.moved.values():
+    for number in runs.resumed.values():
         assert (runs.answers[number]["events"], runs.answers[number]["prefills"]) == (1, 0)

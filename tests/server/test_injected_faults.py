@@ -78,11 +78,11 @@ def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def end_of(model: Path, planted: str, dtype: str, *more: str) -> str:
-    """What the server says when it ends. Engines are forked from it, so they have what is planted in it."""
+def end_of(model: Path, fault: str, dtype: str, *more: str) -> str:
+    """What the server says when it ends. Engines are forked from it, so they have the fault in them."""
     flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
-    words = ["serve", str(model), "--host=127.0.0.1", f"--port={free_port()}", "--data-parallel-size=2", *flags]
-    done = run([*words, f"--dtype={dtype}", *more], END_S, planted)
+    arguments = ["serve", str(model), "--host=127.0.0.1", f"--port={free_port()}", "--data-parallel-size=2", *flags]
+    done = run([*arguments, f"--dtype={dtype}", *more], END_S, fault)
     assert done.returncode == 2, done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("flying-serving: ")]
     return said
@@ -97,7 +97,7 @@ def differs_first(said: str, stage: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "planted", "stage"),
+    ("shape", "dtype", "fault", "stage"),
     [
         ("llama", "float32", NORM, "model.layers.1.self_attn.o_proj"),
         ("llama", "bfloat16", NORM, "model.layers.1.self_attn.o_proj"),
@@ -107,8 +107,8 @@ def differs_first(said: str, stage: str) -> bool:
     ],
     ids=["norm", "norm-bfloat16", "column", "query-norm", "query-bias"],
 )
-def test_a_planted_error_ends_the_start_with_the_lanes_name(shape: str, dtype: str, planted: str, stage: str) -> None:
-    said = end_of(tiny(shape), planted, dtype)
+def test_an_injected_fault_ends_the_start_with_the_lanes_name(shape: str, dtype: str, fault: str, stage: str) -> None:
+    said = end_of(tiny(shape), fault, dtype)
     assert differs_first(said, stage), said
 
 

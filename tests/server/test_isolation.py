@@ -23,13 +23,13 @@ pytestmark = pytest.mark.server
 
 MODEL_LENGTH = 4000
 PROMPT = 3900
-SLOTS = 4
+MAX_NUM_SEQS = 4
 QUEUED = 24
 MOST_URGENT = -5
 SETTINGS = (
     "--policy=auto",
     f"--max-model-len={MODEL_LENGTH}",
-    f"--max-num-seqs={SLOTS}",
+    f"--max-num-seqs={MAX_NUM_SEQS}",
     f"--max-num-queued-reqs={QUEUED}",
     "--enable-scale-out",
     f"--most-urgent-priority={MOST_URGENT}",
@@ -78,7 +78,7 @@ UNSENDABLE: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_cannot_be_sent_is_refused_by_its_field(server: Server, name: str, stream: bool) -> None:
     """More often than there are slots: afterwards nothing is booked, and others are served."""
     path, body, parameter = UNSENDABLE[name]
-    for _ in range(2 * SLOTS + 1):
+    for _ in range(2 * MAX_NUM_SEQS + 1):
         answer = post(server, path, {**body, "max_tokens": 2, "stream": stream})
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
@@ -126,7 +126,7 @@ class Busy:
     def __enter__(self) -> None:
         body = {"model": self._server.model, "prompt": [1] * 20, "max_tokens": 3900, "ignore_eos": True}
         body |= {"stream": True, "vllm_xargs": {"tp_degree": 1}}
-        for _ in range(2 * SLOTS):
+        for _ in range(2 * MAX_NUM_SEQS):
             stream = self._server.http.stream("POST", "/v1/completions", json=body)
             answer = self._stack.enter_context(stream)
             self._streams.append(answer.iter_lines())
@@ -165,7 +165,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Server) -> Non
             while server.http.get("/flying/status").json()["requests"]["held"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-        assert server.http.get("/flying/status").json()["requests"]["running"] == 2 * SLOTS
+        assert server.http.get("/flying/status").json()["requests"]["running"] == 2 * MAX_NUM_SEQS
     server.until_idle()
 
 
@@ -192,8 +192,8 @@ def test_urgent_requests_without_end_do_not_starve_another(server: Server) -> No
             count += 1
         return count
 
-    with ThreadPoolExecutor(3 * SLOTS) as pool:
-        asking = [pool.submit(ask_again) for _ in range(3 * SLOTS)]
+    with ThreadPoolExecutor(3 * MAX_NUM_SEQS) as pool:
+        asking = [pool.submit(ask_again) for _ in range(3 * MAX_NUM_SEQS)]
         try:
             time.sleep(0.5)
             for priority in (0, 1000):
@@ -201,5 +201,5 @@ def test_urgent_requests_without_end_do_not_starve_another(server: Server) -> No
                 assert answer.status_code == 200, answer.text
         finally:
             over.set()
-        assert sum(one.result(WAIT_S) for one in asking) > 3 * SLOTS
+        assert sum(one.result(WAIT_S) for one in asking) > 3 * MAX_NUM_SEQS
     server.until_idle()

@@ -300,16 +300,16 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def by_shell(words: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def by_shell(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run the command as a user would."""
-    line = [sys.executable, "-m", *COMMAND[:1], *words]
+    line = [sys.executable, "-m", *COMMAND[:1], *arguments]
     return subprocess.run(
         line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s
     )
 
 
 @pytest.mark.parametrize(
-    ("start", "words", "message"),
+    ("start", "arguments", "message"),
     [
         (run, "{model} --data-parallel-size=2 --group-sizes=3", "--group-sizes=3: group size 3 is not one of 1, 2, 4"),
         (run, "{model} --data-parallel-size=2 --enable-lora", "--enable-lora: LoRA cannot be served"),
@@ -320,10 +320,10 @@ def by_shell(words: Sequence[str], timeout_s: float) -> subprocess.CompletedProc
     ids=["sizes", "LoRA", "port", "length", "model"],
 )
 def test_what_cannot_be_served_ends_with_one_line(
-    start: Callable[..., subprocess.CompletedProcess[str]], words: str, message: str, taken_port: int
+    start: Callable[..., subprocess.CompletedProcess[str]], arguments: str, message: str, taken_port: int
 ) -> None:
     """Whether we find it or vLLM does, and no traceback with it."""
-    done = start(["serve", *words.format(model=tiny("llama"), port=taken_port).split(), "--dtype=float32"], START_S)
+    done = start(["serve", *arguments.format(model=tiny("llama"), port=taken_port).split(), "--dtype=float32"], START_S)
     assert done.returncode == 2, done.stderr[-2000:]
     ours = [line for line in done.stderr.splitlines() if not line.startswith("Triton is ")]  # vLLM's import says so
     assert len(ours) == 1, done.stderr

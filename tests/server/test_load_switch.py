@@ -40,7 +40,7 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("llama-75m", 2, *SETTINGS, planted=SLOW) as live:
+    with Server("llama-75m", 2, *SETTINGS, preamble=SLOW) as live:
         yield live
 
 

@@ -92,7 +92,7 @@ def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
     server.check()
 
 
-def test_requests_that_move_with_their_kv(server: Compared) -> None:
+def test_requests_that_migrate_with_their_kv(server: Compared) -> None:
     """Streams go on in other groups where they were, over and over, and nobody could tell from what they say."""
     jobs = (*SAMPLED, *FORCED)
     layouts = itertools.cycle([groups for groups, _ in SWITCHES[server.engines]])

@@ -134,11 +134,11 @@ def test_members_of_a_group_step_together(traced: Traced) -> None:
 def test_steps_have_computed_what_was_asked_for(traced: Traced) -> None:
     """All prompts, and every token that was given out but the last of each request, which nothing follows."""
     assert [len(stream.tokens) for stream in traced.streams] == [OUTPUT_TOKENS] * len(traced.streams)
-    led = [*traced.steps(0, 1).values(), *traced.steps(1, 1).values(), *traced.steps(0, 2).values()]
+    own_steps = [*traced.steps(0, 1).values(), *traced.steps(1, 1).values(), *traced.steps(0, 2).values()]
     requests = len(traced.streams)
-    assert sum(step["args"]["prefill_tokens"] for step in led) == requests * PROMPT_TOKENS
-    assert sum(step["args"]["tokens"] for step in led) == requests * (PROMPT_TOKENS + OUTPUT_TOKENS - 1)
-    assert {step["name"] for step in led} == {"alone", "group 0,1"}
+    assert sum(step["args"]["prefill_tokens"] for step in own_steps) == requests * PROMPT_TOKENS
+    assert sum(step["args"]["tokens"] for step in own_steps) == requests * (PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+    assert {step["name"] for step in own_steps} == {"alone", "group 0,1"}
 
 
 def test_switches_are_those_of_the_admin_route(traced: Traced) -> None:
