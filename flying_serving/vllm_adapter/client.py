@@ -41,7 +41,13 @@ def fork_on_cpu(original: Any) -> Any:
 
 
 def start_independent(
-    original: Any, socket: Any, engines: Any, parallel_config: Any, coordinated_dp: bool, *rest: Any
+    original: Any,
+    handshake_socket: Any,
+    core_engines: Any,
+    parallel_config: Any,
+    coordinated_dp: bool,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated group.
 
@@ -50,7 +56,7 @@ def start_independent(
     """
     run_dir = _starting.get()
     try:
-        original(socket, engines, parallel_config, coordinated_dp and not run_dir, *rest)
+        original(handshake_socket, core_engines, parallel_config, coordinated_dp and not run_dir, *args, **kwargs)
     except RuntimeError:
         reason = None if run_dir is None else start_error(run_dir)
         if reason is None:
@@ -63,13 +69,13 @@ def without_coordinator(original: Any, self: Any) -> bool:
     return KEY not in (self.additional_config or {}) and bool(original(self))
 
 
-async def abort_if_refused(original: Any, self: Any, request: Any, *rest: Any) -> None:
+async def abort_if_refused(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
     """Wraps `AsyncLLM._add_request`, which has given a request to the output processor when the client gets it.
 
     If the engine client refuses it, or its HTTP client leaves while it waits there, it is forgotten everywhere.
     """
     try:
-        await original(self, request, *rest)
+        await original(self, request, *args, **kwargs)
     except BaseException:
         await self.abort(request.request_id, internal=True)
         raise
