@@ -45,7 +45,7 @@ class LayoutError(FlyingError, ValueError):
 
 
 class OrderDropped(FlyingError):
-    """An operator's order that is not carried out; the message says who wanted that."""
+    """An operator's order that is not carried out; the message says why."""
 
 
 class WeightError(FlyingError):
@@ -117,7 +117,7 @@ class EngineLost(FlyingError):
 
 
 class CollectiveTimeout(EngineLost):
-    """A collective did not complete before its deadline; the message says who was waited for."""
+    """A collective did not complete before its deadline; the message names the missing members."""
 
 
 class ServerEnds(EngineLost):

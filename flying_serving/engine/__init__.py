@@ -1,1 +1,1 @@
-"""The engine process: its loop, groups, tickets, turns."""
+"""The engine process: its loop, groups, messages and lane arbiter."""

@@ -13,7 +13,7 @@ class Aging:
 
     Only those that come can starve others, so each arrival promotes those that came `aging_s` before it. Costs are
     amortised: one entry per request, which is promoted once. At most as many entries are of requests that are over as
-    of others. A scheduler that does not order by priority starves nobody, so nothing is noted of it.
+    of others. A scheduler that does not order by priority starves no request, so none of its requests are noted.
 
     Args:
         aging_s: after how long in a scheduler a request goes before all that came later.

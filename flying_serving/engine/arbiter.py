@@ -12,7 +12,7 @@ from dataclasses import dataclass
 HOLD_S = 0.05
 """How long a member holds for the next step of its present group after the leader said that there is more."""
 HOLD_OLDER_S = 0.005
-"""The same for an older group whose time slice goes on: short, as the last of its requests may just have ended."""
+"""The same for an older group within its time slice: short, as the last of its requests may just have ended."""
 
 
 @dataclass(frozen=True)

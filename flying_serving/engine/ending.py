@@ -1,4 +1,4 @@
-"""How an engine ends: with the server, and not before those who need it."""
+"""How an engine ends: with the server, and not before the leaders that need it."""
 
 from __future__ import annotations
 

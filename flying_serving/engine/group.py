@@ -28,7 +28,7 @@ _GRANTED = float("inf")
 
 
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
-    """A SchedulerOutput whose block ids are this member's own. The plan itself stays as it is."""
+    """A SchedulerOutput with this member's own block ids. The plan itself stays as it is."""
     new = [replace(r, block_ids=_each(r.block_ids, lent)) for r in plan.scheduled_new_reqs]
     cached = replace(
         plan.scheduled_cached_reqs,
@@ -110,7 +110,7 @@ class Leader:
         return not self.outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
 
     def retry_in_s(self, now: float) -> float | None:
-        """Seconds until `ready` may turn true by itself; None if it waits for nobody but a message."""
+        """Seconds until `ready` may turn true by itself; None if only a message can change it."""
         if self.outstanding or self._retry_at == _GRANTED or not self.scheduler.has_requests():
             return None
         return max(0.0, self._retry_at - now)

@@ -16,7 +16,7 @@ from flying_serving.vllm_adapter.watch import contents, watch_steps
 from flying_serving.wire import StepRow
 
 KEPT_STEPS = 4096
-"""Steps that are kept until somebody takes them; the oldest go first."""
+"""Steps that are kept until they are read; the oldest are dropped first."""
 
 
 class StepLog:

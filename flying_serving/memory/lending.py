@@ -1,4 +1,4 @@
-"""Who owns which physical block, and how a group's blocks map to them. Pure bookkeeping, no torch, no vLLM.
+"""Owners of physical blocks, and how a group's blocks map to them. Pure bookkeeping, no torch, no vLLM.
 
 | a physical block is     | known to                         | freed by                                  |
 |-------------------------|----------------------------------|-------------------------------------------|

@@ -1,1 +1,1 @@
-"""A request and its KV go to another group of engines: what is said, who keeps what, and the copy itself."""
+"""Migration of a request and its KV to another group: the messages, the holders of KV, and the copy itself."""

@@ -26,7 +26,7 @@ class Hold:
         self._announcement_until_s = now_s + HOLD_S
 
     def announce(self, arrivals: int, messages: int, now_s: float) -> None:
-        """So many requests come with their KV, and so many MigrateKV messages with this engine in them."""
+        """Expect `arrivals` requests with their KV, and `messages` MigrateKV messages to this engine."""
         self._announcement_until_s = 0.0
         self._expire(now_s)
         if not (self._arrivals or self._messages):
@@ -48,7 +48,7 @@ class Hold:
         return now_s < self._announcement_until_s or self._messages > 0
 
     def awaits_arrivals(self, now_s: float) -> bool:
-        """Whether more requests are about to come, whose copies are ordered together."""
+        """Whether more requests are about to arrive; the copies of all are ordered together."""
         return self.holds(now_s) and self._arrivals > 0
 
     def _expire(self, now_s: float) -> None:

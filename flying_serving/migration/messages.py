@@ -44,7 +44,7 @@ class KVOffer:
 
 
 def encode_offers(offers: Sequence[KVOffer], sizes_blocks: Sequence[int]) -> list[int]:
-    """Offers as numbers, for a collective whose length all ranks know: each padded to its number of blocks."""
+    """Offers as numbers, for a collective of a length that all ranks know: each padded to its number of blocks."""
     numbers: list[int] = []
     for offer, size in zip(offers, sizes_blocks, strict=True):
         numbers += [offer.tokens, *offer.blocks, *[0] * (size - len(offer.blocks))]

@@ -85,7 +85,7 @@ class Migrations:
         self.source.retain(ids, now_s)
 
     def expect(self, request: Request, size: int, source: Group, old_id: str, now_s: float) -> None:
-        """A request has come whose KV is in the group `source`."""
+        """A request has arrived; its KV is in the group `source`."""
         self.hold.arrival()
         self.target.waiting.append(Arrival(request, size, source, old_id, now_s))
 

@@ -26,7 +26,7 @@ class Arrival:
         old_id: its id there.
         since_s: when it was expected.
         start_tokens: tokens whose KV is here already.
-        aborted: nobody wants it any more.
+        aborted: by the client.
         left: it goes on to yet another group.
     """
 
@@ -46,7 +46,7 @@ class Target:
     Args:
         engine: this one.
         pools: of these lanes, by group size.
-        sizes: group sizes whose members can copy KV.
+        sizes: of groups with members that can copy KV.
         send: sends a message to engines.
         admit: gives a request to the scheduler of the lane of this size.
         ask_blocks: is told a group size, and how many blocks are missing there for a request that waits.
@@ -69,7 +69,7 @@ class Target:
         self._ask_blocks = ask_blocks
         self.waiting: list[Arrival] = []
         self.arriving: dict[str, Arrival] = {}
-        """By the old id: those whose copy is ordered."""
+        """By the old id: arrivals with their copy ordered."""
         self.migrated = 0
         self.migrated_tokens = 0
         self.prefilled_again = 0

@@ -99,7 +99,7 @@ class EngineCalls:
 
 
 def retrieved(work: asyncio.Future[Any]) -> asyncio.Future[Any]:
-    """The same work, whose failure asyncio does not report when nothing awaits it any more."""
+    """The same work; asyncio does not report its failure when nothing awaits it any more."""
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
     return work
 

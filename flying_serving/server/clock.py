@@ -26,7 +26,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
     Nothing here waits for an engine: deadlines and decisions do not stop because one of them is slow.
 
     Args:
-        shell: whose controller is told the time.
+        shell: with the controller that is told the time.
         metrics: follow its switches; None if nothing is counted.
     """
     started = asyncio.Event()

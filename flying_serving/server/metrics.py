@@ -87,7 +87,7 @@ class FreshMetrics:
     """Middleware: makes the page before a route hands it out. vLLM's runs in a thread, where no engine can be asked.
 
     Args:
-        owner: the application whose engine client is meant.
+        owner: the application that holds the engine client.
         published: where the route finds the page.
     """
 

@@ -39,7 +39,7 @@ def make_run_dir(parent: str | None = None) -> str:
 
 
 def _remove_left(parent: str) -> None:
-    """Remove the directories whose server was killed."""
+    """Remove the directories of servers that were killed."""
     for path in Path(parent).glob(f"{_PREFIX}*"):
         try:
             lock = os.open(path / _OWNER, os.O_RDWR)

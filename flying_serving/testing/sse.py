@@ -90,7 +90,7 @@ async def streamed(
     """The events of one streamed completion; the connection is closed at the end of the context.
 
     Args:
-        http: a client whose base is the server.
+        http: a client with the server as its base URL.
         body: what is sent, with `"stream": True`.
         events: which the answer's bytes are fed to.
         path: the route.

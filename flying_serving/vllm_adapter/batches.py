@@ -64,7 +64,7 @@ def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[S
 
 
 def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) -> NewRequestData:
-    # All requests have the same blocks: nobody owns one yet, and what is in them does not matter. Block 0 is vLLM's.
+    # All requests have the same blocks: none has an owner yet, and what is in them does not matter. Block 0 is vLLM's.
     blocks = -(-tokens // block_tokens)
     return NewRequestData(
         req_id=name,

@@ -17,7 +17,7 @@ from flying_serving.start_error import start_error
 from flying_serving.vllm_adapter.engines import engine_classes
 
 _starting: ContextVar[str | None] = ContextVar("starting", default=None)
-"""Run directory of the server whose engines are being started."""
+"""Run directory of the server that starts its engines."""
 
 
 @contextmanager

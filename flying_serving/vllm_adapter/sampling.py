@@ -1,4 +1,4 @@
-"""Seeded requests whose prompt takes several steps, on CPU."""
+"""Seeded requests with a prompt of several steps, on CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a vLLM model whose outputs every rank of a group has whole, so that lanes can be compared."""
+"""The parts of a vLLM model with outputs that are whole on every rank of a group, so that lanes can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS: tuple[Kind, ...] = ("layer", "routed")
 
 @dataclass(frozen=True)
 class Stage:
-    """One module whose output can be compared between lanes."""
+    """One module with an output that lanes can be compared by."""
 
     kind: Kind
     module: Module

@@ -151,7 +151,7 @@ def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, 
     except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
         answers.send((None, reason(error)))
     answers.close()
-    os._exit(0)  # nothing of the server's, whose copy this process is, may be ended here
+    os._exit(0)  # this process is a copy of the server: it must not run the server's exit handlers
 
 
 def dissect(config: VllmConfig) -> Anatomy:

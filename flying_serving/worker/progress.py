@@ -1,4 +1,4 @@
-"""What an engine is doing while it starts: one log line a phase, so that a long start shows who waits where."""
+"""Phases of an engine's start, a log line for each: a long start shows which engine waits where."""
 
 from __future__ import annotations
 

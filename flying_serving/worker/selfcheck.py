@@ -183,7 +183,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 
 def _total(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Shape (tokens, width): the residual stream, whose summands a layer may return apart."""
+    """Shape (tokens, width): the residual stream; a layer may return its summands apart."""
     if not tensors:
         return torch.empty(0, 1)
     shape = tensors[0].shape

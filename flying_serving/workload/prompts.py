@@ -23,7 +23,7 @@ class Prompts:
     prompts part within a few tokens (nine with 256 token ids, five with 32,000).
 
     Args:
-        workload: whose block size and, if none is given, seed to use.
+        workload: gives the block size and, if none is given, the seed.
         vocabulary: token ids to draw from; leave out special tokens.
         seed: other seeds give other prompts, which a server's prefix cache does not know.
     """

@@ -2,8 +2,8 @@
 
 A JSON array with one event per line. Each process appends whole lines with one write, which the kernel does not mix
 with those of others. The closing bracket may be missing: whatever kills the server, the file can be read as far as it
-was written. Who has it open holds a shared lock of it, so that the server closes the array only after all others, and
-two servers do not write into one file.
+was written. A process that has it open holds a shared lock of it, so that the server closes the array only after all
+others, and two servers do not write into one file.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class TraceWriter:
 
     Args:
         path: of a trace that was begun.
-        row: whose names are the first events.
+        row: written as the first events, its names.
         kept_events: events that may wait to be written; more are lost, and the trace says how many.
         write_s: how often the thread writes.
     """

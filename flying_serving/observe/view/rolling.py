@@ -1,4 +1,4 @@
-"""Times and tokens of the last seconds, kept only while somebody looks, in a bounded number of sums."""
+"""Times and tokens of the last seconds, kept only while the live view is open, in a bounded number of sums."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Engine:
 
 
 class Rolling:
-    """Figures of the last seconds, by the engine whose output it was (a group's are its leader's)."""
+    """Figures of the last seconds, by the engine that sent the output (a group's leader)."""
 
     def __init__(self, engines: int) -> None:
         self._engines = [_Engine() for _ in range(engines)]
@@ -66,7 +66,7 @@ class Rolling:
         gaps_s: Sequence[float],
         now_s: float,
     ) -> None:
-        """Note what came with one batch of outputs; nothing if nobody looks.
+        """Note what came with one batch of outputs; nothing while the live view is closed.
 
         Args:
             kv_usage: share of the engine's KV blocks that requests hold, 0 to 1; None if it was not told.

@@ -64,7 +64,7 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
 
 
 def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
-    """Whose turn it is, for each engine and each group size."""
+    """The state of each engine's lane for each group size."""
     for engine in range(controller.settings.engines):
         hard = engine in figures and figures[engine].hard
         for size in sizes:

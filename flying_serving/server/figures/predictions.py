@@ -18,7 +18,7 @@ from flying_serving.predict.work import Weights
 
 @dataclass
 class _Window:
-    """A switch whose requests are watched."""
+    """A switch and the requests that measure its outcome."""
 
     switch: Switch
     predicted: float

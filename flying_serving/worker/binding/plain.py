@@ -2,7 +2,7 @@
 
 A lane's model is built with parameters on the meta device and buffers as the model computes them. Afterwards each
 tensor that can be reached from it is lane 1's or a view of it, or one of few that are computed and then equal lane 1's,
-or the lane is refused: a tensor that nobody bound is what no checkpoint has.
+or the lane is refused: a tensor that is not bound has no values of a checkpoint.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def bind_whole(
         if key in parameters:
             swap_tensors(mine, Parameter(part, requires_grad=False))  # attention layers and experts may hold it too
         elif (key in loaded and part.shape == full_tensor.shape) or _equal(part, mine):
-            mine.data = part  # and so for all who hold it
+            mine.data = part  # and so for every object that holds it
         else:
             raise WeightError(f"{name}.{key}: what a lane computes is no part of what lane 1 has")
 

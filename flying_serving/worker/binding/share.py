@@ -103,7 +103,7 @@ class SharedWeights:
         return StridedRows(layer.weight.data, bias, segment)
 
     def _drop(self, layer: Module, name: str) -> None:
-        """Let go of a weight whose bytes live on in packed form."""
+        """Release a weight after it was packed."""
         if self._pack:
             weight = getattr(layer, name)
             setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
