@@ -1,8 +1,8 @@
 """A model of how engines step together, small enough to visit every state that it can reach.
 
 A leader takes one number for each member (comm/order.py), and sends the message to each; messages arrive in any order,
-one by one (engine/channel.py). An engine handles the message whose number is next, and is then inside the step until all
-members are: nothing inside a step waits for anything else. In between it may run a step of its own lane.
+one by one (engine/channel.py). An engine handles the message whose number is next, and is then inside the step until
+all members are: nothing inside a step waits for anything else. In between it may run a step of its own lane.
 
 Two things can be left out, to see that they are needed: that numbers are taken at once, and that numbers decide.
 """
