@@ -36,7 +36,7 @@ class FlyingClient(AsyncMPClient):
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
-        settings = settings_of(vllm_config, deployment, min(self._blocks))
+        settings = settings_of(vllm_config, deployment, self.fewest_blocks)
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.metrics = ServerMetrics(self.shell) if log_stats else None
         self._clock_runs = False
@@ -48,6 +48,11 @@ class FlyingClient(AsyncMPClient):
         super()._apply_ready_response(payload)
         self._blocks.append((self.vllm_config.cache_config.num_gpu_blocks or 0) - before)
         logger.info("%d of %d engines are ready", len(self._blocks), self._calls.deployment.engines)
+
+    @property
+    def fewest_blocks(self) -> int:
+        """KV blocks of the engine that has fewest."""
+        return min(self._blocks)
 
     def _ensure_clock(self) -> None:
         if not self._clock_runs:
