@@ -35,7 +35,7 @@ USE: dict[str, str] = {
     "stays late": "straggler, overdue",
     "seat seats": "endpoint",
     "plant plants planted": "injected fault",
-    "wording words": "validation, ServerArgs",
+    "wording": "validation, ServerArgs",
     "whoever whom": "the thing by its name",
 }
 """Words that no name may have, and what is said instead."""

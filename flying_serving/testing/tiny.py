@@ -235,19 +235,19 @@ def _byte_letters() -> list[str]:
     return [chr(byte if byte in prints else next(others)) for byte in range(256)]
 
 
-def _fillers(count: int) -> list[str]:
-    """Return words of two syllables for the tokens that no text encodes to, so that output is readable."""
+def _words(count: int) -> list[str]:
+    """Return made-up words of two syllables for the tokens that no text encodes to, so that output reads as words."""
     syllables = [consonant + vowel for vowel in "aeiou" for consonant in "bcdfghjklmnprstvwz"]
-    fillers = [f"\u0120{first}{second}" for first in syllables for second in syllables]  # U+0120 stands for a space
-    if count > len(fillers):
-        raise ValueError(f"{count} words are more than {len(fillers)}")
-    return [fillers[i * len(fillers) // count] for i in range(count)]
+    words = [f"\u0120{first}{second}" for first in syllables for second in syllables]  # U+0120 stands for a space
+    if count > len(words):
+        raise ValueError(f"{count} words are more than {len(words)}")
+    return [words[i * len(words) // count] for i in range(count)]
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> None:
     """Write a tokenizer in which byte b is token b, specials follow from 256 and words fill the rest."""
     letters = [*_byte_letters(), *SPECIALS]
-    vocab = {letter: i for i, letter in enumerate([*letters, *_fillers(vocab_size - len(letters))])}
+    vocab = {letter: i for i, letter in enumerate([*letters, *_words(vocab_size - len(letters))])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
