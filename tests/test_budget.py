@@ -18,7 +18,9 @@ MAX_CONSTRUCTOR_PARAMETERS = 8
 MAX_TEST_NAME = 70
 
 # "path" or "path:qualified.name" -> why it is larger. Keep this short; an entry no longer needed is an error.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "flying_serving/server/patches.py:make_client": "the signature of vLLM, with its defaults",
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef

@@ -154,7 +154,7 @@ class Replay:
         self.sent += 1
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._exchange(session, self._bodies[position], record)
+                await self._replay_one(session, self._bodies[position], record)
         except TimeoutError:
             record.error = f"took longer than {self._timeout_s:g} s"
         except (aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError) as error:
@@ -164,7 +164,7 @@ class Replay:
             self.done += 1
             self.failed += record.status == "failed"
 
-    async def _exchange(self, session: aiohttp.ClientSession, body: bytes, record: Record) -> None:
+    async def _replay_one(self, session: aiohttp.ClientSession, body: bytes, record: Record) -> None:
         """Send one request and read its answer to the end."""
         data = io.BytesIO(body) if len(body) > LARGE_BYTES else body  # aiohttp wants large bodies as files
         async with session.post(self._url, data=data) as answer:
