@@ -211,8 +211,8 @@ class LaneCost:
 
 def all_reduce_s(lines: AllReduce, link_bandwidth: float, ranks: int, message_bytes: float) -> float:
     """The faster of the two kernels; each moves 2 (p-1)/p of the message through every link."""
-    moved_s = message_bytes * 2.0 * (ranks - 1) / ranks / link_bandwidth
-    return min(line.latency_s.value + moved_s / line.efficiency.value for line in (lines.small, lines.large))
+    transit_s = message_bytes * 2.0 * (ranks - 1) / ranks / link_bandwidth
+    return min(line.latency_s.value + transit_s / line.efficiency.value for line in (lines.small, lines.large))
 
 
 def _pairs(new: int, before: int, window: int) -> float:

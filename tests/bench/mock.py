@@ -101,7 +101,7 @@ class Server(asyncio.Protocol):
         if not body["stream"]:
             self._json(200, {"choices": [{"text": " word", "finish_reason": "length"}]})
             return
-        self._wanted = body["max_tokens"] if self._kind != SHORT else body["max_tokens"] - 1
+        self._tokens = body["max_tokens"] if self._kind != SHORT else body["max_tokens"] - 1
         self._sent = 0
         self._out.write(HEAD)
         self._next()
@@ -123,13 +123,13 @@ class Server(asyncio.Protocol):
             self._out.write(event({"error": {"message": "engine died", "code": 500}}) + chunk(b"data: [DONE]\n\n"))
             self._out.write(b"0\r\n\r\n")
             return False
-        if self._sent < self._wanted:
+        if self._sent < self._tokens:
             self._out.write(TOKEN)
             return True
         if self._kind == NO_DONE:
             self._out.write(LAST + b"0\r\n\r\n")
         elif self._kind != HANG:
-            usage = {"prompt_tokens": 1, "completion_tokens": self._wanted, "total_tokens": self._wanted + 1}
+            usage = {"prompt_tokens": 1, "completion_tokens": self._tokens, "total_tokens": self._wanted + 1}
             end = event({"choices": [], "usage": usage, "metrics": {"queue_time_ms": 12.5}})
             self._out.write(LAST + end + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         return False

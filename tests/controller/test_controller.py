@@ -80,7 +80,7 @@ def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(mode: str) ->
     shell.settle(3)
 
 
-def test_what_idle_engines_begin_during_a_soft_switch_migrates_to_the_group() -> None:
+def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
     """With the tokens that it has by then. What may not move, or asked for a degree, stays."""
     shell = manual()
     shell.arrive("old", SHORT)

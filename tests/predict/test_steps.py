@@ -107,7 +107,7 @@ def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s:
 
 
 @pytest.mark.parametrize("more_s", [0.0, 0.0005, 0.002])
-def test_small_served_steps_say_what_large_ones_cost_more_than_at_the_start(more_s: float) -> None:
+def test_small_served_steps_correct_the_cost_of_large_ones(more_s: float) -> None:
     """Each request that decodes takes so much more while serving; one to eight were seen at a time."""
     serving = replace(ONE, sequence_s=ONE.sequence_s + more_s)
     served = [s for s in traffic(serving, 8000, 1) if s.sequences <= FEW]
@@ -152,7 +152,7 @@ def test_old_steps_fade() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2])
-def test_a_lane_that_has_not_served_yet_is_expected_to_cost_more_as_others_do(share: float) -> None:
+def test_a_lane_that_has_not_served_is_held_near_the_others(share: float) -> None:
     """Else it would seem cheap beside those that have; once it has served, its own steps count."""
     lanes = costs((1, 2))
     more = 1 + share
