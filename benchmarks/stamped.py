@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import run
-from flying_serving.engine import core
-from flying_serving.engine.tickets import Channel, RunStep
+from flying_serving.engine import loop
+from flying_serving.engine.channel import Channel
+from flying_serving.engine.messages import RunStep
 
 RECORD = struct.Struct("<iiiid")
 """What (SENT or BEGUN), number of the step, requests, tokens, CLOCK_MONOTONIC."""
@@ -43,7 +44,7 @@ class Stamps:
 def install() -> None:
     """Stamp what every engine of this server does; engines are forked from this process."""
     stamps = Stamps()
-    send, translate = Channel.send, core.in_physical_blocks
+    send, translate = Channel.send, loop.in_physical_blocks
 
     def stamped_send(self: Channel, members: Sequence[int], message: Any) -> None:
         if isinstance(message, RunStep):
@@ -56,7 +57,7 @@ def install() -> None:
         return translated
 
     Channel.send = stamped_send  # type: ignore[method-assign]
-    core.in_physical_blocks = stamped_translate
+    loop.in_physical_blocks = stamped_translate
 
 
 def read(folder: Path) -> dict[int, tuple[int, int, float, list[float]]]:

@@ -91,7 +91,9 @@ class Controller(Evaluation):
 
         Returns None if there is no wider one for it, and none will be formed: it ends there, as in vLLM.
         """
-        state = self.started[request_id]
+        state = self.started.get(request_id)
+        if state is None:  # what another full group led to has recalled it: it waits already
+            return []
         sizes = set(state.fitting(self.settings.capacity.tokens))
         if not self.settings.forms_groups:
             sizes &= {len(group) for group in self.layout.groups}

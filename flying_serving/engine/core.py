@@ -14,7 +14,7 @@ from vllm.v1.request import Request, RequestStatus
 from flying_serving.config import deployment_of
 from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.build import build
-from flying_serving.engine.ending import Ending
+from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import table
@@ -41,7 +41,11 @@ class CoreWithLanes(EngineCore):
 
 
 class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
-    """One engine: the host of an `EngineLoop`, whose lane 1 is vLLM's own scheduler and worker."""
+    """One engine: the host of an `EngineLoop`, whose lane 1 is vLLM's own scheduler and worker.
+
+    In the order of base classes CoreWithLanes is between EngineCoreProc and EngineCore: EngineCoreProc's constructor
+    calls it, and starts the input thread after it.
+    """
 
     @staticmethod
     def run_engine_core(*args: Any, **kwargs: Any) -> None:
@@ -54,7 +58,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
             EngineCoreProc.run_engine_core(*args, **kwargs)
 
     def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
-        self.ending = Ending(vllm_config.shutdown_timeout)
+        self.leave_guard = LeaveGuard(vllm_config.shutdown_timeout)
         with told_to_server(deployment_of(vllm_config.additional_config).run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
@@ -114,7 +118,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
 
     def run_busy_loop(self) -> None:
         """The loop, until the engine is shut down."""
-        with self.ending.quietly(self):
+        with self.leave_guard.quietly(self):
             self.loop.run()
         raise SystemExit
 
@@ -162,17 +166,17 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         super().resume_scheduler()
 
     def _handle_shutdown(self) -> bool:
-        return self.ending.waits or super()._handle_shutdown()
+        return self.leave_guard.waits or super()._handle_shutdown()
 
     def _reject_add_in_shutdown(self, request: Any) -> bool:
-        return not self.ending.waits and super()._reject_add_in_shutdown(request)
+        return not self.leave_guard.waits and super()._reject_add_in_shutdown(request)
 
     def _reject_utility_in_shutdown(self, client_idx: int, call_id: int, method_name: str) -> bool:
         return False  # as long as it is here it may answer: that it ends is no failure of the call
 
     def flying_leave(self) -> None:
         """Utility: no request is left in the whole server."""
-        self.ending.may_leave = True
+        self.leave_guard.may_leave = True
 
     def __getattr__(self, name: str) -> Any:
         """The other utilities of the client, which vLLM calls by name."""

@@ -18,7 +18,7 @@ _GLOO = "gloo/transport"
 """What is in the text of Gloo's errors, plain RuntimeErrors, when a peer is gone."""
 
 
-class Ending:
+class LeaveGuard:
     """Whether an engine may end.
 
     With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two messages a member of a

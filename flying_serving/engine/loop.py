@@ -258,12 +258,17 @@ class EngineLoop:
     def reset_prefix_caches(self, *, reset_running_requests: bool, reset_connector: bool) -> bool:
         """vLLM's utility, in every lane; lent blocks stay lent. False while requests hold blocks.
 
+        Running requests are reset with their KV, so KV that is retained for a migration is released too: such requests
+        are prefilled.
+
         Steps that are ordered run first: vLLM drops what they would give requests that are reset meanwhile, and in its
         own engine no step is under way here.
         """
         leaders = self.lanes.leaders.values()
         while reset_running_requests and any(leader.outstanding for leader in leaders):
             self.handle(self._channel.receive())
+        if reset_running_requests:
+            self.migrations.source.release(list(self.migrations.source.retained))
         options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         lent = sum(len(member.lent.physical()) for member in self.lanes.members.values())
         return all([self.lanes.own.forget(lent, **options), *(leader.forget(**options) for leader in leaders)])

@@ -27,7 +27,7 @@ class MigratingRequest:
 
 @dataclass(frozen=True)
 class MigrateKV:
-    """Copy the KV of requests from `source` to `target`; `group`: the engines that take part, all of both."""
+    """Copy the KV of requests from `source` to `target`; `group`: the smallest that holds all engines of both."""
 
     group: Group
     source: Group

@@ -1,8 +1,8 @@
 """Requests that go on in another group with their KV, between engines (design section 5; docs/protocol.md).
 
 The old group's leader *retains* a request: it no longer runs, and its blocks stay. The new group's leader, when the
-client has sent it there, sets blocks aside and sends a MigrateKV to all engines of both groups. In it the KV is copied,
-the old leader releases its blocks, and the new one admits the request. What cannot be copied is prefilled again.
+client has sent it there, sets blocks aside and sends a MigrateKV to the smallest group that holds both. In it the KV is
+copied, the old leader releases its blocks, and the new one admits the request. What cannot be copied is prefilled.
 """
 
 from __future__ import annotations

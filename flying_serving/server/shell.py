@@ -120,25 +120,30 @@ class Shell:
     async def take(self, outputs: EngineCoreOutputs) -> None:
         """Take a batch of outputs of an engine: note tokens and ends, and drop what is stale."""
         now_s = self.clock()
-        finished: list[str] = []
-        commands: list[Command] = []
         outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
         for output in outputs.outputs:
             self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
-            if output.finish_reason is None:
-                continue
-            if self.streams.is_full(output):
-                continuing = self.controller.group_full(output.request_id, now_s)
-                if continuing is not None:
-                    output.finish_reason = output.stop_reason = None
-                    commands += continuing
-                    continue
-            finished.append(output.request_id)
-            self.streams.close(output.request_id)
+        ended = [output for output in outputs.outputs if output.finish_reason is not None]
+        # ends come first: what follows from a full group may move any request that has not ended
+        full = [output for output in ended if self.streams.is_full(output)]
+        finished = [output.request_id for output in ended if not self.streams.is_full(output)]
+        commands = self._finish(finished, now_s)
+        for output in full:
+            continuing = self.controller.group_full(output.request_id, now_s)
+            if continuing is None:
+                finished.append(output.request_id)
+                commands += self._finish([output.request_id], now_s)
+            else:
+                output.finish_reason = output.stop_reason = None
+                commands += continuing
         if finished:
             outputs.finished_requests = set(finished)
-            commands += self.controller.finished(finished, now_s)
         await self.carry_out(commands)
+
+    def _finish(self, request_ids: list[str], now_s: float) -> list[Command]:
+        for request_id in request_ids:
+            self.streams.close(request_id)
+        return self.controller.finished(request_ids, now_s) if request_ids else []
 
     # ---- commands of the controller
 

@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
+from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.memory.kv_view import KVView, heads_of
@@ -96,13 +97,22 @@ class WorkerLanes:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Raise LaneError for a lane that differs from lane 1: see `worker/selfcheck.py`."""
+        """Compare each lane with lane 1: see `worker/selfcheck.py`.
+
+        Raises:
+            LaneError: if one differs.
+            ConfigError: if a step is too short for it.
+        """
         if not self.groups:
             return
         began_s = time.monotonic()
         self._say("comparing each lane with lane 1")
         config = self.lane1.config
         scheduler, model = config.scheduler_config, config.model_config
+        if scheduler.max_num_batched_tokens < CHECK_TOKENS:
+            raise ConfigError(
+                f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least {CHECK_TOKENS}"
+            )
         most = min(scheduler.max_num_seqs, self.blocks - 1, scheduler.max_num_batched_tokens // CHECK_TOKENS)
         steps = partial(check_steps, min(CHECK_REQUESTS, most), model.get_vocab_size())
         expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))

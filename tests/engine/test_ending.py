@@ -8,7 +8,7 @@ from torch.distributed import DistNetworkError
 from vllm.v1.engine.core import EngineShutdownState
 
 from flying_serving.engine.core import FlyingEngineCore
-from flying_serving.engine.ending import Ending
+from flying_serving.engine.ending import LeaveGuard
 from flying_serving.errors import CollectiveTimeout, EngineLost
 
 RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
@@ -19,7 +19,7 @@ class Engine(FlyingEngineCore):
 
     def __init__(self, timeout_s: int, *, work: bool = False) -> None:
         state: Any = self
-        state.ending = Ending(timeout_s)
+        state.leave_guard = LeaveGuard(timeout_s)
         state.engine_index, state.shutdown_state = 0, RUNNING
         state.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
         state.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
@@ -87,10 +87,10 @@ LOST = [
 @pytest.mark.parametrize("lost", LOST, ids=lambda error: type(error).__name__)
 def test_that_others_leave_is_an_error_only_while_the_server_runs(lost: Exception) -> None:
     one = engine(0)
-    with pytest.raises(type(lost)), one.ending.quietly(one):
+    with pytest.raises(type(lost)), one.leave_guard.quietly(one):
         raise lost
     one.shutdown_state = REQUESTED
-    with one.ending.quietly(one):
+    with one.leave_guard.quietly(one):
         raise lost
 
 
@@ -99,10 +99,10 @@ def test_that_others_leave_is_an_error_as_long_as_requests_drain(lost: Exception
     """Though the signal has come to all processes: those that leave before they may have failed."""
     one = engine(30)
     one.shutdown_state = REQUESTED
-    with pytest.raises(type(lost)), one.ending.quietly(one):
+    with pytest.raises(type(lost)), one.leave_guard.quietly(one):
         raise lost
     one.flying_leave()
-    with one.ending.quietly(one):
+    with one.leave_guard.quietly(one):
         raise lost
 
 
@@ -114,7 +114,7 @@ def test_a_failed_step_is_an_error_while_other_engines_leave(timeout_s: int, tol
     one.shutdown_state = REQUESTED
     if told:
         one.flying_leave()
-    with pytest.raises(RuntimeError, match="injected"), one.ending.quietly(one):
+    with pytest.raises(RuntimeError, match="injected"), one.leave_guard.quietly(one):
         raise RuntimeError("injected")
 
 
@@ -123,5 +123,5 @@ def test_workers_that_the_signal_has_ended_are_no_error() -> None:
     one = engine(0)
     one.shutdown_state = REQUESTED
     one.model_executor = SimpleNamespace(is_failed=True)
-    with one.ending.quietly(one):
+    with one.leave_guard.quietly(one):
         raise RuntimeError("cancelled")

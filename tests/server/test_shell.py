@@ -241,3 +241,12 @@ async def test_what_engines_cannot_be_told_is_logged(ending: bool, caplog: pytes
     server.sent()
     await asyncio.wait(server.calls.tasks, timeout=5)
     assert not server.calls.tasks
+
+
+async def test_a_recalled_request_whose_group_is_full_waits_on() -> None:
+    """Its output was on the way when another decision took it back into the pool."""
+    server = Server()
+    server.arrived("a")
+    server.controller.finished(["a"], 0.0, aborted=True)
+    assert server.controller.group_of("a") is None
+    assert server.controller.group_full("a", 0.0) == []
