@@ -129,7 +129,7 @@ class Server(asyncio.Protocol):
         if self._kind == NO_DONE:
             self._out.write(LAST + b"0\r\n\r\n")
         elif self._kind != HANG:
-            usage = {"prompt_tokens": 1, "completion_tokens": self._tokens, "total_tokens": self._wanted + 1}
+            usage = {"prompt_tokens": 1, "completion_tokens": self._tokens, "total_tokens": self._tokens + 1}
             end = event({"choices": [], "usage": usage, "metrics": {"queue_time_ms": 12.5}})
             self._out.write(LAST + end + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         return False
