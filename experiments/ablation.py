@@ -2,9 +2,8 @@
 
 python -m experiments.ablation [--seeds 1 5 9] [--only NAMES | --steady | --save FILE | --beside FILE]
 
-One process. The unchanged policy takes about 100 s on all seeds and 25 s on three, so the table takes 90 minutes, and
-25 with three seeds. `--save` and `--beside` put the policies of two commits side by side; a commit before this file
-needs a copy of it with that commit's names of `Options`.
+One process. The unchanged policy on all seeds takes about 65 s, so the table takes about 40 minutes, and 10 with three
+seeds. `--save` and `--beside` put the policies of two commits side by side.
 """
 
 from __future__ import annotations
