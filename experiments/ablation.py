@@ -103,7 +103,8 @@ def served(where: str, work: Workload) -> tuple[dict[str, Any], int]:
 
 
 class Constant(NamedTuple):
-    """A constant of the policy: an attribute of `module`, one or several numbers, each scaled to `most` at most."""
+    """A constant of the policy: an attribute of `module`, a number or several numbers that are scaled together,
+    each to `most` at most."""
 
     name: str
     unit: str
@@ -128,9 +129,9 @@ CONSTANTS = (
     Constant("MEMORY_STEPS", "steps", "after which a measured step has faded", "predict.steps"),
     Constant("PRIOR_STEPS", "steps", "weight of a measurement of the start", "predict.steps"),
     Constant("PATIENCE", "times", "predicted drain that a switch waits for", "controller.switches"),
-    Constant("LEAST_PATIENCE_S", "s", "that such a switch waits at least", "controller.switches"),
     Constant("STEPS_AHEAD", "steps", "prompts that a group has at most", "controller.placing"),
     Constant("PATIENCE_S", "s", "after which a waiting request is not overtaken", "controller.placing"),
+    Constant("LEAST_PATIENCE_S", "s", "that such a switch waits at least", "controller.switches"),
     Constant("FIRST_PROMPT_TOKENS", "tokens", "prompt length expected before any request", "predict.demand"),
     Constant("FIRST_OUTPUT_TOKENS", "tokens", "output length expected before any request", "predict.demand"),
     Constant("FEW", "tokens", "first tokens of a step that may cost more", "predict.steps"),
