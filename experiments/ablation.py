@@ -1,6 +1,6 @@
 """What each constant of the policy does: mean E2E and P90 TTFT at half and twice its value, one at a time.
 
-python -m experiments.ablation [--seeds 1 5 9] [--only NAMES | --steady | --save FILE | --beside FILE]
+python -m experiments.ablation [--seeds 1 5 9] [--steady | --save FILE | --beside FILE]
 
 One process. The unchanged policy on all seeds takes about 65 s, so the table takes about 40 minutes, and 10 with three
 seeds. `--save` and `--beside` put the policies of two commits side by side.
@@ -103,44 +103,33 @@ def served(where: str, work: Workload) -> tuple[dict[str, Any], int]:
 
 
 class Constant(NamedTuple):
-    """A constant of the policy: an attribute of `module`, a number or several numbers that are scaled together,
-    each to `most` at most."""
+    """A constant of the policy: the attributes that hold it, all with the same value."""
 
     name: str
     unit: str
     purpose: str
-    module: str
-    most: float = math.inf
+    places: tuple[str, ...]
 
 
 CONSTANTS = (
-    Constant("FORECAST_ERROR", "share", "gain below which forecasts cannot tell layouts apart", "policy.policies"),
-    Constant("ROUND_TRIP", "times cost", "a switch may have to be taken back", "policy.policies"),
-    Constant("ORDER_S", "s", "what each request in flight loses to a switch", "policy.switching"),
-    Constant("URGENCY", "s/s", "a second of an urgent request", "policy.switching"),
-    Constant("BIN_S", "s", "resolution of arrivals", "predict.arrivals"),
-    Constant("CHANGE_S", "s", "how long a rate lasts", "predict.arrivals"),
-    Constant("AHEAD", "times mean", "rate that a change is expected to bring", "predict.arrivals"),
-    Constant("LEAST_RATE", "1/s", "rate that an idle server expects", "predict.arrivals"),
-    Constant("BURST_S", "s", "how long a rate above the mean goes on", "predict.work"),
-    Constant("MAX_UTILIZATION", "share", "load up to which a queue reaches its mean", "predict.rollout", 0.99),
-    Constant("LENGTHS_CV", "std/mean", "variation of prompt lengths", "predict.rollout"),
-    Constant("MEMORY_REQUESTS", "requests", "over which lengths are averaged", "predict.demand"),
-    Constant("MEMORY_STEPS", "steps", "after which a measured step has faded", "predict.steps"),
-    Constant("PRIOR_STEPS", "steps", "weight of a measurement of the start", "predict.steps"),
-    Constant("PATIENCE", "times", "predicted drain that a switch waits for", "controller.switches"),
-    Constant("STEPS_AHEAD", "steps", "prompts that a group has at most", "controller.placing"),
-    Constant("PATIENCE_S", "s", "after which a waiting request is not overtaken", "controller.placing"),
-    Constant("LEAST_PATIENCE_S", "s", "that such a switch waits at least", "controller.switches"),
-    Constant("FIRST_PROMPT_TOKENS", "tokens", "prompt length expected before any request", "predict.demand"),
-    Constant("FIRST_OUTPUT_TOKENS", "tokens", "output length expected before any request", "predict.demand"),
-    Constant("FEW", "tokens", "first tokens of a step that may cost more", "predict.steps"),
-    Constant("SOME", "tokens", "the same", "predict.steps"),
-    Constant("_MOST_ADDED", "share", "what serving may add to a step in other lanes", "predict.steps"),
-    Constant("_HELD", "share", "how close what serving adds is held to other lanes", "predict.steps"),
-    Constant("_REFIT_STEPS", "steps", "between two fits of a lane", "predict.steps"),
-    Constant("_TELLING", "fits", "after which other lanes are told", "predict.steps"),
-    Constant("FEW", "requests", "above which an arrival alone decides nothing", "controller.pool"),
+    Constant("FORECAST_ERROR", "share", "gain below which forecasts cannot tell layouts apart", ("policy.policies",)),
+    Constant("ROUND_TRIP", "times cost", "a switch may have to be taken back", ("policy.policies",)),
+    Constant("ORDER_S", "s", "what each request in flight loses to a switch", ("policy.switching",)),
+    Constant("URGENCY", "s/s", "a second of an urgent request", ("policy.switching",)),
+    Constant("BIN_S", "s", "resolution of arrivals", ("predict.arrivals",)),
+    Constant("CHANGE_S", "s", "how long a rate lasts", ("predict.arrivals",)),
+    Constant("AHEAD", "times mean", "rate that a change is expected to bring", ("predict.arrivals",)),
+    Constant("LEAST_RATE", "1/s", "rate that an idle server expects", ("predict.arrivals",)),
+    Constant("BURST_S", "s", "how long a rate above the mean goes on", ("predict.work",)),
+    Constant("MAX_UTILIZATION", "share", "load up to which a queue reaches its mean", ("predict.rollout",)),
+    Constant("LENGTHS_CV", "std/mean", "variation of prompt lengths", ("predict.rollout",)),
+    Constant("MEMORY_REQUESTS", "requests", "over which lengths are averaged", ("predict.demand",)),
+    Constant("MEMORY_STEPS", "steps", "after which a measured step has faded", ("predict.steps",)),
+    Constant("PRIOR_STEPS", "steps", "weight of a measurement of the start", ("predict.steps",)),
+    Constant("PATIENCE", "times", "predicted drain that a switch waits for", ("controller.switches",)),
+    Constant("STEPS_AHEAD", "steps", "prompts that a group has at most", ("controller.placing",)),
+    Constant("PATIENCE_S", "s", "after which a waiting request is not overtaken", ("controller.placing",)),
+    Constant("FEW", "requests", "above which an arrival alone decides nothing", ("controller.pool",)),
 )
 """Every constant that decides; `--horizon-s` and `--priority-aging-s` are settings."""
 
@@ -148,17 +137,15 @@ CONSTANTS = (
 @contextmanager
 def scaled(constant: Constant, factor: float) -> Iterator[None]:
     """Let a constant have another value for a while."""
-    module = importlib.import_module(f"flying_serving.{constant.module}")
-    value = getattr(module, constant.name)
-    if isinstance(value, list | tuple):
-        changed = type(value)(type(one)(one * factor) for one in value)
-    else:
-        changed = type(value)(min(constant.most, value * factor))
-    setattr(module, constant.name, changed)
+    modules = [importlib.import_module(f"flying_serving.{place}") for place in constant.places]
+    values = [getattr(module, constant.name) for module in modules]
+    for module, value in zip(modules, values, strict=True):
+        setattr(module, constant.name, type(value)(value * factor))
     try:
         yield
     finally:
-        setattr(module, constant.name, value)
+        for module, value in zip(modules, values, strict=True):
+            setattr(module, constant.name, value)
 
 
 def measure(seeds: Sequence[int]) -> Figures:
@@ -204,22 +191,20 @@ def worst(new: Figures, old: Figures, key: str) -> float:
     return max(ratios, key=lambda ratio: abs(math.log(ratio)))
 
 
-def ablation(seeds: Sequence[int], names: Sequence[str]) -> None:
+def ablation(seeds: Sequence[int]) -> None:
     """Print the table: ratios to the present values, geometric mean over the workloads, and in brackets the worst."""
     base = measure(seeds)
     print("| constant | value | unit | purpose | E2E at half | at twice | P90 TTFT at half | at twice |")
     print("|---|---|---|---|---|---|---|---|")
     for constant in CONSTANTS:
-        if constant.name not in names:
-            continue
-        value = getattr(importlib.import_module(f"flying_serving.{constant.module}"), constant.name)
-        shown = ", ".join(map("{:g}".format, value if isinstance(value, list | tuple) else [value]))
+        module = importlib.import_module(f"flying_serving.{constant.places[0]}")
+        value = getattr(module, constant.name)
         halved, doubled = [], []
         for factor, into in ((0.5, halved), (2.0, doubled)):
             with scaled(constant, factor):
                 found = measure(seeds)
             into += [f"{overall(found, base, k):.3f} ({worst(found, base, k):.2f})" for k in ("e2e_s", "ttft_p90_s")]
-        cells = [f"`{constant.name}`", shown, constant.unit, constant.purpose]
+        cells = [f"`{constant.name}`", f"{value:g}", constant.unit, constant.purpose]
         print("| " + " | ".join([*cells, halved[0], doubled[0], halved[1], doubled[1]]) + " |", flush=True)
 
 
@@ -239,7 +224,6 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--only", nargs="+", default=[one.name for one in CONSTANTS], help="constants of the table")
     parser.add_argument("--steady", action="store_true", help="count switches at steady loads")
     parser.add_argument("--save", type=Path, help="measure the unchanged policy, and keep it in a file")
     parser.add_argument("--beside", type=Path, help="compare the unchanged policy with such a file")
@@ -255,7 +239,7 @@ def main() -> None:
             print(key, *(f"{n}: {cell}" for n, cell in zip(names, beside(new, old, key), strict=True)), sep="\n  ")
         print({n: (mean(r["switches"] for r in new[n]), mean(r["switches"] for r in old[n])) for n in names})
     else:
-        ablation(args.seeds, args.only)
+        ablation(args.seeds)
 
 
 if __name__ == "__main__":

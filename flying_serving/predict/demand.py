@@ -43,8 +43,7 @@ class Outputs:
 class Demand:
     """Arrival rate, and mean lengths of the last MEMORY_REQUESTS."""
 
-    def __init__(self, prompt_tokens: float | None = None, output_tokens: float | None = None) -> None:
-        prompt_tokens, output_tokens = prompt_tokens or FIRST_PROMPT_TOKENS, output_tokens or FIRST_OUTPUT_TOKENS
+    def __init__(self, prompt_tokens: float = FIRST_PROMPT_TOKENS, output_tokens: float = FIRST_OUTPUT_TOKENS) -> None:
         self._arrivals = Arrivals()
         self._prompts, self._outputs, self._caps = _Mean(prompt_tokens), _Mean(output_tokens), _Mean(output_tokens)
         self._squares = _Mean(4 / 3 * output_tokens**2)  # of a uniform distribution from 0

@@ -150,7 +150,7 @@ def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
 
 
 def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
-    """It continues when the engines have answered, after that step, and before requests that arrive meanwhile."""
+    """It goes on when the engines have answered, which they do after that step, and requests that arrive meanwhile run after it."""
     shell = manual()
     for name, spec in {"streams": SHORT, "ends": SHORT}.items():
         shell.arrive(name, spec)

@@ -43,7 +43,7 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
 def migrate_cost(
     migrations: dict[int, MigrationCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]
 ) -> float:
-    """Return the cost of migrating requests."""
+    """Return the cost of moving requests."""
     return costs(snapshot(old, BUSY, loads, migrations=migrations), new, OBJECTIVE, urgent=False)["migrate"]
 
 
@@ -173,7 +173,7 @@ def test_who_fits_nowhere_else_stays_behind() -> None:
 
 
 def test_stragglers_do_not_migrate() -> None:
-    """They are woven: migrating the others costs more the longer they run; without others it is the weave."""
+    """They are woven: migrating the others costs more the longer they run; without others it costs what the weave does."""
     short, long = ({(0, 1): with_long(4, left)} for left in (10.0, 200.0))
     free = migrate_cost({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
     assert free < migrate_cost({2: QUICK}, WIDE, NARROW, short) < migrate_cost({2: QUICK}, WIDE, NARROW, long)
