@@ -109,27 +109,41 @@ class FluidModel:
     def step(self, state: GroupState, span_s: float, rate: float, crowding: float) -> None:
         """Advance `state` by a span of T = `span_s` seconds in which requests arrive at `rate`.
 
-        With r = early + late requests that run (`first_half`, `second_half`), s the seconds of a step and F the most
-        prompts in the span (`pace`), n = `outputs` tokens, and c = n s / 2 the seconds of half an output:
+        With r = first_half + second_half requests that run (below: early, late), d and f the seconds of a decoding
+        and of a full step (`StepTimes`; in a
+        weave with the older group's time slice), p what a prompt adds to steps, n = `outputs` tokens, `crowding` as in
+        the method of that name:
 
-            remaining    e = exp(-T / c)                                of those in a stage at its start
-            admitted     a = min(queue + rate T, F, free + r (1 - e) / 2)
-            queue'         = queue + rate T - a,                        queued_s += T (queue + queue') / 2
-            early'         = e early + a m,   m = (1 - e) c / T         m: the share of newcomers that remain
-            h              = early + a - early'                         requests that pass the middle
+            demand       w = queue / T + rate                                     prompts per second
+            step         s = d / (1 - p w)           steps without prompts d, and the share p w of time for prompts,
+                             at most f, and at most (d + p r / n) / (1 - p free / T): places that get free
+            stage        c = n s / 2                                              seconds of half an output
+            remaining    e = exp(-T / c)                                          of those in a stage at its start
+            admitted     a = min(w T, full steps' prompts in T, free + r (1 - e) / 2)
+            queue'         = queue + rate T - a,           queued_s += T (queue + queue') / 2
+            early'         = e early + a m,    m = (1 - e) c / T                  m: the share of newcomers that remain
+            h              = early + a - early'                                   requests that pass the middle
             late'          = e late + h m
-            ended          = late + h - late',                          streamed_s += c (h + ended)
-            first_s       += a (min(1, r) s / 2 + p's steps) crowding   the step under way, then their own
+            ended          = late + h - late',             streamed_s += c (h + ended)
+            first_s       += a (min(1, r) s / 2 + p's steps) * crowding           the step under way, then their own
 
         Two stages, so that requests that have just begun do not end at once.
         """
-        queue, running = state.queue, state.first_half + state.second_half
-        limit, demand = self.limit(state.now_s), queue / span_s + rate
+        interference, outputs, running = self.interference, self.outputs, state.first_half + state.second_half
+        times, woven = self.times(running if running > 1.0 else 1.0), state.now_s < interference.woven_s
+        decode_s, chunk_s, full_s = map(interference.cycle_s, times) if woven else times
+        limit, queue = self.limit(state.now_s), state.queue
         free = limit - running if limit > running else 0.0
-        step_s, chunk_s, most = self.pace(state, span_s, demand, free)
-        stage_s = self.outputs * step_s / 2
+        prompt_s = self.chunks * (chunk_s - decode_s) * (interference.synced if woven else 1.0)
+        demand = queue / span_s + rate
+        all_share, free_share = 1.0 - prompt_s * demand, 1.0 - prompt_s * free / span_s
+        step_s = decode_s / all_share if all_share * full_s > decode_s else full_s
+        freed_s = decode_s + prompt_s * running / outputs
+        step_s = freed_s / free_share if free_share * step_s > freed_s else step_s
+        stage_s = outputs * step_s / 2
         remaining = math.exp(-span_s / stage_s)
-        admitted = min(demand * span_s, most, free + running * (1 - remaining) / 2)
+        prompts_in_full = span_s / full_s * self.lane.max_num_batched_tokens / self.prompt
+        admitted = min(demand * span_s, prompts_in_full, free + running * (1 - remaining) / 2)
         state.queue = queue + rate * span_s - admitted
         queued_s = (queue + state.queue) / 2 * span_s
         first_s = crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + self.chunks * chunk_s)
@@ -144,7 +158,7 @@ class FluidModel:
         if self.objective.has_slo:
             held = min(state.held, admitted)
             state.held -= held
-            waited_s = queued_s + held * self.interference.blocked_s
+            waited_s = queued_s + held * interference.blocked_s
             ttft_s = first_s + waited_s / admitted if admitted > 0.0 else math.inf
             state.missed += self.missed(admitted, lives, ttft_s, step_s)
         state.queued_s += queued_s
@@ -153,25 +167,6 @@ class FluidModel:
         state.admitted += admitted
         state.lives += lives
         state.now_s += span_s
-
-    def pace(self, state: GroupState, span_s: float, demand: float, free: float) -> tuple[float, float, float]:
-        """Seconds of a step, seconds of a step with a chunk of one prompt, and the most prompts in the span.
-
-        With d and f the seconds of a decoding and of a full step (`StepTimes`; in a weave with the older group's time
-        slice), p the seconds that a prompt adds to steps, and w = `demand` prompts per second:
-
-            step         s = d / (1 - p w)       steps without prompts d, and the share p w of time for prompts,
-                             at most f, and at most (d + p r / n) / (1 - p free / T): places that get free
-        """
-        interference, running = self.interference, state.first_half + state.second_half
-        times, woven = self.times(running if running > 1.0 else 1.0), state.now_s < interference.woven_s
-        decode_s, chunk_s, full_s = map(interference.cycle_s, times) if woven else times
-        prompt_s = self.chunks * (chunk_s - decode_s) * (interference.synced if woven else 1.0)
-        all_share, free_share = 1.0 - prompt_s * demand, 1.0 - prompt_s * free / span_s
-        step_s = decode_s / all_share if all_share * full_s > decode_s else full_s
-        freed_s = decode_s + prompt_s * running / self.outputs
-        step_s = freed_s / free_share if free_share * step_s > freed_s else step_s
-        return step_s, chunk_s, span_s / full_s * self.lane.max_num_batched_tokens / self.prompt
 
     def finish(self, state: GroupState) -> None:
         """Add to the sums what is left at the end of the spans, worked off while nothing arrives."""

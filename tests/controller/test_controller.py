@@ -86,7 +86,7 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
     shell.arrive("old", SHORT)
     shell.order(WIDE, "soft")
     wishes = {
-        "migrates": SHORT,
+        "moves": SHORT,
         "fixed": RequestSpec(10, 30, 20, can_migrate=False),
         "degree": RequestSpec(10, 30, 20, degree=1),
     }
@@ -99,8 +99,8 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
     assert shell.ordered is not None
     assert shell.dispatched == []
     shell.acknowledge()
-    assert shell.dispatched == [("migrates", (0, 1))]
-    assert shell.open["migrates"].tokens == 5
+    assert shell.dispatched == [("moves", (0, 1))]
+    assert shell.open["moves"].tokens == 5
     shell.settle(3)
 
 
@@ -150,7 +150,7 @@ def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
 
 
 def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
-    """It goes on when the engines have answered, which they do after that step, and requests that arrive meanwhile run after it."""
+    """It goes on when the engines have answered, which they do after that step, and who comes meanwhile goes behind."""
     shell = manual()
     for name, spec in {"streams": SHORT, "ends": SHORT}.items():
         shell.arrive(name, spec)
@@ -168,7 +168,7 @@ def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
 
 
 def test_nothing_migrates_if_engines_do_not_answer() -> None:
-    """Running requests stay in their groups; those that arrived meanwhile are not forgotten."""
+    """Who runs stays where that is; who came meanwhile is not forgotten."""
     shell = manual()
     shell.arrive("streams", SHORT)
     shell.token("streams", 3)
@@ -180,10 +180,10 @@ def test_nothing_migrates_if_engines_do_not_answer() -> None:
     assert shell.open["new"].group == (0, 1)
 
 
-def test_kv_migrates_where_the_migration_was_measured() -> None:
+def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
     """Then one token is to be computed; prompts that may be done in part count in full, those not begun have no KV.
 
-    KV that arrived with a request migrates on with it, whether the request has run there or not.
+    What came with a request moves on with it, whether it was begun there or not.
     """
     shell = manual()
     shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
@@ -201,7 +201,7 @@ def test_kv_migrates_where_the_migration_was_measured() -> None:
     assert shell.open["a"].ahead == 1
 
 
-def test_kv_does_not_migrate_where_no_migration_was_measured() -> None:
+def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
     """Between pairs four engines have to meet; back to the same engine there is nothing to move."""
     shell = Shell(settings("manual", 4, capped=False))
     shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
@@ -360,7 +360,7 @@ def test_a_long_request_gets_a_group_until_its_prompt_is_done() -> None:
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> None:
-    """While earlier requests wait it could not begin there; later ones wait for it."""
+    """While others wait that came first it could not begin there; who comes later waits for it."""
     shell = Shell(settings(policy, 2, max_num_seqs=1), costs(fixed=2.0, rest=1.5))
     for name in "abcd":
         shell.arrive(name, SHORT)

@@ -138,7 +138,7 @@ def test_json_of_a_decision() -> None:
 
 
 def test_a_failed_switch_is_over() -> None:
-    """With its problem, whether requests drain or not."""
+    """With what was wrong, whoever still drains."""
     one = switch("a")
     one.failed("engine 1 did not answer", 101.0)
     assert not one.open

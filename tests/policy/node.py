@@ -14,7 +14,7 @@ from flying_serving.workload.model import Request
 from tests.policy.costs import Costs, measured
 from tests.policy.snapshots import OBJECTIVE
 
-MAX_NUM_SEQS, MAX_BATCHED_TOKENS, BLOCKS = 64, 512, 626
+SLOTS, BUDGET_TOKENS, BLOCKS = 64, 512, 626
 MOST_EVENTS = 500_000
 
 
@@ -35,10 +35,8 @@ def serve(
     """Let a server run until everything is done; it was idle for some seconds when the first request came."""
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
-    chosen = Settings(engines, capacity, POLICIES[policy], Limits(MAX_NUM_SEQS, MAX_BATCHED_TOKENS), objective)
-    shape = ClusterShape(
-        engines, BLOCKS, {size: 32 * size for size in sizes}, Options(MAX_NUM_SEQS, MAX_BATCHED_TOKENS)
-    )
+    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), objective)
+    shape = ClusterShape(engines, BLOCKS, {size: 32 * size for size in sizes}, Options(SLOTS, BUDGET_TOKENS))
 
     def step_s(size: int, plan: SimStep) -> float:
         return lanes[size].step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)

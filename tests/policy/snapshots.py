@@ -14,9 +14,9 @@ QUIET = Work(0.05, 300.0, 60.0, 0.0)
 BUSY = Work(12.0, 300.0, 60.0, 40.0)
 
 
-def lanes_of(lanes: Costs, migrations: Mapping[int, MigrationCost] | None = None) -> dict[int, LaneFigures]:
-    """Return lanes with these costs, and the cost of migrating KV within them."""
-    known = migrations or {}
+def lanes_of(lanes: Costs, moves: Mapping[int, MigrationCost] | None = None) -> dict[int, LaneFigures]:
+    """Return lanes with these costs, and what it takes to move KV within them."""
+    known = moves or {}
     return {size: LaneFigures(cost, 64, 20_000 * size, 512, known.get(size)) for size, cost in lanes.items()}
 
 
@@ -31,10 +31,10 @@ def snapshot(
     loads: Mapping[Group, GroupLoad] | None = None,
     needs: Sequence[Need] = (),
     lanes: Costs | None = None,
-    migrations: Mapping[int, MigrationCost] | None = None,
+    moves: Mapping[int, MigrationCost] | None = None,
 ) -> Snapshot:
     """Return a server in that layout."""
     engines = sum(map(len, layout.groups))
     sizes = [size for size in SIZES if size <= engines]
-    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65), migrations)
+    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65), moves)
     return Snapshot(0.0, layout, Layout.all(engines, sizes), figures, loads or {}, work, needs)

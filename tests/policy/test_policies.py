@@ -80,11 +80,11 @@ def test_stragglers_stay_while_an_urgent_request_runs(
 
 def test_streams_migrate_and_prompts_end_where_they_began() -> None:
     """A group computes a prompt sooner than one engine, and what streams is woven in at everybody's cost."""
-    migrations = {4: MigrationCost(0.01, 2e-5)}
+    moves = {4: MigrationCost(0.01, 2e-5)}
     prompt, stream = GroupLoad(1, 5.0, 10.0, 2000.0, 2000, 1), GroupLoad(1, 100.0, 200.0, 2000.0)
     prompts, streams = replace(QUIET, begun=7.0), replace(BUSY, running=1.0)
     for work, left, migrates_stragglers in ((prompts, prompt, False), (streams, stream, True)):
-        shot = snapshot(NARROW, work, {(0, 1, 2, 3): left}, migrations=migrations)
+        shot = snapshot(NARROW, work, {(0, 1, 2, 3): left}, moves=moves)
         assert POLICIES["auto"].migrates_stragglers(shot, OBJECTIVE) == migrates_stragglers
 
 
@@ -107,7 +107,7 @@ def test_needs_are_met_by_those_that_know_them() -> None:
 
 
 def test_no_more_engines_than_needed_are_bound_under_load() -> None:
-    """One group of two for a long request, the others go on alone; which two depends on the running requests."""
+    """One group of two for a long request, the others go on alone; which two depends on who is in the way."""
     loads = {(0,): load(20), (1,): load(20)}
     layout = chosen("auto", snapshot(NARROW, BUSY, loads, [LONG]))
     assert sorted(map(len, layout.groups)) == [1, 1, 2]
@@ -118,7 +118,7 @@ def test_no_more_engines_than_needed_are_bound_under_load() -> None:
 def test_a_long_prompt_does_not_make_everyone_else_wait(work: Work, way: str) -> None:
     """Alone it lets what is nearly done end first; if others wait and come, that would cost more than moving it."""
     loads = {(0,): load(6, 3.0), (1,): load(6, 3.0)}
-    shot = snapshot(Layout.uniform(2, 1), work, loads, [LONG], migrations={2: MigrationCost(0.02, 3e-5)})
+    shot = snapshot(Layout.uniform(2, 1), work, loads, [LONG], moves={2: MigrationCost(0.02, 3e-5)})
     decision = POLICIES["auto"].decide(shot, OBJECTIVE)
     assert decision is not None
     assert (decision.layout, decision.mode) == (Layout.uniform(2, 2), way)
@@ -140,10 +140,10 @@ def test_a_group_stays_as_long_as_somebody_needs_it(policy: str, need: Need) -> 
 def test_a_group_is_kept_for_who_needs_it_where_that_costs_less(policy: str, rest: float, best: Layout) -> None:
     """Others share its steps meanwhile; not where the group does so much less than its engines apart."""
     together = Layout.uniform(2, 2)
-    lanes, migrations = costs((1, 2), 1.2, rest), {2: MigrationCost(0.002, 1e-6)}
+    lanes, moves = costs((1, 2), 1.2, rest), {2: MigrationCost(0.002, 1e-6)}
     work = Work(2.0, 300.0, 60.0, 2.0, running=8.0)
     long = GroupLoad(1, 60.0, 60.0, 2000.0)
-    held = snapshot(together, work, {(0, 1): replace(load(8), bound={2: long})}, lanes=lanes, migrations=migrations)
+    held = snapshot(together, work, {(0, 1): replace(load(8), bound={2: long})}, lanes=lanes, moves=moves)
     assert chosen(policy, held) == best
     assert chosen(policy, replace(held, loads={(0, 1): load(8)})) == Layout.uniform(2, 1)
 

@@ -25,7 +25,7 @@ LOADS = st.builds(
 
 
 QUICK = MigrationCost(0.002, 1e-6)
-MIGRATIONS = st.dictionaries(
+MOVES = st.dictionaries(
     st.sampled_from([2, 4]), st.builds(MigrationCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2
 )
 
@@ -37,19 +37,17 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
     loads = draw(st.dictionaries(st.sampled_from(GROUPS), LOADS, max_size=4))
     waiting = draw(st.integers(0, 200))
     work = Work(draw(st.floats(0.01, 30)), draw(st.floats(1, 2000)), draw(st.floats(1, 500)), waiting)
-    return snapshot(old, work, loads, migrations=draw(MIGRATIONS)), new
+    return snapshot(old, work, loads, moves=draw(MOVES)), new
 
 
-def migrate_cost(
-    migrations: dict[int, MigrationCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]
-) -> float:
+def moved(moves: dict[int, MigrationCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]) -> float:
     """Return the cost of moving requests."""
-    return costs(snapshot(old, BUSY, loads, migrations=migrations), new, OBJECTIVE, urgent=False)["migrate"]
+    return costs(snapshot(old, BUSY, loads, moves=moves), new, OBJECTIVE, urgent=False)["migrate"]
 
 
-def pause_s(old: Layout, new: Layout, loads: dict[Group, GroupLoad], migrations: dict[int, MigrationCost]) -> float:
-    """Return the seconds that old requests pause while they migrate."""
-    shot = snapshot(old, QUIET, loads, migrations=migrations)
+def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MigrationCost]) -> float:
+    """Return the seconds that requests which move stand still."""
+    shot = snapshot(old, QUIET, loads, moves=moves)
     return _Case.of(shot, new, leaving(shot, new), OBJECTIVE).pause_s()
 
 
@@ -95,7 +93,7 @@ def test_an_idle_member_makes_a_soft_switch_possible() -> None:
 
 
 def test_waiting_for_old_requests_costs_who_waits_and_comes() -> None:
-    """The longer the old requests take, the more."""
+    """The longer they still take the more."""
     short, long = {(0,): load(4, left=5)}, {(0,): load(4, left=200)}
     assert price("sequential", NARROW, WIDE, BUSY, short) < price("sequential", NARROW, WIDE, BUSY, long)
     assert price("sequential", NARROW, WIDE, QUIET, long) < price("sequential", NARROW, WIDE, BUSY, long)
@@ -123,31 +121,28 @@ def test_computing_again_costs_by_what_there_is() -> None:
     assert price("migrate", NARROW, WIDE, QUIET, ends) == price("migrate", NARROW, WIDE, QUIET, {(0,): load(4)})
 
 
-def test_migrating_kv_costs_next_to_nothing() -> None:
+def test_kv_that_comes_along_costs_next_to_nothing() -> None:
     """Little of what computing again does; more if it takes longer; not less where it was measured elsewhere."""
     loads = {(0,): load(4, context=2000), (1,): load(8, context=2000)}
-    again = migrate_cost({}, NARROW, WIDE, loads)
-    quick, slow = (
-        migrate_cost({2: QUICK}, NARROW, WIDE, loads),
-        migrate_cost({2: MigrationCost(0.05, 2e-5)}, NARROW, WIDE, loads),
-    )
+    again = moved({}, NARROW, WIDE, loads)
+    quick, slow = moved({2: QUICK}, NARROW, WIDE, loads), moved({2: MigrationCost(0.05, 2e-5)}, NARROW, WIDE, loads)
     assert quick < slow < again
     assert quick < 0.05 * again
-    assert migrate_cost({4: QUICK}, NARROW, WIDE, loads) == again
+    assert moved({4: QUICK}, NARROW, WIDE, loads) == again
 
 
-def test_enclosing_groups_migrate_side_by_side_and_pairs_in_sequence() -> None:
-    """Seconds that the engines pause, computed by hand."""
+def test_covers_exchange_side_by_side_and_pairs_of_groups_one_after_the_other() -> None:
+    """How long engines stand still: by hand."""
     singles, pairs, all_four = (Layout.uniform(4, size) for size in (1, 2, 4))
     cost = MigrationCost(0.010, 1e-5)
     four = {(n,): load(5, context=100 * (n + 1)) for n in range(4)}
-    assert pause_s(singles, pairs, four, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 5 * (300 + 400))
-    assert pause_s(singles, all_four, four, {4: cost}) == pytest.approx(4 * 0.010 + 1e-5 * 5 * 1000)
+    assert still(singles, pairs, four, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 5 * (300 + 400))
+    assert still(singles, all_four, four, {4: cost}) == pytest.approx(4 * 0.010 + 1e-5 * 5 * 1000)
     two = {(0, 1): load(5, context=100), (2, 3): load(1, context=300)}
-    assert pause_s(pairs, singles, two, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 500)
-    assert pause_s(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(0.010 + 1e-5 * 300)
+    assert still(pairs, singles, two, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 500)
+    assert still(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(0.010 + 1e-5 * 300)
     again_s = 800 * snapshot(pairs).lanes[1].cost.prefill_token_s / 4
-    assert pause_s(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
+    assert still(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
 
 
 def with_long(requests: int, left: float, context: float = 2000.0, needs: int = 2) -> GroupLoad:
@@ -172,28 +167,28 @@ def test_who_fits_nowhere_else_stays_behind() -> None:
     assert staying(pair, Layout(((0, 1), (2,), (3,)))) == {}
 
 
-def test_stragglers_do_not_migrate() -> None:
-    """They are woven: migrating the others costs more the longer they run; without others it costs what the weave does."""
+def test_a_move_does_not_take_along_who_stays_behind() -> None:
+    """It is woven, so moving the others costs more the longer it runs; with nobody else it is the weave."""
     short, long = ({(0, 1): with_long(4, left)} for left in (10.0, 200.0))
-    free = migrate_cost({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
-    assert free < migrate_cost({2: QUICK}, WIDE, NARROW, short) < migrate_cost({2: QUICK}, WIDE, NARROW, long)
+    free = moved({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
+    assert free < moved({2: QUICK}, WIDE, NARROW, short) < moved({2: QUICK}, WIDE, NARROW, long)
     alone = GroupLoad(1, 40.0, 40.0, 2000.0)
-    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, migrations={2: QUICK})
+    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, moves={2: QUICK})
     ways = costs(shot, NARROW, OBJECTIVE, urgent=False)
     assert ways["migrate"] == pytest.approx(ways["weave"])
 
 
-def test_the_pause_is_of_the_kv_that_migrates() -> None:
-    """By hand: five requests of 400 tokens migrate, one of 2,000 stays."""
+def test_only_those_that_move_are_exchanged() -> None:
+    """By hand: five of 400 tokens were there, one of 2,000 stays."""
     cost = MigrationCost(0.010, 1e-5)
     loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
-    shot = snapshot(WIDE, QUIET, loads, migrations={2: cost})
+    shot = snapshot(WIDE, QUIET, loads, moves={2: cost})
     found = _Case.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE).pause_s()
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
-def test_waiting_for_stragglers_costs_what_is_lost_meanwhile() -> None:
-    """More the longer they run and the less the group does; without stragglers there is no need to wait."""
+def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
+    """The longer it runs, and the less the group does, the more; without such a request there is no need to wait."""
     work = Work(2.0, 300.0, 60.0, 2.0, running=5.0)
 
     def wait(left: float, rest: float = 0.65) -> float:
@@ -209,23 +204,23 @@ def test_waiting_for_stragglers_costs_what_is_lost_meanwhile() -> None:
         assert LATER not in costs(shot, new, OBJECTIVE, urgent=False)
 
 
-def test_no_engine_idles_until_stragglers_have_ended() -> None:
-    """Staying for that long is better, unless a request is urgent."""
+def test_nobody_does_nothing_until_who_stays_behind_has_ended() -> None:
+    """To stay as long is better than that, unless somebody is urgent."""
     shot = snapshot(WIDE, BUSY, {(0, 1): with_long(4, 50.0)})
     assert "sequential" not in costs(shot, NARROW, OBJECTIVE, urgent=False)
     assert "sequential" in costs(shot, NARROW, OBJECTIVE, urgent=True)
     assert "sequential" in costs(snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, OBJECTIVE, urgent=False)
 
 
-def test_a_soft_switch_is_cheaper_if_kv_migrates() -> None:
-    """Requests that an idle engine has begun are not computed again in the group."""
-    shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, migrations=migrations) for migrations in ({}, {2: QUICK})]
+def test_a_soft_switch_is_cheaper_if_kv_comes_along() -> None:
+    """What an idle engine has begun is not computed again in the group."""
+    shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, moves=moves) for moves in ({}, {2: QUICK})]
     again, kept = (costs(shot, WIDE, OBJECTIVE, urgent=False)["soft"] for shot in shots)
     assert kept < again
 
 
-def test_the_cheapest_mode_fits_the_case() -> None:
-    """A switch waits for short requests and migrates long ones; for an urgent request they pause."""
+def test_the_cheapest_way_fits_the_case() -> None:
+    """Who is about to end is waited for, who is not moves; long requests do not hold up what is urgent: they pause."""
 
     def cheapest_first(found: dict[str, float]) -> list[str]:
         return sorted(found, key=found.__getitem__)

@@ -23,9 +23,9 @@ MORE = 1.3
 NARROW, WIDE = Layout.uniform(4, 1), Layout.uniform(4, 4)
 
 
-def figures(lanes: Costs, max_num_seqs: int = 64, budget: int = 512, kv_tokens: int = 20_000) -> dict[int, LaneFigures]:
+def figures(lanes: Costs, slots: int = 64, budget: int = 512, kv_tokens: int = 20_000) -> dict[int, LaneFigures]:
     """Return lanes with these costs."""
-    return {size: LaneFigures(cost, max_num_seqs, kv_tokens * size, budget) for size, cost in lanes.items()}
+    return {size: LaneFigures(cost, slots, kv_tokens * size, budget) for size, cost in lanes.items()}
 
 
 LANES = st.builds(
@@ -135,8 +135,8 @@ def test_the_one_that_does_more_per_second_wins_under_overload(
     work = replace(work, rate=over * max(most.values()))
     for better, worse in ((1, 2), (2, 1)):
         if most[better] / most[worse] > MORE:
-            predicted = [forecast(lanes[size], 2 // size, work, OBJECTIVE).request_seconds for size in (better, worse)]
-            assert predicted[0] < predicted[1]
+            judged = [forecast(lanes[size], 2 // size, work, OBJECTIVE).request_seconds for size in (better, worse)]
+            assert judged[0] < judged[1]
 
 
 @given(work=loads(), fixed=st.floats(0.5, 2.0), rest=st.floats(0.3, 1.5))
@@ -159,7 +159,7 @@ def test_capacity_is_that_of_all_groups() -> None:
 
 
 def test_steps_get_longer_with_load() -> None:
-    """For requests that stream and for those that wait for a first token; up to a full batch."""
+    """For who streams as for who waits for a first token; up to a full batch."""
     lane = figures(costs())[1]
     rates = (0.1, 0.5, 1.0, 2.0, 4.0)
     busier = [forecast(lane, 2, replace(QUIET, rate=rate), OBJECTIVE) for rate in rates]

@@ -12,7 +12,7 @@ from flying_serving.predict.forecast import forecast
 from flying_serving.predict.rollout import FluidModel, GroupState, miss
 from flying_serving.predict.work import FREE, Interference, LaneFigures, Work
 from tests.policy.costs import costs
-from tests.policy.node import BLOCKS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, arrivals, serve
+from tests.policy.node import BLOCKS, BUDGET_TOKENS, SLOTS, arrivals, serve
 from tests.policy.snapshots import OBJECTIVE
 
 PROMPT, OUTPUT = 288.0, 56.0
@@ -22,7 +22,7 @@ SPANS = [(2.5, 1.0)] * 8
 
 def figures(size: int) -> LaneFigures:
     """Return what the simulated server's groups can do."""
-    return LaneFigures(costs(fixed=0.7, rest=0.65)[size], MAX_NUM_SEQS, BLOCKS * 32 * size, MAX_BATCHED_TOKENS)
+    return LaneFigures(costs(fixed=0.7, rest=0.65)[size], SLOTS, BLOCKS * 32 * size, BUDGET_TOKENS)
 
 
 @pytest.mark.parametrize(("policy", "size"), [("static-dp", 1), ("static-tp", 2)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -123,11 +122,11 @@ def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
 def test_the_fork_weighs_what_its_own_switch_costs() -> None:
     """It switches where waiting is worth it, not where only migrating would be, and not while it is idle."""
     wide, costs = Layout.uniform(4, 4), {4: MigrationCost(0.002, 1e-6)}
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, migrations=costs))
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, moves=costs))
     assert ours is not None and fork is not None
     assert (fork.mode, fork.cost) == ("sequential", ours.considered["sequential"])
     assert fork.cost > ours.cost
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, migrations=costs))
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, moves=costs))
     assert ours is not None and ours.considered["sequential"] > ours.gain > ours.cost
     assert fork is None
     ours, fork = decided(snapshot(wide, BUSY))
