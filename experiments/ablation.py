@@ -80,10 +80,10 @@ def workload(where: str, kind: str, seed: int) -> Workload:
         return synthesise(asked, seed)
     if kind == "azure":
         slower, prompt = place.azure
-        begin_s = (seed - 1) * 36.0 % 417.0  # the trace has 604 s
+        begin_s = (seed - 1) * 36.0
         part = shape.window(read_workload(DATA / "traces" / "azure_code.csv", 1), begin_s, begin_s + 200.0)
         return shape.scale_time(shape.scale_lengths(part, prompt=prompt), slower)
-    return poisson(where, (seed - 1) % len(SEEDS) / (len(SEEDS) - 1), 100.0, seed)
+    return poisson(where, (seed - 1) / (len(SEEDS) - 1), 100.0, seed)
 
 
 def poisson(where: str, share: float, seconds: float, seed: int) -> Workload:

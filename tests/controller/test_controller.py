@@ -267,7 +267,7 @@ def test_stragglers_migrate_when_their_prompt_is_done(policy: str, migrates: boo
     shell.controller.migrates = {2: MigrationCost(0.002, 1e-6)}
     shell.order(WIDE)
     shell.acknowledge()
-    fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 40, 30, degree=2)
+    fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 60, 50, degree=2)
     for name, spec in {"left": RequestSpec(10, 60, 50), "fixed": fixed, "degree": degree}.items():
         shell.arrive(name, spec)
         shell.token(name, 3)
@@ -374,7 +374,6 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
     shell.tick()
     assert shell.controller.changing
     shell.finish("c", "d")
-    shell.acknowledge()
     assert shell.dispatched[0] == ("long", (0, 1))
     shell.settle(5)
 

@@ -102,15 +102,11 @@ def test_shift_parallelism_shifts() -> None:
 
 
 def test_the_fork_waits_and_ours_does_not() -> None:
-    """With outputs that are short enough for waiting to be worth its cost."""
-    lengths: dict[str, Any] = {"prompt_tokens": (100, 6000), "output_tokens": (10, 60)}
-    rates = {"low_rate_rps": 4.0, "burst_rate_rps": 40.0, "low_s": 6.0, "burst_s": 2.0}
-    bursts = synthesise(Alternating(requests=120, **rates, **lengths), 3)
-    modes = {}
+    ways = {}
     for name in ("auto", "fork"):
         system = build(name, h200(), 1, Options())
-        modes[name] = {switch.mode for switch in simulate(system, bursts.requests).switches}
-    assert modes == {"auto": {"weave", "migrate"}, "fork": {"sequential"}}
+        ways[name] = {switch.mode for switch in simulate(system, WORKLOAD.requests).switches}
+    assert ways == {"auto": {"weave", "migrate"}, "fork": {"sequential"}}
 
 
 def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
