@@ -7,7 +7,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
-from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.moves import MoveCost
 from flying_serving.predict.steps import Step
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs, measured
@@ -186,7 +186,7 @@ def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
     What came with a request moves on with it, whether it was begun there or not.
     """
     shell = manual()
-    shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
+    shell.controller.migrates = {2: MoveCost(0.002, 1e-5)}
     for name in "abcdef":
         shell.arrive(name, RequestSpec(40, 60, 20))
     shell.token("a", 3)
@@ -204,7 +204,7 @@ def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
 def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
     """Between pairs four engines have to meet; back to the same engine there is nothing to move."""
     shell = Shell(settings("manual", 4, capped=False))
-    shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
+    shell.controller.migrates = {2: MoveCost(0.002, 1e-5)}
     shell.order(Layout(((0, 1), (2,), (3,))))
     shell.acknowledge()
     shell.arrive("a", RequestSpec(10, 150, 140))
@@ -219,7 +219,7 @@ def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
 def test_a_request_that_exceeds_its_groups_kv_is_prefilled_again() -> None:
     """The group has ended it, and its KV is gone."""
     shell = Shell(settings("manual", 4))
-    shell.controller.migrates = dict.fromkeys((2, 4), MigrationCost(0.002, 1e-5))
+    shell.controller.migrates = dict.fromkeys((2, 4), MoveCost(0.002, 1e-5))
     shell.arrive("grows", OPEN_ENDED)
     shell.order(Layout(((0,), (1,), (2, 3))))
     shell.token("grows", 60)
@@ -261,10 +261,10 @@ def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> No
 def test_stragglers_migrate_when_their_prompt_is_done(policy: str, migrates: bool) -> None:
     """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.
 
-    A request that may not migrate stays.
+    Who asked for a degree, or may not move, stays.
     """
     shell = Shell(settings(policy, 2, max_num_seqs=64), costs(fixed=1.5, rest=1.3))
-    shell.controller.migrates = {2: MigrationCost(0.002, 1e-6)}
+    shell.controller.migrates = {2: MoveCost(0.002, 1e-6)}
     shell.order(WIDE)
     shell.acknowledge()
     fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 60, 50, degree=2)

@@ -11,10 +11,10 @@ from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.policy.switching import LATER, _Case, bound, costs, leaving
-from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.moves import MoveCost
 from flying_serving.predict.work import Work
 from tests.policy.costs import costs as lane_costs
-from tests.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, load, snapshot
+from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LAYOUTS = Layout.all(4, SIZES)
@@ -24,10 +24,8 @@ LOADS = st.builds(
 )
 
 
-QUICK = MigrationCost(0.002, 1e-6)
-MOVES = st.dictionaries(
-    st.sampled_from([2, 4]), st.builds(MigrationCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2
-)
+QUICK = MoveCost(0.002, 1e-6)
+MOVES = st.dictionaries(st.sampled_from([2, 4]), st.builds(MoveCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2)
 
 
 @st.composite
@@ -40,22 +38,22 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
     return snapshot(old, work, loads, moves=draw(MOVES)), new
 
 
-def moved(moves: dict[int, MigrationCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]) -> float:
+def moved(moves: dict[int, MoveCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]) -> float:
     """Return the cost of moving requests."""
-    return costs(snapshot(old, BUSY, loads, moves=moves), new, OBJECTIVE, urgent=False)["migrate"]
+    return costs(snapshot(old, BUSY, loads, moves=moves), new, WEIGHTS, urgent=False)["migrate"]
 
 
-def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MigrationCost]) -> float:
+def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MoveCost]) -> float:
     """Return the seconds that requests which move stand still."""
     shot = snapshot(old, QUIET, loads, moves=moves)
-    return _Case.of(shot, new, leaving(shot, new), OBJECTIVE).pause_s()
+    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s()
 
 
 def price(
     way: str, old: Layout, new: Layout, work: Work, loads: dict[Group, GroupLoad], *, urgent: bool = False
 ) -> float:
     """Return the cost of one way."""
-    return costs(snapshot(old, work, loads), new, OBJECTIVE, urgent=urgent)[way]
+    return costs(snapshot(old, work, loads), new, WEIGHTS, urgent=urgent)[way]
 
 
 @settings(max_examples=300)
@@ -63,7 +61,7 @@ def price(
 def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) -> None:
     """Above nothing and finite; only ways that a server knows."""
     shot, new = situation
-    found = costs(shot, new, OBJECTIVE, urgent=urgent)
+    found = costs(shot, new, WEIGHTS, urgent=urgent)
     assert all(0 < cost < math.inf for cost in found.values())
     assert set(found) <= set(MODES)
     old = leaving(shot, new)
@@ -73,7 +71,7 @@ def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) 
 
 def test_nobody_is_in_the_way_of_an_idle_server() -> None:
     """Nor of groups that stay; then it costs next to nothing."""
-    assert set(costs(snapshot(NARROW), WIDE, OBJECTIVE, urgent=False)) == {"weave"}
+    assert set(costs(snapshot(NARROW), WIDE, WEIGHTS, urgent=False)) == {"weave"}
     mixed = Layout(((0, 1), (2,), (3,)))
     shot = snapshot(mixed, BUSY, {(2,): load(10)})
     assert leaving(shot, Layout.uniform(4, 1)) == {}
@@ -83,13 +81,13 @@ def test_nobody_is_in_the_way_of_an_idle_server() -> None:
 def test_an_idle_member_makes_a_soft_switch_possible() -> None:
     """To a group only, and only if one of its engines has nothing to do."""
     one, both = {(0,): load(4)}, {(0,): load(4), (1,): load(4)}
-    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, OBJECTIVE, urgent=False)
-    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, OBJECTIVE, urgent=False)
-    assert "soft" not in costs(snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, OBJECTIVE, urgent=False)
+    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, WEIGHTS, urgent=False)
+    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, WEIGHTS, urgent=False)
+    assert "soft" not in costs(snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, WEIGHTS, urgent=False)
     pairs = snapshot(Layout.uniform(4, 2), QUIET, {(0, 1): load(4)})
-    assert "soft" not in costs(pairs, Layout.uniform(4, 1), OBJECTIVE, urgent=False)
+    assert "soft" not in costs(pairs, Layout.uniform(4, 1), WEIGHTS, urgent=False)
     elsewhere = snapshot(Layout.uniform(4, 1), QUIET, {(0,): load(4), (1,): load(4)})
-    assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), OBJECTIVE, urgent=False)
+    assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), WEIGHTS, urgent=False)
 
 
 def test_waiting_for_old_requests_costs_who_waits_and_comes() -> None:
@@ -108,7 +106,7 @@ def test_a_pause_costs_the_paused() -> None:
         return price("hard", NARROW, WIDE, work, loads, urgent=True)
 
     few, many = {(0,): load(2)}, {(0,): load(20)}
-    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, OBJECTIVE, urgent=False)
+    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, WEIGHTS, urgent=False)
     assert pause(BUSY, few) < pause(BUSY, many)
     assert pause(QUIET, many) < pause(BUSY, many)
 
@@ -125,7 +123,7 @@ def test_kv_that_comes_along_costs_next_to_nothing() -> None:
     """Little of what computing again does; more if it takes longer; not less where it was measured elsewhere."""
     loads = {(0,): load(4, context=2000), (1,): load(8, context=2000)}
     again = moved({}, NARROW, WIDE, loads)
-    quick, slow = moved({2: QUICK}, NARROW, WIDE, loads), moved({2: MigrationCost(0.05, 2e-5)}, NARROW, WIDE, loads)
+    quick, slow = moved({2: QUICK}, NARROW, WIDE, loads), moved({2: MoveCost(0.05, 2e-5)}, NARROW, WIDE, loads)
     assert quick < slow < again
     assert quick < 0.05 * again
     assert moved({4: QUICK}, NARROW, WIDE, loads) == again
@@ -134,7 +132,7 @@ def test_kv_that_comes_along_costs_next_to_nothing() -> None:
 def test_covers_exchange_side_by_side_and_pairs_of_groups_one_after_the_other() -> None:
     """How long engines stand still: by hand."""
     singles, pairs, all_four = (Layout.uniform(4, size) for size in (1, 2, 4))
-    cost = MigrationCost(0.010, 1e-5)
+    cost = MoveCost(0.010, 1e-5)
     four = {(n,): load(5, context=100 * (n + 1)) for n in range(4)}
     assert still(singles, pairs, four, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 5 * (300 + 400))
     assert still(singles, all_four, four, {4: cost}) == pytest.approx(4 * 0.010 + 1e-5 * 5 * 1000)
@@ -174,16 +172,16 @@ def test_a_move_does_not_take_along_who_stays_behind() -> None:
     assert free < moved({2: QUICK}, WIDE, NARROW, short) < moved({2: QUICK}, WIDE, NARROW, long)
     alone = GroupLoad(1, 40.0, 40.0, 2000.0)
     shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, moves={2: QUICK})
-    ways = costs(shot, NARROW, OBJECTIVE, urgent=False)
+    ways = costs(shot, NARROW, WEIGHTS, urgent=False)
     assert ways["migrate"] == pytest.approx(ways["weave"])
 
 
 def test_only_those_that_move_are_exchanged() -> None:
     """By hand: five of 400 tokens were there, one of 2,000 stays."""
-    cost = MigrationCost(0.010, 1e-5)
+    cost = MoveCost(0.010, 1e-5)
     loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
     shot = snapshot(WIDE, QUIET, loads, moves={2: cost})
-    found = _Case.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE).pause_s()
+    found = _Case.of(shot, NARROW, leaving(shot, NARROW), WEIGHTS).still_s()
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
@@ -193,7 +191,7 @@ def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
 
     def wait(left: float, rest: float = 0.65) -> float:
         shot = snapshot(WIDE, work, {(0, 1): with_long(4, left)}, lanes=lane_costs((1, 2), 0.5, rest))
-        return costs(shot, NARROW, OBJECTIVE, urgent=False)[LATER]
+        return costs(shot, NARROW, WEIGHTS, urgent=False)[LATER]
 
     assert 0 < wait(5.0) < wait(50.0) < wait(200.0)
     assert wait(50.0, rest=0.6) < wait(50.0, rest=0.8)
@@ -201,21 +199,21 @@ def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
         (snapshot(WIDE, work, {(0, 1): load(5)}), NARROW),
         (snapshot(NARROW, QUIET, {(0, 1): with_long(4, 50.0)}), WIDE),
     ):
-        assert LATER not in costs(shot, new, OBJECTIVE, urgent=False)
+        assert LATER not in costs(shot, new, WEIGHTS, urgent=False)
 
 
 def test_nobody_does_nothing_until_who_stays_behind_has_ended() -> None:
     """To stay as long is better than that, unless somebody is urgent."""
     shot = snapshot(WIDE, BUSY, {(0, 1): with_long(4, 50.0)})
-    assert "sequential" not in costs(shot, NARROW, OBJECTIVE, urgent=False)
-    assert "sequential" in costs(shot, NARROW, OBJECTIVE, urgent=True)
-    assert "sequential" in costs(snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, OBJECTIVE, urgent=False)
+    assert "sequential" not in costs(shot, NARROW, WEIGHTS, urgent=False)
+    assert "sequential" in costs(shot, NARROW, WEIGHTS, urgent=True)
+    assert "sequential" in costs(snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, WEIGHTS, urgent=False)
 
 
 def test_a_soft_switch_is_cheaper_if_kv_comes_along() -> None:
     """What an idle engine has begun is not computed again in the group."""
     shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, moves=moves) for moves in ({}, {2: QUICK})]
-    again, kept = (costs(shot, WIDE, OBJECTIVE, urgent=False)["soft"] for shot in shots)
+    again, kept = (costs(shot, WIDE, WEIGHTS, urgent=False)["soft"] for shot in shots)
     assert kept < again
 
 
@@ -225,11 +223,11 @@ def test_the_cheapest_way_fits_the_case() -> None:
     def cheapest_first(found: dict[str, float]) -> list[str]:
         return sorted(found, key=found.__getitem__)
 
-    about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, OBJECTIVE, urgent=False)
+    about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, WEIGHTS, urgent=False)
     assert cheapest_first(about_to_end) == ["soft", "sequential", "weave", "migrate"]
     waits = replace(QUIET, waiting=1.0)
     long = {(0,): load(8, left=500.0), (1,): load(8, left=500.0)}
-    unhurried = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=False)
-    assert cheapest_first(unhurried) == ["migrate", "sequential", "weave"]
-    urgent = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=True)
+    unhurried = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=False)
+    assert cheapest_first(unhurried) == ["migrate", "weave", "sequential"]
+    urgent = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=True)
     assert cheapest_first(urgent) == ["hard", "weave", "migrate", "sequential"]
