@@ -65,7 +65,7 @@ def test_fixed_policies_never_change_anything(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(situation=situations(), needs=NEEDS)
-def test_nobody_catches_up_whom_nothing_has_left_or_whom_an_urgent_request_would_meet(
+def test_stragglers_stay_while_an_urgent_request_runs_or_if_none_is_left(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
 ) -> None:
     """Nor in a layout that is not the policy's to choose."""

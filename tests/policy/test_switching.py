@@ -129,7 +129,7 @@ def test_kv_that_comes_along_costs_next_to_nothing() -> None:
     assert moved({4: QUICK}, NARROW, WIDE, loads) == again
 
 
-def test_covers_exchange_side_by_side_and_pairs_of_groups_one_after_the_other() -> None:
+def test_enclosing_groups_copy_side_by_side_and_their_pairs_in_sequence() -> None:
     """How long engines stand still: by hand."""
     singles, pairs, all_four = (Layout.uniform(4, size) for size in (1, 2, 4))
     cost = MoveCost(0.010, 1e-5)
