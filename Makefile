@@ -46,12 +46,15 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q tests/test_budget.py
 
 # Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
-WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py injected_faults.py) \
+# Whether `auto` goes together depends on what the cores do: those tests run last, with nothing beside them.
+ALONE := $(addprefix tests/server/test_,auto.py load_switch.py)
+WAITING := $(addprefix tests/server/test_,history.py lifecycle.py injected_faults.py) \
 	tests/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py
 
 test: $(STAMP)
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target check test-protocol test-pure test-waiting test-busy
+	$(BIN)/python -m pytest -m server $(ALONE)
 else
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -67,7 +70,7 @@ test-waiting: $(STAMP)
 	$(BIN)/python -m pytest -m server $(WAITING)
 
 test-busy: $(STAMP)
-	$(BIN)/python -m pytest -m server $(addprefix --ignore=,$(WAITING))
+	$(BIN)/python -m pytest -m server $(addprefix --ignore=,$(WAITING) $(ALONE))
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_serving.demo $(ARGS)
