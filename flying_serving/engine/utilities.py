@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.engine.loop import EngineLoop
 from flying_serving.engine.steps import StepLog
-from flying_serving.migration import transfer
-from flying_serving.wire import EngineFigures, EngineReport, SwitchAnswer, encode
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.wire import CalibrationRow, EngineFigures, EngineReport, MigrationRow, SwitchAnswer, encode
+
+
+@dataclass(frozen=True)
+class StartMeasurements:
+    """Steps of all lanes (`worker/calibration.py`), and copies of KV (`migration/transfer.py`)."""
+
+    steps: list[CalibrationRow]
+    migrations: list[MigrationRow]
 
 
 class EngineUtilities:
@@ -20,15 +27,14 @@ class EngineUtilities:
         loop: the engine's.
         steps: where its steps are logged.
         block_bytes: bytes of a KV block, all layers, on one device.
-        call_workers: as of the loop's host.
+        measured: what the workers have measured at start.
     """
 
-    def __init__(self, loop: EngineLoop, steps: StepLog, block_bytes: int, call_workers: Any) -> None:
+    def __init__(self, loop: EngineLoop, steps: StepLog, block_bytes: int, measured: StartMeasurements) -> None:
         self._loop = loop
         self._steps = steps
         self._block_bytes = block_bytes
-        self._calibration = call_workers(WorkerLanes.get_calibration)
-        self._migration_costs = call_workers(transfer.measure)
+        self._measured = measured
 
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
         """From now on this engine's present group is `group`.
@@ -89,7 +95,7 @@ class EngineUtilities:
 
     def flying_migration_costs(self) -> Any:
         """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be copied."""
-        return encode(self._migration_costs)
+        return encode(self._measured.migrations)
 
     def flying_steps(self) -> Any:
         """The steps that this engine has led since the last call: a `StepRow` each."""
@@ -97,4 +103,4 @@ class EngineUtilities:
 
     def flying_calibration(self) -> Any:
         """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow` each."""
-        return encode(self._calibration)
+        return encode(self._measured.steps)

@@ -78,6 +78,3 @@ class Nothing:
 
     def due(self, *args: Any, **options: Any) -> None:
         """Report nothing."""
-
-    def _do_nothing(self, *args: Any) -> list[Any]:
-        return []
