@@ -19,13 +19,13 @@ import httpx
 from scipy.optimize import brentq
 
 from benchmarks.client import prompt
-from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, REGIMES, WEIGHTS, flag
+from benchmarks.policies import FLAGS, LENGTHS, LINKS, OBJECTIVE, OUT, REGIMES, flag
 from benchmarks.systems import ROOT, System
 from flying_serving.bench.client import Target
 from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.replay import measure, probe
 from flying_serving.layout.groups import Layout
-from flying_serving.predict.forecast import first_per_s, judge, outlook
+from flying_serving.predict.forecast import evaluate, first_per_s, forecast
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Work
 from flying_serving.testing.tiny import make_model
@@ -41,10 +41,10 @@ def predicted(rate: float, size: int, lanes: dict[int, LaneFigures]) -> float:
     """Request-seconds of a layout with as many requests running as that rate keeps there."""
     work = Work(rate, PROMPT_TOKENS, OUTPUT_TOKENS, 0.0)
     for _ in range(20):
-        seen = outlook(lanes[size], ENGINES // size, work, WEIGHTS)
+        seen = forecast(lanes[size], ENGINES // size, work, OBJECTIVE)
         running = min(ENGINES // size * MAX_NUM_SEQS, rate * work.output_tokens * seen.tpot_s)
         work = Work(rate, work.prompt_tokens, work.output_tokens, 0.0, running)
-    return judge(Layout.uniform(ENGINES, size), lanes, work, WEIGHTS)
+    return evaluate(Layout.uniform(ENGINES, size), lanes, work, OBJECTIVE)
 
 
 def crossover(status: dict[str, Any]) -> float:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, count
 
-from benchmarks.policies import WEIGHTS
+from benchmarks.policies import OBJECTIVE
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Command, Dispatch, Order, Recall
 from flying_serving.controller.controller import Controller
@@ -24,7 +24,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.policy.policies import POLICIES
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
 from flying_serving.wire import SwitchAnswer
 
@@ -35,7 +35,7 @@ STEP_S = 0.02
 LIMIT_MS = 1.0
 MEASUREMENTS = ("tokens", "stepped")
 """Events that decide nothing."""
-COST = MoveCost(fixed_s=0.005, token_s=1e-6)
+COST = MigrationCost(fixed_s=0.005, token_s=1e-6)
 ANSWER = SwitchAnswer(10.0, 0.5, 0.1)
 
 
@@ -52,7 +52,7 @@ class Bench:
     def __init__(self, policy: str, waiting: int) -> None:
         capacity = Capacity({size: ENGINE_TOKENS * size for size in SIZES}, 1)
         limits = Limits(MAX_NUM_SEQS, STEP_TOKENS)
-        settings = Settings(ENGINES, capacity, POLICIES[policy], limits, WEIGHTS, most_waiting=2 * waiting)
+        settings = Settings(ENGINES, capacity, POLICIES[policy], limits, OBJECTIVE, most_waiting=2 * waiting)
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
         self.controller.migrates = dict.fromkeys(SIZES[1:], COST)

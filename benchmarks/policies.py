@@ -27,7 +27,7 @@ from flying_serving.bench.client import Target
 from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.replay import measure, probe
 from flying_serving.config import FlyingConfig
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.results.metrics import summarise
 from flying_serving.testing.tiny import make_model
 from flying_serving.workload.files import save
@@ -58,8 +58,8 @@ LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)
 PHASES_S = (40.0, 12.0)
 """How long low and burst are."""
 SERVER = FlyingConfig()
-WEIGHTS = Weights(SERVER.horizon_s, SERVER.ttft_weight)
-"""How a server judges by default."""
+OBJECTIVE = Objective(SERVER.horizon_s)
+"""A server's by default."""
 CASES = ("load", "priority")
 POLICIES = ("static-dp", "static-tp", "auto")
 OUT = ROOT / ".bench"

@@ -30,9 +30,7 @@ PLANS = ((2.5, 10.0), (5.0, 20.0))
 """(seconds between decisions, seconds ahead). 60 s ahead was the best of three nowhere (one seed), and slowest."""
 WAYS = ("weave", "migrate")
 NAMES = ("alternating", "azure code")
-AUTO = {"auto": Options().ttft_weight, "auto --ttft-weight 1": 1.0}
-"""As it is, and asked for what the oracle is asked for: a second before the first token counts as one after it."""
-SYSTEMS = (*AUTO, "static-dp", "static-tp4", "static-tp", "shift-parallel")
+SYSTEMS = ("auto", "static-dp", "static-tp4", "static-tp", "shift-parallel")
 
 
 @dataclass
@@ -76,8 +74,7 @@ def _measure(name: str, setting: Setting) -> Numbers:
     mean_s, switches, plan = oracle(list(workload.requests), setting)
     found: Numbers = {"oracle": {"mean_e2e_s": mean_s, "switches": switches, "plan": plan}}
     for other in SYSTEMS:
-        options = {"ttft_weight": AUTO[other]} if other in AUTO else {}
-        done = run(system("auto" if other in AUTO else other, MODEL, setting, **options), MODEL, workload)
+        done = run(system(other, MODEL, setting), MODEL, workload)
         found[other] = {"mean_e2e_s": done.summary["mean_e2el_ms"] / 1e3, "switches": len(done.outcome.switches)}
     return found
 
@@ -97,7 +94,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
             ratios = beside(found, name, other)
             cells = [spread([one[other][key] for one in runs]) for key in ("mean_e2e_s", "switches")]
             rows.append([name, other, cells[0], spread(ratios), cells[1]])
-            if other in AUTO:
+            if other == "auto":
                 verdicts.append(f"On {name} `{other}` is {mean(ratios) - 1:+.0%} from the oracle.")
     plans = {one[name]["oracle"]["plan"] for one in found.seeds for name in NAMES if name in one}
     shift = " and ".join(f"{spread(beside(found, name, 'shift-parallel'))} on {name}" for name in NAMES)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
+from flying_serving.results.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
 KEY = "flying_serving"
@@ -32,8 +33,9 @@ class FlyingConfig(BaseModel):
     """Log what the policy would do, and do nothing."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """Seconds ahead over which layouts are compared."""
-    ttft_weight: float = Field(default=15.0, ge=1, le=1000)
-    """Weight of a second of TTFT against a second of decoding."""
+    slo: str | None = None
+    """Targets in ms, like ttft:500,tpot:50: layouts are compared by the share of requests that meet them, then by
+    latency; default: by mean end-to-end latency."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
     """More requests than this are answered with 429."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
@@ -52,6 +54,19 @@ class FlyingConfig(BaseModel):
     """Blocks that a group asks its members for at a time, at the least."""
     trace_out: str | None = None
     """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is overwritten."""
+
+    @field_validator("slo")
+    @classmethod
+    def _targets(cls, value: str | None) -> str | None:
+        if value is not None and parse_slo(value).e2el is not None:
+            raise ValueError("layouts are compared by ttft and tpot, in ms; e2el is what they are compared by anyway")
+        return value
+
+    @property
+    def slo_s(self) -> tuple[float, float]:
+        """The targets of TTFT and TPOT in seconds, infinite where there is none."""
+        slo = Slo() if self.slo is None else parse_slo(self.slo)
+        return slo.targets_s
 
     @field_validator("group_sizes")
     @classmethod

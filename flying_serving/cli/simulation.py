@@ -55,7 +55,7 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
         max_num_seqs=asked.max_num_seqs,
         max_num_batched_tokens=asked.max_num_batched_tokens,
         horizon_s=asked.horizon_s,
-        ttft_weight=asked.ttft_weight,
+        slo_s=(asked.slo or Slo()).targets_s,
     )
     systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
     workload = workload_of(workload_options)

@@ -35,9 +35,6 @@ class SimulatorOptions(BaseModel):
     horizon_s: float = Field(
         default=SERVER.horizon_s, ge=0.1, le=3600, description="How far ahead layouts are compared."
     )
-    ttft_weight: float = Field(
-        default=SERVER.ttft_weight, ge=1, le=1000, description="Worth of a second before the first token."
-    )
     out: Path | None = Field(
         default=None, description="Directory for requests (parquet), summaries (JSON) and figures."
     )

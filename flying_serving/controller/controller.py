@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, Order, Reject
 from flying_serving.controller.dispatcher import Dispatcher
-from flying_serving.controller.outlook import Outlook
+from flying_serving.controller.evaluation import Evaluation
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
@@ -23,7 +23,7 @@ from flying_serving.predict.steps import Step
 from flying_serving.wire import SwitchAnswer
 
 
-class Controller(Outlook):
+class Controller(Evaluation):
     """Task pool, groups and layout of one server.
 
     Args:
@@ -180,7 +180,7 @@ class Controller(Outlook):
         """What may happen now that something has ended: a switch that waited for it, then requests that waited."""
         change = self._changeover
         if change is not None and change.overdue(now_s):
-            change.switch.mode = at_once(self.snapshot(self.lanes(), now_s), change.switch.new, self.settings.weights)
+            change.switch.mode = at_once(self.snapshot(self.lanes(), now_s), change.switch.new, self.settings.objective)
         if change is None or not change.ready:
             return self._dispatch(now_s)
         change.ordered(now_s)
@@ -201,14 +201,14 @@ class Controller(Outlook):
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
         policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
-        decision = policy.decide(shot, self.settings.weights)
+        decision = policy.decide(shot, self.settings.objective)
         if self.settings.dry_run:
             if decision is not None and (not self.would_do or self.would_do[-1].layout != decision.layout):
                 self.would_do.append(decision)
             return []
         if decision is not None:
             return self.order(decision.layout, decision.mode, None, now_s, decision)[1]
-        if policy.catches_up(shot, self.settings.weights):
+        if policy.migrates_stragglers(shot, self.settings.objective):
             old = self._dispatcher.outside(self.layout)
             return self._dispatcher.recall(old, now_s, streams=True) + self._dispatch(now_s)
         return []

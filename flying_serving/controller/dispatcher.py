@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from flying_serving.controller.commands import Command, Dispatch, Recall
+from flying_serving.controller.evaluation import Evaluation
 from flying_serving.controller.migrations import to_migrate
-from flying_serving.controller.outlook import Outlook
 from flying_serving.controller.placing import Placing, Round
 from flying_serving.controller.requests import RequestState
 from flying_serving.layout.groups import Group, Layout
@@ -21,7 +21,7 @@ class Dispatcher:
         placing: chooses groups.
     """
 
-    def __init__(self, server: Outlook, placing: Placing) -> None:
+    def __init__(self, server: Evaluation, placing: Placing) -> None:
         self._server = server
         self._placing = placing
 

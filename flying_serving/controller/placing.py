@@ -11,7 +11,7 @@ from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout, enclosing_group
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures
 
 STEPS_AHEAD = 3
@@ -106,13 +106,13 @@ class Placing:
         ]
         return min(free, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
 
-    def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MoveCost | None:
+    def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
         if state.kv_group is None:
             return None
         both = enclosing_group(state.kv_group, group, self.capacity.tokens)
         lane = lanes.get(len(both)) if both is not None else None
-        return lane.move if lane is not None else None
+        return lane.migration if lane is not None else None
 
     def _has_room(self, state: RequestState, group: Group, loads: Loads, expected_tokens: float, *, kept: bool) -> bool:
         work = loads[group]
@@ -140,7 +140,7 @@ class Placing:
         group: Group,
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
-        migration: MoveCost | None,
+        migration: MigrationCost | None,
     ) -> tuple[float, float, float, int, Group]:
         """Soonest first; of those that are as soon the one to which its KV comes soonest, then the emptiest."""
         work = loads[group]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.policy.policies import Policy
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Settings:
         capacity: what each group size holds, in tokens.
         policy: decides on the layout.
         limits: how much is dispatched ahead.
-        weights: how layouts are judged.
+        objective: what layouts are compared by.
         weave_steps: steps of a new layout for each step of an older one.
         most_waiting: requests that may wait; more are refused.
         aging_s: after this wait a request is overdue: see `TaskPool`.
@@ -30,7 +30,7 @@ class Settings:
     capacity: Capacity
     policy: Policy
     limits: Limits
-    weights: Weights
+    objective: Objective
     weave_steps: int = 1
     most_waiting: int = 10_000
     aging_s: float = 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +16,8 @@ from flying_serving.wire import SwitchAnswer
 KEPT = 1000
 MOST_OPEN = 64
 """Where more are open, the end of the oldest is not waited for."""
-LATELY_S = 60.0
-"""A switch for load makes the next one harder for so long."""
 PATIENCE, LEAST_PATIENCE_S = 1.5, 0.2
-"""A switch waits for old requests as many times longer than predicted, and a few ticks: then it goes another way."""
+"""A switch waits for old requests this many times longer than predicted, and two ticks; then its mode changes."""
 
 
 @dataclass
@@ -251,26 +248,13 @@ class Switches:
         self._open = deque(switch for switch in self._open if switch.open)
         self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
 
-    def lately(self, layout: Layout, now_s: float) -> tuple[float, bool]:
-        """`recent_switches` and `came_back` of a `Snapshot` in this layout."""
-        return self.for_load(now_s), self.came_back(layout, now_s)
-
-    def for_load(self, now_s: float) -> float:
-        """Switches that the load policy has made lately under load, each less the longer ago it was."""
-        return sum(
-            1.0 - (now_s - switch.decided_s) / LATELY_S
-            for switch, _ in self._lately_for_load(now_s)
-            if switch.requests_in_flight > 0
-        )
-
-    def came_back(self, layout: Layout, now_s: float) -> bool:
-        """Whether the load policy has lately left such a layout for one that gets prompts done slower."""
-        left = {switch.old.shape for switch, decision in self._lately_for_load(now_s) if decision.slower}
-        return layout.shape in left
-
-    def _lately_for_load(self, now_s: float) -> Iterator[tuple[Switch, Decision]]:
+    def promised(self, horizon_s: float, now_s: float) -> float:
+        """Request-seconds that recent switches for load were predicted to gain and have not had the time to gain."""
+        total = 0.0
         for switch in reversed(self.kept):
-            if now_s - switch.decided_s >= LATELY_S:
-                return
+            left = 1.0 - (now_s - switch.decided_s) / horizon_s
+            if left <= 0.0:
+                break
             if switch.decision is not None and switch.decision.for_load:
-                yield switch, switch.decision
+                total += left * switch.decision.gain
+        return total

@@ -15,13 +15,13 @@ class GroupLoad:
     """The requests that run in one group.
 
     Args:
-        requests: how many.
-        tokens_left: output tokens that each of them still has to get, on average.
-        longest_left: output tokens that the last of them still has to get.
-        context_tokens: tokens that each of them has, on average.
-        prefill_tokens: prompt tokens that are not done, of all of them.
-        prompts: how many of them have such.
-        bound: by a number of engines, those of them that fewer cannot hold; none if there is no such request.
+        requests: their number.
+        tokens_left: mean output tokens to go.
+        longest_left: output tokens to go of the request that ends last.
+        context_tokens: mean tokens of context.
+        prefill_tokens: prompt tokens to compute, of all requests.
+        prompts: requests with prompt tokens to compute.
+        bound: by number of engines, the load of the requests that fewer engines cannot hold.
     """
 
     requests: int
@@ -32,18 +32,18 @@ class GroupLoad:
     prompts: int = 0
     bound: Mapping[int, GroupLoad] = field(default_factory=dict)
 
-    def staying(self, layout: Layout) -> GroupLoad | None:
-        """Those of them that no group of `layout` can hold: they go on in their own until their end."""
+    def stragglers(self, layout: Layout) -> GroupLoad | None:
+        """The requests that no group of `layout` can hold: they stay in their own group until they end."""
         return self.bound.get(2 * layout.widest)
 
 
 @dataclass(frozen=True)
 class Need:
-    """A group that some request cannot do without.
+    """A group that some request needs.
 
     Args:
-        least_size: engines that it needs at least.
-        urgent: whether it is there for priority rather than for room.
+        least_size: engines that the group needs at least.
+        urgent: whether the reason is the request's priority; else it is its length.
         reason: for the log.
     """
 
@@ -63,8 +63,7 @@ class Snapshot:
         loads: requests by group, in the present layout and in older ones that drain.
         work: requests that wait or are expected.
         needs: groups that a layout must have.
-        recent_switches: switches for load in the last minute, each less the longer ago it was.
-        came_back: whether such a layout was left for load in the last minute, for one that gets prompts done slower.
+        promised: request-seconds that recent switches for load were to gain, and have not had the time to.
     """
 
     now_s: float
@@ -74,24 +73,22 @@ class Snapshot:
     loads: Mapping[Group, GroupLoad]
     work: Work
     needs: Sequence[Need] = ()
-    recent_switches: float = 0.0
-    came_back: bool = False
+    promised: float = 0.0
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Change the layout.
+    """A change of the layout.
 
     Args:
-        layout: to this one.
-        mode: in this way.
-        reason: for the log, with the use case first.
-        gain: request-seconds saved over the horizon, as predicted; infinite if a request cannot run otherwise.
-        cost: request-seconds that the switch costs, as predicted.
-        considered: predicted cost of every way to switch.
-        stay: request-seconds over the horizon if the layout stayed, as predicted; None if that was not asked.
-        drain_s: until the last request of the old layout has ended, as predicted, if nothing else runs.
-        slower: whether prompts that queue get done slower there.
+        layout: the new one.
+        mode: how to switch.
+        reason: for the log, the use case first.
+        gain: predicted request-seconds saved over the horizon; infinite if a request cannot run otherwise.
+        cost: predicted request-seconds of the switch.
+        considered: predicted cost by mode.
+        stay: predicted request-seconds over the horizon if the layout stayed; None if the switch is not for load.
+        drain_s: predicted seconds until the last request of the old layout has ended, if nothing else runs.
     """
 
     layout: Layout
@@ -102,7 +99,6 @@ class Decision:
     considered: Mapping[str, float] = field(default_factory=dict)
     stay: float | None = None
     drain_s: float = math.inf
-    slower: bool = False
 
     @property
     def for_load(self) -> bool:

@@ -1,8 +1,8 @@
-"""How often requests come: a rate that may change at any time, found by Bayesian online change point detection.
+"""Arrivals per second: a rate that may change at any time, found by Bayesian online change point detection.
 
-After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a gamma prior: for each
-time at which the present rate may have begun there is a weight, and what has come since. A cluster of arrivals counts
-for a burst as soon as chance explains it less well than a change would, and not before.
+After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a gamma prior: each time
+at which the present rate may have begun has a weight and the arrivals since then. A cluster of arrivals counts as a
+burst as soon as chance explains it less well than a change, and not before.
 """
 
 from __future__ import annotations
@@ -14,75 +14,57 @@ import numpy as np
 from scipy.special import gammaln
 
 BIN_S = 0.25
-"""Arrivals are counted in spans of this length; only in one of them can a rate begin."""
-CHANGE_S = 30.0
-"""A rate lasts so long on average, as far as is known beforehand."""
+"""Arrivals are counted in spans of this length; a rate can begin only at the start of one."""
+CHANGE_S = 300.0
+"""Mean duration of a rate before anything is known, and time constant of the long-run mean."""
 AHEAD = 4.0
-"""Mean and standard deviation of a new rate, in units of the long-run mean: bursts are what matters."""
-LONG_S, FIRST_S = 300.0, 60.0
-"""Time constant of the long-run mean, and what it begins with: it grows with the time that is known."""
-LEAST_RATE = 0.2
-"""No long-run mean is taken to be lower."""
-BURST_S = 20.0
-"""Counts as one burst before any has been seen."""
-HIGH = 1.5
-"""A rate above this multiple of the long-run mean is a burst."""
-LEAST_LEFT = 1 / 2
-"""A burst goes on for this share of how long they usually last, or of how long it has, at least: it is often
-younger than it seems, because a rate a little above the usual before it counts as its beginning."""
-FEW = 5
-"""Fewer arrivals than this are not taken for more than the long-run mean, however fast they came."""
+"""Mean of a new rate beforehand, as a multiple of the long-run mean: a burst matters more than a lull."""
+LEAST_RATE = 0.05
+"""Requests per second that are always expected, so that the layout of an idle server suits its next request."""
 _RUNS = 200
 _NEGLIGIBLE = 1e-6
 _IDLE_BINS = 40
-"""More empty ones than this count as one long one."""
+"""More empty bins than this are closed as one long bin."""
 
 
 class Arrivals:
     """Arrivals so far, and the rate that follows from them.
 
-    `_weight`: how probable it is that the present rate has begun at each of the times that are kept, the latest last;
-    `_count`, `_span_s`: arrivals and time since.
+    `_weight`: probability that the present rate began at each of the times that are kept, the latest last; `_count`,
+    `_span_s`: arrivals and seconds since then. `_all`, `_all_s`: arrivals and seconds in the long run, fading.
     """
 
     def __init__(self) -> None:
         self._weight: Any = np.ones(1)
         self._count: Any = np.zeros(1)
         self._span_s: Any = np.zeros(1)
-        self._mean = 0.0
-        self._known_s = 0.0
+        self._all = 1.0
+        self._all_s = 1.0 / LEAST_RATE
         self._bin_from: float | None = None
         self._bin_count = 0
-        self._any = False
-        self._bursts = _Bursts()
+
+    def add(self, now_s: float) -> None:
+        """A request has arrived."""
+        self._close_until(now_s)
+        self._bin_count += 1
+
+    def rate(self, now_s: float) -> float:
+        """Requests per second, at least LEAST_RATE."""
+        if self._bin_from is None:
+            return LEAST_RATE
+        bin_from = self._close_until(now_s)
+        weight, counts, spans_s = self._after(self._bin_count, max(1e-3, now_s - bin_from))
+        return max(LEAST_RATE, float(weight @ ((1.0 + counts) / (self._prior_s + spans_s))))
 
     @property
     def usual_rate(self) -> float:
-        """The long-run mean."""
-        return self._mean
-
-    @property
-    def burst_s(self) -> float:
-        """How long a rate that is higher than usual is expected to go on."""
-        return self._bursts.left_s
-
-    def add(self, now_s: float) -> None:
-        """A request has come."""
-        self._catch_up(now_s)
-        self._bin_count += 1
-        self._any = True
-
-    def rate(self, now_s: float) -> float:
-        """Requests per second; 0 before the first one."""
-        bin_from = self._catch_up(now_s)
-        if not self._any:
-            return 0.0
-        return self._expected(*self._after(self._bin_count, max(1e-3, now_s - bin_from)))
+        """Requests per second in the long run."""
+        return max(LEAST_RATE, self._all / self._all_s)
 
     @property
     def _prior_s(self) -> float:
-        """The gamma prior of a new rate has shape 1: it is as if one request had come in this time."""
-        return 1.0 / (AHEAD * max(self._mean, LEAST_RATE))
+        """Seconds of the gamma prior of a new rate, whose shape is 1: its mean is AHEAD times the long-run mean."""
+        return 1.0 / (AHEAD * self.usual_rate)
 
     def _after(self, count: int, span_s: float) -> tuple[Any, Any, Any]:
         """Weights, arrivals and times after `count` arrivals in `span_s` more, also of a rate that begins only then."""
@@ -96,14 +78,8 @@ class Arrivals:
         weight *= np.exp(likelihood - likelihood.max())
         return weight / weight.sum(), counts + count, spans_s + span_s
 
-    def _expected(self, weight: Any, counts: Any, spans_s: Any) -> float:
-        """The mean rate."""
-        rates = (1.0 + counts) / (self._prior_s + spans_s)
-        usual = max(self._mean, LEAST_RATE)
-        return float(weight @ np.where(counts < FEW, np.minimum(rates, usual), rates))
-
-    def _catch_up(self, now_s: float) -> float:
-        """Close the bins that have ended. Returns when the present one has begun."""
+    def _close_until(self, now_s: float) -> float:
+        """Close the bins that have ended. Returns when the present one began."""
         if self._bin_from is None:
             self._bin_from = now_s
         bins = int((now_s - self._bin_from) / BIN_S)
@@ -123,33 +99,6 @@ class Arrivals:
         kept = np.flatnonzero(weight > _NEGLIGIBLE)[-_RUNS:]
         self._weight = weight[kept] / weight[kept].sum()
         self._count, self._span_s = counts[kept], spans_s[kept]
-        rate = self._expected(self._weight, self._count, self._span_s)
-        self._bursts.passed(span_s, high=self._any and rate > HIGH * self._mean)
-        self._known_s += span_s if self._any else 0.0
-        keep = math.exp(-span_s / min(LONG_S, max(FIRST_S, self._known_s)))
-        self._mean = keep * self._mean + (1.0 - keep) * count / span_s
-
-
-class _Bursts:
-    """How long bursts last: the mean of those so far, the present one included, and of BURST_S."""
-
-    def __init__(self) -> None:
-        self._total_s = BURST_S
-        self._count = 1
-        self._present_s = 0.0
-
-    @property
-    def left_s(self) -> float:
-        """Of the present one, or of one that began now."""
-        mean_s = self._total_s / self._count
-        return max(LEAST_LEFT * mean_s, LEAST_LEFT * self._present_s, mean_s - self._present_s)
-
-    def passed(self, span_s: float, *, high: bool) -> None:
-        """Some time has passed, with a high rate or not."""
-        if not high:
-            self._present_s = 0.0
-            return
-        if self._present_s == 0.0:
-            self._count += 1
-        self._present_s += span_s
-        self._total_s += span_s
+        keep = math.exp(-span_s / CHANGE_S)
+        self._all = 1.0 + keep * (self._all - 1.0) + count
+        self._all_s = 1.0 / LEAST_RATE + keep * (self._all_s - 1.0 / LEAST_RATE) + span_s

@@ -1,4 +1,4 @@
-"""What clients ask for lately: how often, and how long."""
+"""The demand of late: arrivals per second, and the lengths of prompts and outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from flying_serving.predict.arrivals import Arrivals
 from flying_serving.predict.work import Work
 
-FIRST = 1
-"""Weight of the assumed lengths, in requests, against measured ones."""
-
-QUIET_RATE = 0.05
-"""Requests per second that are expected when none has come for long, so that the layout suits the next one."""
-
+MEMORY_REQUESTS = 50
+"""Requests over which lengths are averaged."""
+FIRST_PROMPT_TOKENS, FIRST_OUTPUT_TOKENS = 512.0, 128.0
+"""Lengths that are expected at first; a server's first request is often a probe, which says little."""
 _EULER = 0.5772
 
 
@@ -43,21 +41,13 @@ class Outputs:
 
 
 class Demand:
-    """Arrival rate, and lengths that fade.
+    """Arrival rate, and mean lengths of the last MEMORY_REQUESTS."""
 
-    Args:
-        requests: number of requests over which lengths are averaged.
-        prompt_tokens, output_tokens: what lengths are taken for at first; a server's first request is
-            often a probe, which says little.
-    """
-
-    def __init__(self, requests: int = 50, prompt_tokens: float = 512.0, output_tokens: float = 128.0) -> None:
+    def __init__(self, prompt_tokens: float | None = None, output_tokens: float | None = None) -> None:
+        prompt_tokens, output_tokens = prompt_tokens or FIRST_PROMPT_TOKENS, output_tokens or FIRST_OUTPUT_TOKENS
         self._arrivals = Arrivals()
-        self._share = 1.0 / requests
-        self._prompts = _Mean(prompt_tokens, self._share)
-        self._outputs = _Mean(output_tokens, self._share)
-        self._caps = _Mean(output_tokens, self._share)
-        self._squares = _Mean(4 / 3 * output_tokens**2, self._share)
+        self._prompts, self._outputs, self._caps = _Mean(prompt_tokens), _Mean(output_tokens), _Mean(output_tokens)
+        self._squares = _Mean(4 / 3 * output_tokens**2)  # of a uniform distribution from 0
 
     def arrived(self, prompt_tokens: int, most_tokens: int, now_s: float) -> None:
         """A request has come that will get `most_tokens` at most."""
@@ -68,16 +58,6 @@ class Demand:
     def rate(self, now_s: float) -> float:
         """Requests per second."""
         return self._arrivals.rate(now_s)
-
-    @property
-    def usual_rate(self) -> float:
-        """Requests per second in the long run."""
-        return self._arrivals.usual_rate
-
-    @property
-    def burst_s(self) -> float:
-        """How long a higher rate than that is expected to go on."""
-        return self._arrivals.burst_s
 
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""
@@ -101,21 +81,19 @@ class Demand:
         return Outputs(mean, self._squares.value * (mean / known) ** 2)
 
     def work(self, waiting: int, unfinished_tokens: int, running: int, now_s: float) -> Work:
-        """What is to be done: what comes, beside `waiting` requests, prompts that groups have begun, and streams."""
-        rate = max(self.rate(now_s), QUIET_RATE)
-        lengths = self.prompt_tokens, self.output_tokens
+        """The work at hand: `waiting` and `running` requests, the rest of begun prompts, and the expected arrivals."""
         begun = unfinished_tokens / max(1.0, self.prompt_tokens)
-        return Work(rate, *lengths, waiting, running, begun, self.usual_rate, self.burst_s)
+        lengths, usual = (self.prompt_tokens, self.output_tokens), self._arrivals.usual_rate
+        return Work(self.rate(now_s), *lengths, waiting, running, begun, usual)
 
 
 class _Mean:
-    """A plain mean at first, a fading one after 1/share values."""
+    """A plain mean at first, in which `first` counts as one value; a fading one after MEMORY_REQUESTS."""
 
-    def __init__(self, first: float, share: float) -> None:
+    def __init__(self, first: float) -> None:
         self.value = first
-        self._count = FIRST
-        self._share = share
+        self._count = 1
 
     def add(self, value: float) -> None:
-        self._count += 1
-        self.value += (value - self.value) * max(1.0 / self._count, self._share)
+        self._count = min(self._count + 1, MEMORY_REQUESTS)
+        self.value += (value - self.value) / self._count

@@ -1,7 +1,4 @@
-"""One group of several, rolled out: what becomes of its work in a few coarse steps.
-
-Work is a fluid: prompts wait, are taken in as fast as steps allow while slots are free, and stream until they end.
-"""
+"""One of several equal groups as a fluid model: how its requests queue, stream and end within coarse spans of time."""
 
 from __future__ import annotations
 
@@ -9,52 +6,83 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flying_serving.predict.work import Interference, LaneFigures, Work
+from flying_serving.predict.work import Interference, LaneFigures, Objective, Work
 
-_MOST_USED = 0.85
-"""What would grow without bound has no time to do so within the horizon."""
-_SPREAD = 0.65
-"""(1 + c^2) / 2 for lengths whose standard deviation is c = 0.55 of their mean: how much longer a queue gets for it."""
-
-
-class FluidFigures(NamedTuple):
-    """Request-seconds of one group in its queue, before a first token once taken, and streaming; and its means."""
-
-    queued_s: float
-    first_s: float
-    streamed_s: float
-    ttft_s: float
-    tpot_s: float
+MAX_UTILIZATION = 0.85
+"""Share of time: a queue whose load is higher has no time to grow to its mean length within the horizon."""
+LENGTHS_CV = 0.55
+"""Coefficient of variation of prompt lengths: of a uniform distribution from almost 0 it is 1 / sqrt(3) = 0.58."""
+_SPREAD = math.sqrt(math.log(1 + LENGTHS_CV**2)) * math.sqrt(3) / math.pi
+"""Scale of the logistic distribution of a time's logarithm, if the time varies as prompt lengths do."""
 
 
-@dataclass(slots=True)  # not frozen: made for every layout that is judged, and that takes three times as long
+class StepTimes(NamedTuple):
+    """Seconds of a step that decodes only, of one with a chunk of one prompt too, and of one full of prompt tokens."""
+
+    decode_s: float
+    chunk_s: float
+    full_s: float
+
+
+@dataclass(slots=True)  # not frozen: made for every layout that is evaluated, and that takes three times as long
+class GroupState:
+    """The requests of the group at `now_s`, and sums since the start.
+
+    Args:
+        now_s: seconds from the decision.
+        queue: requests that wait for their prompt.
+        first_half, second_half: requests that stream the first or the second half of their output.
+        queued_s, first_s, streamed_s: request-seconds in the queue, from there to the first token, and streaming.
+        admitted, lives: requests taken from the queue, and outputs streamed.
+        missed: requests that miss the service-level objective.
+        held: requests of the queue that waited while the group was blocked.
+    """
+
+    now_s: float
+    queue: float
+    first_half: float
+    second_half: float
+    queued_s: float = 0.0
+    first_s: float = 0.0
+    streamed_s: float = 0.0
+    admitted: float = 0.0
+    lives: float = 0.0
+    missed: float = 0.0
+    held: float = 0.0
+
+
+@dataclass(slots=True)
 class FluidModel:
-    """One group of several, and the work that it gets: what does not change while it is rolled out.
+    """What does not change during a rollout: the group's lane, and the shape of its requests.
 
-    `most`: requests that it can run, `most_woven` while an older group holds memory. `request_s`: what one that decodes
-    adds to a step. `parts`: tokens of prompts and seconds of steps with nobody that decodes, without what their first
-    tokens cost more: alone, with (a chunk of) one prompt, and with all it can take.
+    Args:
+        max_running: requests that the group can run, `max_running_woven` while an older group holds memory.
+        request_s: seconds that a decoding request adds to a step.
+        parts: (prompt tokens, seconds) of the three steps of `StepTimes` without decoding requests and without what
+            the first tokens cost more.
     """
 
     lane: LaneFigures
+    objective: Objective
     interference: Interference
     groups: int
     prompt: float
     outputs: float
-    budget: float
     chunks: float
-    most: float
-    most_woven: float
+    max_running: float
+    max_running_woven: float
     request_s: float
     parts: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
     @classmethod
-    def of(cls, lane: LaneFigures, groups: int, work: Work, interference: Interference) -> FluidModel:
-        """A group's share of the work."""
-        cost, prompt, outputs, budget = lane.cost, work.prompt_tokens, max(1.0, work.output_tokens), lane.budget_tokens
-        tokens, held = prompt + outputs, interference.held_tokens / groups
-        most = max(1.0, min(lane.slots, lane.kv_tokens / tokens))
-        most_woven = max(1.0, min(lane.slots, (lane.kv_tokens - held) / tokens)) if held else most
+    def of(
+        cls, lane: LaneFigures, groups: int, work: Work, objective: Objective, interference: Interference
+    ) -> FluidModel:
+        """One of `groups` groups that share the work evenly."""
+        cost, prompt, outputs = lane.cost, work.prompt_tokens, max(1.0, work.output_tokens)
+        budget, tokens, held = lane.max_num_batched_tokens, prompt + outputs, interference.held_tokens / groups
+        most = max(1.0, min(lane.max_num_seqs, lane.kv_tokens / tokens))
+        woven = max(1.0, min(lane.max_num_seqs, (lane.kv_tokens - held) / tokens)) if held else most
         request_s = cost.sequence_s + cost.context_token_s * (prompt + outputs / 2)
         before, chunk = lane.tokens_before(prompt), min(prompt, budget)
         # a prompt's token reads those computed before its step, a step's start all that its prompts have
@@ -62,84 +90,127 @@ class FluidModel:
         fixed_s = cost.fixed_s
         parts = (0.0, fixed_s), (chunk, fixed_s + token_s * chunk), (budget, fixed_s + token_s * budget)
         chunks = max(1.0, prompt / budget)
-        return cls(lane, interference, groups, prompt, outputs, budget, chunks, most, most_woven, request_s, parts)
+        return cls(lane, objective, interference, groups, prompt, outputs, chunks, most, woven, request_s, parts)
 
-    def slots(self, now_s: float) -> float:
-        """Requests that it can run."""
-        return self.most if now_s >= self.interference.woven_s else self.most_woven
+    def limit(self, now_s: float) -> float:
+        """Requests that it can run at a time."""
+        return self.max_running if now_s >= self.interference.woven_s else self.max_running_woven
 
-    def times(self, crowd: float) -> tuple[float, float, float]:
-        """Seconds of a step with `crowd` requests: alone, with (a chunk of) one prompt, and with all it can take."""
+    def times(self, running: float) -> StepTimes:
+        """Steps with this many decoding requests."""
         (none, base_s), (chunk, single_s), (most, full_s) = self.parts
-        first_s, decode_s = self.lane.cost.first_tokens_s, crowd * self.request_s
-        return (
-            base_s + decode_s + first_s(none + crowd),
-            single_s + decode_s + first_s(chunk + crowd),
-            full_s + decode_s + first_s(most + crowd),
+        first_s, decode_s = self.lane.cost.first_tokens_s, running * self.request_s
+        return StepTimes(
+            base_s + decode_s + first_s(none + running),
+            single_s + decode_s + first_s(chunk + running),
+            full_s + decode_s + first_s(most + running),
         )
 
-    def roll(self, spans: list[tuple[float, float]], now_s: float, queue: float, running: float) -> FluidFigures:
-        """Let spans of time pass, each with its arrivals per second: prompts are taken, requests stream and end.
+    def step(self, state: GroupState, span_s: float, rate: float, crowding: float) -> None:
+        """Advance `state` by a span of T = `span_s` seconds in which requests arrive at `rate`.
 
-        Streaming requests are in two stages of half their output each, so that those that have just begun do not end
-        at once.
+        With r = early + late requests that run (`first_half`, `second_half`), s the seconds of a step and F the most
+        prompts in the span (`pace`), n = `outputs` tokens, and c = n s / 2 the seconds of half an output:
+
+            remaining    e = exp(-T / c)                                of those in a stage at its start
+            admitted     a = min(queue + rate T, F, free + r (1 - e) / 2)
+            queue'         = queue + rate T - a,                        queued_s += T (queue + queue') / 2
+            early'         = e early + a m,   m = (1 - e) c / T         m: the share of newcomers that remain
+            h              = early + a - early'                         requests that pass the middle
+            late'          = e late + h m
+            ended          = late + h - late',                          streamed_s += c (h + ended)
+            first_s       += a (min(1, r) s / 2 + p's steps) crowding   the step under way, then their own
+
+        Two stages, so that requests that have just begun do not end at once.
         """
-        interference, outputs, chunks = self.interference, self.outputs, self.chunks
-        full_prompts = self.budget / self.prompt
-        early = late = running / 2
-        queued_s = first_s = streamed_s = taken_in = lives = 0.0
-        prompt_alone_s, crowded_by, crowding = self._prompt_alone_s(), -1.0, 1.0
-        for span_s, rate in spans:
-            running = early + late
-            slots, times = self.slots(now_s), self.times(running if running > 1.0 else 1.0)
-            woven = now_s < interference.woven_s
-            base_s, single_s, full_s = map(interference.cycle_s, times) if woven else times
-            wanted, free = queue / span_s + rate, slots - running if slots > running else 0.0
-            prompt_s = chunks * (single_s - base_s) * (interference.synced if woven else 1.0)
-            # steps are as long as prompts make them: all that want, as many as slots get free for, or full ones
-            all_share, free_share = 1.0 - prompt_s * wanted, 1.0 - prompt_s * free / span_s
-            step_s = base_s / all_share if all_share * full_s > base_s else full_s
-            let_in_s = base_s + prompt_s * running / outputs
-            step_s = let_in_s / free_share if free_share * step_s > let_in_s else step_s
-            stage_s = outputs * step_s / 2
-            stays = math.exp(-span_s / stage_s)
-            taken = min(wanted * span_s, span_s * full_prompts / full_s, free + running * (1 - stays) / 2)
-            left = queue + rate * span_s - taken
-            queued_s += (queue + left) / 2 * span_s
-            if rate != crowded_by:
-                crowded_by, crowding = rate, _crowding(min(_MOST_USED, rate * prompt_alone_s), self.groups)
-            first_s += taken * crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + chunks * single_s)
-            spread = (1 - stays) * stage_s / span_s
-            halfway = early + taken - (early := early * stays + taken * spread)
-            ended = late + halfway - (late := late * stays + halfway * spread)
-            streamed_s += (halfway + ended) * stage_s
-            taken_in, lives, queue, now_s = taken_in + taken, lives + (halfway + ended) / 2, left, now_s + span_s
-        rest = self._rest(now_s, queue, early, late)
-        means = first_s / taken_in, streamed_s / (lives * outputs)
-        return FluidFigures(queued_s + rest[0], first_s + rest[1], streamed_s + rest[2], *means)
+        queue, running = state.queue, state.first_half + state.second_half
+        limit, demand = self.limit(state.now_s), queue / span_s + rate
+        free = limit - running if limit > running else 0.0
+        step_s, chunk_s, most = self.pace(state, span_s, demand, free)
+        stage_s = self.outputs * step_s / 2
+        remaining = math.exp(-span_s / stage_s)
+        admitted = min(demand * span_s, most, free + running * (1 - remaining) / 2)
+        state.queue = queue + rate * span_s - admitted
+        queued_s = (queue + state.queue) / 2 * span_s
+        first_s = crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + self.chunks * chunk_s)
+        newcomers = (1 - remaining) * stage_s / span_s
+        halfway = state.first_half + admitted
+        state.first_half = state.first_half * remaining + admitted * newcomers
+        halfway -= state.first_half
+        ended = state.second_half + halfway
+        state.second_half = state.second_half * remaining + halfway * newcomers
+        ended -= state.second_half
+        lives = (halfway + ended) / 2
+        if self.objective.has_slo:
+            held = min(state.held, admitted)
+            state.held -= held
+            waited_s = queued_s + held * self.interference.blocked_s
+            ttft_s = first_s + waited_s / admitted if admitted > 0.0 else math.inf
+            state.missed += self.missed(admitted, lives, ttft_s, step_s)
+        state.queued_s += queued_s
+        state.first_s += admitted * first_s
+        state.streamed_s += 2 * lives * stage_s
+        state.admitted += admitted
+        state.lives += lives
+        state.now_s += span_s
 
-    def _rest(self, now_s: float, queue: float, early: float, late: float) -> tuple[float, float, float]:
-        """Request-seconds as in `FluidFigures` of what is left, worked off."""
-        slots = self.slots(now_s)
-        base_s, single_s, full_s = self.times(max(1.0, min(slots, early + late + queue)))
-        per_s = min(self.budget / (self.prompt * full_s), slots / (self.outputs * base_s))
-        streaming_s = (early + late / 2 + queue) * self.outputs * base_s
-        return queue**2 / (2 * per_s), queue * self.chunks * single_s, streaming_s
+    def pace(self, state: GroupState, span_s: float, demand: float, free: float) -> tuple[float, float, float]:
+        """Seconds of a step, seconds of a step with a chunk of one prompt, and the most prompts in the span.
 
-    def _prompt_alone_s(self) -> float:
-        """By how much a prompt makes steps longer, in all."""
-        base_s, _, full_s = self.times(1.0)
-        return (full_s - base_s) / self.budget * self.prompt
+        With d and f the seconds of a decoding and of a full step (`StepTimes`; in a weave with the older group's time
+        slice), p the seconds that a prompt adds to steps, and w = `demand` prompts per second:
+
+            step         s = d / (1 - p w)       steps without prompts d, and the share p w of time for prompts,
+                             at most f, and at most (d + p r / n) / (1 - p free / T): places that get free
+        """
+        interference, running = self.interference, state.first_half + state.second_half
+        times, woven = self.times(running if running > 1.0 else 1.0), state.now_s < interference.woven_s
+        decode_s, chunk_s, full_s = map(interference.cycle_s, times) if woven else times
+        prompt_s = self.chunks * (chunk_s - decode_s) * (interference.synced if woven else 1.0)
+        all_share, free_share = 1.0 - prompt_s * demand, 1.0 - prompt_s * free / span_s
+        step_s = decode_s / all_share if all_share * full_s > decode_s else full_s
+        freed_s = decode_s + prompt_s * running / self.outputs
+        step_s = freed_s / free_share if free_share * step_s > freed_s else step_s
+        return step_s, chunk_s, span_s / full_s * self.lane.max_num_batched_tokens / self.prompt
+
+    def finish(self, state: GroupState) -> None:
+        """Add to the sums what is left at the end of the spans, worked off while nothing arrives."""
+        limit, left = self.limit(state.now_s), state.first_half + state.second_half + state.queue
+        decode_s, chunk_s, full_s = self.times(max(1.0, min(limit, left)))
+        per_s = min(self.lane.max_num_batched_tokens / (self.prompt * full_s), limit / (self.outputs * decode_s))
+        lives = state.first_half + state.second_half / 2 + state.queue
+        if self.objective.has_slo:
+            wait_s = state.queue / (2 * per_s)
+            state.missed += self.missed(state.queue, lives, wait_s + self.chunks * chunk_s, decode_s)
+        state.queued_s += state.queue**2 / (2 * per_s)
+        state.first_s += state.queue * self.chunks * chunk_s
+        state.streamed_s += lives * self.outputs * decode_s
+
+    def missed(self, admitted: float, lives: float, ttft_s: float, tpot_s: float) -> float:
+        """Requests that miss the service-level objective, of those with a first token and of those that stream.
+
+        A request counts once: by its TTFT when it gets its first token, and if that met the target, by its TPOT.
+        """
+        exceeded = miss(ttft_s, self.objective.ttft_s)
+        return admitted * exceeded + lives * (1 - exceeded) * miss(tpot_s, self.objective.tpot_s)
+
+    def crowding(self, rate: float) -> float:
+        """Factor by which prompts that arrive at random delay each other, in the group that has least to do.
+
+        The mean wait of a queue with several servers, as Sakasegawa approximates it ("An approximation formula
+        L_q = alpha * rho^beta / (1 - rho)", 1977), for service times with the coefficient of variation LENGTHS_CV.
+        """
+        decode_s, _, full_s = self.times(1.0)
+        used = rate * (full_s - decode_s) / self.lane.max_num_batched_tokens * self.prompt
+        used = used if used < MAX_UTILIZATION else MAX_UTILIZATION
+        groups, variation = self.groups, (1 + LENGTHS_CV**2) / 2
+        return 1 + variation * used ** (math.sqrt(2 * (groups + 1)) - 1) / (groups * (1 - used))
 
 
-def _crowding(used: float, groups: int) -> float:
-    """By how much requests that come at random delay each other's prompts, where the least loaded group gets the next.
-
-    The mean wait of a queue with several servers, as Sakasegawa approximates it ("An approximation formula
-    L_q = alpha * rho^beta / (1 - rho)", 1977), for service times that are less random than exponential ones.
-
-    Args:
-        used: share of time that prompts take, below 1.
-        groups: servers of the queue.
-    """
-    return 1 + _SPREAD * used ** (math.sqrt(2 * (groups + 1)) - 1) / (groups * (1 - used))
+def miss(predicted_s: float, target_s: float) -> float:
+    """Probability that a time exceeds its target, if its median is predicted: a log-logistic distribution."""
+    if target_s == math.inf:
+        return 0.0
+    if predicted_s == math.inf:
+        return 1.0
+    return 1 / (1 + (target_s / predicted_s) ** (1 / _SPREAD))

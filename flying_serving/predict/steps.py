@@ -12,6 +12,10 @@ from scipy.optimize import nnls
 
 FEW, SOME = 8, 64
 """Tokens of a step: the first FEW, and the first SOME, may cost more than those after them."""
+MEMORY_STEPS = 1000.0
+"""Steps of a lane after which the weight of a measurement has fallen to 1/e."""
+PRIOR_STEPS = 5.0
+"""Steps that one measurement of the start counts for."""
 _SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 256.0, 8.0])
 """Typical size of each feature, so that the equations are well conditioned."""
 _START, _ADDED = [1, 2], [7, 8]
@@ -107,14 +111,9 @@ class StepModel:
     what it is elsewhere, as a share of what they cost at the start: else lanes that have not served yet would seem
     cheap, and the first few prompts say little.
 
-    Args:
-        memory_steps: steps of a lane after which the weight of a measurement has fallen to 1/e.
-        prior_weight: how many steps one measurement of the start counts for.
     """
 
-    def __init__(self, memory_steps: float = 1000.0, prior_weight: float = 5.0) -> None:
-        self._keep = 1.0 - 1.0 / memory_steps
-        self._prior_weight = prior_weight
+    def __init__(self) -> None:
         self._prior: dict[int, _Sums] = {}
         self._seen: dict[int, _Sums] = {}
         self._costs: dict[int, StepCost] = {}
@@ -124,14 +123,14 @@ class StepModel:
     def calibrate(self, steps: Iterable[Step]) -> None:
         """Take measurements from the start of the server; they never fade."""
         for step in steps:
-            self._prior.setdefault(step.size, _Sums()).add(step, self._prior_weight, served=False)
+            self._prior.setdefault(step.size, _Sums()).add(step, PRIOR_STEPS, served=False)
         self._costs.clear()
         self._added.clear()
 
     def observe(self, step: Step) -> None:
         """Take a step that was measured while serving."""
         sums = self._seen.setdefault(step.size, _Sums())
-        sums.fade(self._keep)
+        sums.fade(1.0 - 1.0 / MEMORY_STEPS)
         sums.add(step, 1.0, served=True)
         self._steps[step.size] += 1
         fits, rest = divmod(self._steps[step.size], _REFIT_STEPS)

@@ -1,12 +1,15 @@
-"""What policies reckon with: what groups can do, the work there is, and how to judge what comes of it."""
+"""Inputs of a forecast: what groups can do, the work to be done, and the objective."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
+
+BURST_S = 20.0
+"""Mean time that a rate above the usual one is expected to go on."""
 
 
 @dataclass(frozen=True)
@@ -15,21 +18,21 @@ class LaneFigures:
 
     Args:
         cost: seconds of its steps.
-        slots: requests at a time.
+        max_num_seqs: requests at a time.
         kv_tokens: tokens that its pooled KV cache holds.
-        budget_tokens: tokens in a step at most.
-        move: what it takes to move KV from one group to another within its engines; None if KV cannot move.
+        max_num_batched_tokens: tokens in a step at most.
+        migration: cost of migrating KV from one group to another within its engines; None if KV cannot migrate.
     """
 
     cost: StepCost
-    slots: int
+    max_num_seqs: int
     kv_tokens: int
-    budget_tokens: int
-    move: MoveCost | None = None
+    max_num_batched_tokens: int
+    migration: MigrationCost | None = None
 
     def tokens_before(self, prompt_tokens: float) -> float:
         """Tokens of a prompt that are computed before a step that takes more of it, on average of these steps."""
-        return max(0.0, prompt_tokens - self.budget_tokens) / 2
+        return max(0.0, prompt_tokens - self.max_num_batched_tokens) / 2
 
     def prompts_s(self, tokens: float, prompts: float) -> float:
         """Seconds by which prompts, of `tokens` in all, make steps longer."""
@@ -39,16 +42,15 @@ class LaneFigures:
 
 @dataclass(frozen=True)
 class Work:
-    """Requests to come, requests that wait and requests that run.
+    """Requests that arrive, wait and run.
 
     Args:
         rate: arrivals per second.
         prompt_tokens, output_tokens: mean lengths.
         waiting: requests that no group has yet.
-        running: requests that stream, in whatever group.
-        begun: what groups have left of other prompts, in prompts of mean length.
-        usual_rate: what the rate falls back to if it is higher than that now.
-        burst_s: seconds until then, as expected: how long a rate above the usual one still lasts.
+        running: requests that stream, in any group.
+        begun: prompt tokens that groups have not computed yet, in prompts of mean length.
+        usual_rate: arrivals per second in the long run.
     """
 
     rate: float
@@ -57,19 +59,18 @@ class Work:
     waiting: float
     running: float = 0.0
     begun: float = 0.0
-    usual_rate: float = 0.0
-    burst_s: float = math.inf
+    usual_rate: float = math.inf
 
-    def rate_in(self, from_s: float, to_s: float) -> float:
-        """Arrivals per second expected between two times from now: a burst does not last."""
-        if self.rate <= self.usual_rate or to_s <= self.burst_s:
+    def rate_between(self, from_s: float, to_s: float) -> float:
+        """Mean arrivals per second between two times from now: a rate above the usual one decays over BURST_S."""
+        if self.rate <= self.usual_rate:
             return self.rate
-        lasting = max(0.0, self.burst_s - from_s) / (to_s - from_s)
-        return self.usual_rate + (self.rate - self.usual_rate) * lasting
+        left_s = BURST_S * (math.exp(-from_s / BURST_S) - math.exp(-to_s / BURST_S))
+        return self.usual_rate + (self.rate - self.usual_rate) * left_s / (to_s - from_s)
 
     @property
     def prompts(self) -> float:
-        """Those that are to be computed, in prompts of mean length."""
+        """Prompts to compute, in prompts of mean length."""
         return self.waiting + self.begun
 
     def part(self, share: float) -> Work:
@@ -85,40 +86,53 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """How to judge.
+class Objective:
+    """What a layout is chosen for: the least request-seconds, which is the least mean end-to-end latency.
+
+    With a service-level objective, each request that is predicted to miss it counts `horizon_s` more, as if it had to
+    wait for the whole horizon: the share of requests that meet it comes first, and latency decides between layouts in
+    which equally many do.
 
     Args:
-        horizon_s: how far to look ahead.
-        ttft_weight: seconds of streaming that one second before the first token counts for.
+        horizon_s: seconds ahead.
+        ttft_s, tpot_s: targets of the service-level objective; infinite without one.
+        urgency: factor of seconds before a first token, above 1 if the switch is for an urgent request.
     """
 
     horizon_s: float
-    ttft_weight: float
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    urgency: float = 1.0
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether there is a service-level objective."""
+        return self.ttft_s < math.inf or self.tpot_s < math.inf
 
 
 @dataclass(frozen=True)
 class Interference:
-    """What keeps groups from work at first: an older layout's requests.
+    """What keeps the groups of a layout from new work at first: requests of an older layout.
 
     Args:
-        blocked_s: they do nothing of it for so long.
-        woven_s: for so long an older group gets as much time as they do, and one step of `turn_s` at least,
+        blocked_s: the groups do no new work for this long.
+        woven_s: until then, each step is followed by a time slice of an older group: as long as the step, and at least
+            one of its steps of `slice_s`,
         overlap: on this share of the engines.
-        synced: how many of them share an older group, and so wait for each other's prompts too.
-        held_tokens: of all groups' KV cache, tokens that are not free meanwhile.
+        synced: groups that share an older group, and so also wait for each other's prompts.
+        held_tokens: KV tokens, of all groups, that are not free meanwhile.
     """
 
     blocked_s: float = 0.0
     woven_s: float = 0.0
-    turn_s: float = 0.0
+    slice_s: float = 0.0
     overlap: float = 1.0
     synced: float = 1.0
     held_tokens: float = 0.0
 
     def cycle_s(self, step_s: float) -> float:
-        """Seconds of a step of theirs and of the older group's turn after it."""
-        return step_s + self.overlap * max(self.turn_s, step_s)
+        """Seconds of a step and of the older group's time slice after it."""
+        return step_s + self.overlap * max(self.slice_s, step_s)
 
 
 FREE = Interference()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from flying_serving.errors import ConfigError
@@ -15,6 +17,12 @@ class Slo(BaseModel):
     ttft: float | None = Field(default=None, ge=0)
     tpot: float | None = Field(default=None, ge=0)
     e2el: float | None = Field(default=None, ge=0)
+
+    @property
+    def targets_s(self) -> tuple[float, float]:
+        """Seconds of TTFT and TPOT that a policy aims at; infinite where there is no limit."""
+        ttft_ms, tpot_ms = (math.inf if limit is None else limit for limit in (self.ttft, self.tpot))
+        return ttft_ms / 1e3, tpot_ms / 1e3
 
 
 def parse_slo(text: str) -> Slo:

@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Layout
-from flying_serving.predict.moves import fit_moves
+from flying_serving.predict.migrations import fit_migrations
 from flying_serving.predict.steps import Step
 from flying_serving.server.figures.spans import trace_switches
 from flying_serving.server.metrics import ServerMetrics
@@ -60,7 +60,7 @@ async def _calibrate(shell: Shell) -> None:
     for rows in await asyncio.gather(*calls.all("flying_calibration")):
         controller.steps.calibrate(Step.of_probe(*astuple(row)) for row in rows)
     rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
-    controller.migrates = fit_moves(rows)
+    controller.migrates = fit_migrations(rows)
     first, engines = controller.layout, calls.deployment.engines
     if first != Layout.uniform(engines, 1):
         now_s = shell.clock()

@@ -33,7 +33,7 @@ class ServerMetrics:
         self._controller = shell.controller
         self._model_name = shell.model_config.served_model_name
         self._tally = SwitchTally()
-        self._predictions = Predictions(shell.controller.settings.weights)
+        self._predictions = Predictions(shell.controller.settings.objective)
         self._figures: dict[int, EngineFigures] = {}
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._unanswered_since_s: dict[int, float] = {}

@@ -11,7 +11,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 
 
 def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settings:
@@ -39,7 +39,7 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settin
         capacity=capacity,
         policy=policy,
         limits=limits,
-        weights=Weights(flying.horizon_s, flying.ttft_weight),
+        objective=Objective(flying.horizon_s, *flying.slo_s),
         weave_steps=flying.weave_steps,
         most_waiting=flying.max_waiting_requests,
         aging_s=flying.priority_aging_s,

@@ -21,9 +21,9 @@ from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.policies import POLICIES, Policy, margin
+from flying_serving.policy.policies import POLICIES, Policy, least_gain
 from flying_serving.policy.snapshot import Decision, Snapshot
-from flying_serving.predict.work import LaneFigures, Weights
+from flying_serving.predict.work import LaneFigures, Objective
 from flying_serving.sim.cluster import Options
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
@@ -103,19 +103,19 @@ def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
 class Draining(Policy):
     """Decides when to switch by `auto`'s predictions, but can neither weave nor keep KV, and weighs what that costs."""
 
-    def decide(self, snapshot: Snapshot, weights: Weights) -> Decision | None:
+    def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
         """As its base; for urgent requests by a hard switch, else by waiting for the old ones, however long.
 
-        A switch that no request needs has to gain more than waiting costs, and `auto`'s margin.
+        A switch for load must gain as much more than waiting costs as `auto` asks for.
         """
-        decision = super().decide(snapshot, weights)
+        decision = super().decide(snapshot, objective)
         if decision is None:
             return None
         mode = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
         if decision.stay is not None:
             # Waiting is no way if no request runs there (the release cannot switch while idle) or one fits no group.
             cost = decision.considered.get(mode, math.inf)
-            if decision.gain <= cost + margin(decision.stay, snapshot, slower=decision.slower):
+            if decision.gain <= least_gain(decision.stay, cost, snapshot):
                 return None
         cost = decision.considered.get(mode, decision.cost)
         return replace(decision, mode=mode, cost=cost, drain_s=math.inf)

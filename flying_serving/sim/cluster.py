@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ from flying_serving.config import MIGRATING_MODES
 from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.sim.decoding import DecodeBatch
 from flying_serving.sim.engines import Collective, SimEngine, SimOrder
 from flying_serving.sim.lanes import Finished, SchedulerLimits, SimLane
@@ -31,7 +32,8 @@ class Options:
 
     Args:
         max_num_seqs, max_num_batched_tokens: per engine or group, as in vLLM.
-        horizon_s, ttft_weight, weave_steps, max_pause_s: as in the server's settings.
+        horizon_s, weave_steps, max_pause_s: as in the server's settings.
+        slo_s: targets of TTFT and TPOT that the policy decides by.
         message_s: between the API server and an engine, one way.
         keep_times: whether the time of each token is kept.
     """
@@ -39,7 +41,7 @@ class Options:
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     horizon_s: float = 20.0
-    ttft_weight: float = 15.0
+    slo_s: tuple[float, float] = (math.inf, math.inf)
     weave_steps: int = 1
     max_pause_s: float = 1.0
     message_s: float = 0.0005
@@ -76,7 +78,7 @@ class ClusterShape:
     frontend_s: float = 0.0
     recomputes: bool = False
     switch_s: float = 0.0
-    migrations: Mapping[int, MoveCost] = field(default_factory=dict)
+    migrations: Mapping[int, MigrationCost] = field(default_factory=dict)
 
 
 class Clock:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.sim.coordination import GROUP_STEP_S, DegreeTime, coordinated
 from flying_serving.sim.cost import Execution, LaneCost
@@ -68,7 +68,7 @@ class Machine(Protocol):
     def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
         """Step times of a lane of ours: those of its degree, and the coordination of `size` engines."""
 
-    def migration(self, degree: int) -> MoveCost | None:
+    def migration(self, degree: int) -> MigrationCost | None:
         """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate."""
 
 
@@ -132,7 +132,7 @@ class Modelled:
     def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
         return coordinated(self.step_time(degree, execution), size)
 
-    def migration(self, degree: int) -> MoveCost | None:
+    def migration(self, degree: int) -> MigrationCost | None:
         """Modelled, not measured: every device receives all heads, from one rank after the other, after a header."""
         hardware = self.kind.hardware
         lines = hardware.all_reduce.get(degree)
@@ -140,7 +140,7 @@ class Modelled:
             return None
         bytes_per_s = hardware.spec.link_bandwidth.value * lines.large.efficiency.value
         fixed_s = GROUP_STEP_S + (1 + degree) * lines.large.latency_s.value
-        return MoveCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
+        return MigrationCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
 
 class Measured(BaseModel):
@@ -155,7 +155,7 @@ class Measured(BaseModel):
     blocks: int = Field(ge=2)
     block_tokens: Mapping[int, int]
     step_cost: Mapping[int, StepCost]
-    migration_cost: Mapping[int, MoveCost] = {}
+    migration_cost: Mapping[int, MigrationCost] = {}
     """By engines of the enclosing group; where it is missing, KV does not migrate."""
     frontend_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
@@ -208,7 +208,7 @@ class Measured(BaseModel):
         """The same."""
         return self.step_time(degree, execution)
 
-    def migration(self, degree: int) -> MoveCost | None:
+    def migration(self, degree: int) -> MigrationCost | None:
         """As measured."""
         return self.migration_cost.get(degree // self.devices_per_engine)
 

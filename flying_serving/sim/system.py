@@ -11,7 +11,7 @@ from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.steps import Step
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Clock, ClusterShape, Options, StepTime
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import Execution
@@ -103,7 +103,7 @@ def _system(
         capacity=Capacity({s: (engine.blocks - 1) * engine.block_tokens[s] for s in sorted(times)}, engine.devices),
         policy=policy,
         limits=Limits(options.max_num_seqs, options.max_num_batched_tokens, capped=policy.pinned_size is None),
-        weights=Weights(options.horizon_s, options.ttft_weight),
+        objective=Objective(options.horizon_s, *options.slo_s),
         weave_steps=options.weave_steps,
     )
     shape = ClusterShape(engines, engine.blocks, engine.block_tokens, options, machine.frontend_s)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flying_serving.cli import fit, simulate  # noqa: F401 - add their commands
 from flying_serving.cli.admin import app
 from flying_serving.errors import FlyingError
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.sim.machine import from_status, load_measured
 
@@ -52,7 +52,7 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     assert (
         machine.step_cost[2].fixed_s == 0.012 and asdict(machine.step_cost[1]) == COST and machine.frontend_s == 0.005
     )
-    assert machine.migration(2) == MoveCost(0.001, 2e-6)
+    assert machine.migration(2) == MigrationCost(0.001, 2e-6)
     workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
     assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flying_serving.cli.serve import _add_flags, _enforce_eager, _explain, _flying_settings
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.server.settings import settings_of
 from flying_serving.validation import first_problem
 
@@ -49,9 +49,9 @@ def test_flags_are_read_as_what_the_setting_is() -> None:
     assert given["cpu_collectives"] == "gloo"
 
 
-def test_flags_that_weigh_layouts_reach_the_controller() -> None:
+def test_the_objective_reaches_the_controller() -> None:
     """By way of what the processes of a server are told."""
-    flying = parse_flying(settings("--ttft-weight=3", "--horizon-s=7"))
+    flying = parse_flying(settings("--slo=ttft:500,tpot:50", "--horizon-s=7"))
     deployment = Deployment(run_dir="/", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
     told = deployment_of({KEY: deployment.model_dump()})
     config = SimpleNamespace(
@@ -59,7 +59,7 @@ def test_flags_that_weigh_layouts_reach_the_controller() -> None:
         cache_config=SimpleNamespace(block_size=16),
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
     )
-    assert settings_of(config, told, blocks=10).weights == Weights(horizon_s=7.0, ttft_weight=3.0)
+    assert settings_of(config, told, blocks=10).objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
 
 
 @pytest.mark.parametrize(

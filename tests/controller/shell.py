@@ -11,7 +11,7 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.policies import POLICIES
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.wire import SwitchAnswer
 from tests.policy.costs import Costs, costs, measured
 
@@ -39,7 +39,7 @@ def settings(
         Capacity({size: TOKENS[size] for size in sizes}, 1),
         POLICIES[policy],
         Limits(max_num_seqs, max_num_batched_tokens, capped),
-        Weights(10.0, 10.0),
+        Objective(10.0),
         most_waiting=most_waiting,
         dry_run=dry_run,
     )

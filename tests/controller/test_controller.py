@@ -7,7 +7,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs, measured
@@ -86,7 +86,7 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
     shell.arrive("old", SHORT)
     shell.order(WIDE, "soft")
     wishes = {
-        "moves": SHORT,
+        "migrates": SHORT,
         "fixed": RequestSpec(10, 30, 20, can_migrate=False),
         "degree": RequestSpec(10, 30, 20, degree=1),
     }
@@ -99,8 +99,8 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
     assert shell.ordered is not None
     assert shell.dispatched == []
     shell.acknowledge()
-    assert shell.dispatched == [("moves", (0, 1))]
-    assert shell.open["moves"].tokens == 5
+    assert shell.dispatched == [("migrates", (0, 1))]
+    assert shell.open["migrates"].tokens == 5
     shell.settle(3)
 
 
@@ -150,7 +150,7 @@ def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
 
 
 def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
-    """It goes on when the engines have answered, which they do after that step, and who comes meanwhile goes behind."""
+    """It continues when the engines have answered, after that step, and before requests that arrive meanwhile."""
     shell = manual()
     for name, spec in {"streams": SHORT, "ends": SHORT}.items():
         shell.arrive(name, spec)
@@ -168,7 +168,7 @@ def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
 
 
 def test_nothing_migrates_if_engines_do_not_answer() -> None:
-    """Who runs stays where that is; who came meanwhile is not forgotten."""
+    """Running requests stay in their groups; those that arrived meanwhile are not forgotten."""
     shell = manual()
     shell.arrive("streams", SHORT)
     shell.token("streams", 3)
@@ -180,13 +180,13 @@ def test_nothing_migrates_if_engines_do_not_answer() -> None:
     assert shell.open["new"].group == (0, 1)
 
 
-def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
+def test_kv_migrates_where_the_migration_was_measured() -> None:
     """Then one token is to be computed; prompts that may be done in part count in full, those not begun have no KV.
 
-    What came with a request moves on with it, whether it was begun there or not.
+    KV that arrived with a request migrates on with it, whether the request has run there or not.
     """
     shell = manual()
-    shell.controller.migrates = {2: MoveCost(0.002, 1e-5)}
+    shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
     for name in "abcdef":
         shell.arrive(name, RequestSpec(40, 60, 20))
     shell.token("a", 3)
@@ -201,10 +201,10 @@ def test_kv_comes_along_where_it_was_measured_that_it_can() -> None:
     assert shell.open["a"].ahead == 1
 
 
-def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
+def test_kv_does_not_migrate_where_no_migration_was_measured() -> None:
     """Between pairs four engines have to meet; back to the same engine there is nothing to move."""
     shell = Shell(settings("manual", 4, capped=False))
-    shell.controller.migrates = {2: MoveCost(0.002, 1e-5)}
+    shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
     shell.order(Layout(((0, 1), (2,), (3,))))
     shell.acknowledge()
     shell.arrive("a", RequestSpec(10, 150, 140))
@@ -219,7 +219,7 @@ def test_kv_does_not_come_along_to_where_nobody_has_measured_it() -> None:
 def test_a_request_that_exceeds_its_groups_kv_is_prefilled_again() -> None:
     """The group has ended it, and its KV is gone."""
     shell = Shell(settings("manual", 4))
-    shell.controller.migrates = dict.fromkeys((2, 4), MoveCost(0.002, 1e-5))
+    shell.controller.migrates = dict.fromkeys((2, 4), MigrationCost(0.002, 1e-5))
     shell.arrive("grows", OPEN_ENDED)
     shell.order(Layout(((0,), (1,), (2, 3))))
     shell.token("grows", 60)
@@ -261,13 +261,13 @@ def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> No
 def test_stragglers_migrate_when_their_prompt_is_done(policy: str, migrates: bool) -> None:
     """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.
 
-    Who asked for a degree, or may not move, stays.
+    A request that may not migrate stays.
     """
     shell = Shell(settings(policy, 2, max_num_seqs=64), costs(fixed=1.5, rest=1.3))
-    shell.controller.migrates = {2: MoveCost(0.002, 1e-6)}
+    shell.controller.migrates = {2: MigrationCost(0.002, 1e-6)}
     shell.order(WIDE)
     shell.acknowledge()
-    fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 60, 50, degree=2)
+    fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 40, 30, degree=2)
     for name, spec in {"left": RequestSpec(10, 60, 50), "fixed": fixed, "degree": degree}.items():
         shell.arrive(name, spec)
         shell.token(name, 3)
@@ -360,7 +360,7 @@ def test_a_long_request_gets_a_group_until_its_prompt_is_done() -> None:
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> None:
-    """While others wait that came first it could not begin there; who comes later waits for it."""
+    """While earlier requests wait it could not begin there; later ones wait for it."""
     shell = Shell(settings(policy, 2, max_num_seqs=1), costs(fixed=2.0, rest=1.5))
     for name in "abcd":
         shell.arrive(name, SHORT)
@@ -374,6 +374,7 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
     shell.tick()
     assert shell.controller.changing
     shell.finish("c", "d")
+    shell.acknowledge()
     assert shell.dispatched[0] == ("long", (0, 1))
     shell.settle(5)
 

@@ -10,7 +10,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs
@@ -77,7 +77,7 @@ class Episode(RuleBasedStateMachine):
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
-        self.shell.controller.migrates = dict.fromkeys(migration_sizes, MoveCost(0.002, 1e-5))
+        self.shell.controller.migrates = dict.fromkeys(migration_sizes, MigrationCost(0.002, 1e-5))
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"

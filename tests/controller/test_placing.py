@@ -12,7 +12,7 @@ from flying_serving.controller.placing import PATIENCE_S, STEPS_AHEAD, Limits, P
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures
 from tests.policy.costs import costs
 
@@ -166,7 +166,7 @@ def test_engines_that_still_drain_an_older_layout_come_last() -> None:
 
 def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     """And there one token counts as room: a request that comes with its KV is in nobody's way."""
-    lanes = LANES | {2: replace(LANES[2], move=MoveCost(0.001, 1e-6))}
+    lanes = LANES | {2: replace(LANES[2], migration=MigrationCost(0.001, 1e-6))}
     loads, pairs = Filled(), Layout.uniform(4, 2)
     streams = request(prompt=60)
     loads.add(streams, (2,), 80.0)
@@ -177,15 +177,15 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     assert placing().place(streams, pairs, loads, lanes, 80) == (2, 3)
     while placing(Limits(100, 64)).place(request(60), Layout.uniform(4, 4), loads, lanes, 1.0):
         loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
-    whole = {4: replace(LANES[4], move=MoveCost(0.001, 1e-6))}
+    whole = {4: replace(LANES[4], migration=MigrationCost(0.001, 1e-6))}
     assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES, 1.0) is None
     assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES | whole, 1.0) is not None
 
 
 def test_where_kv_can_migrate() -> None:
     """Where it was measured in the smallest group that covers both; from nowhere if there is none."""
-    cost = MoveCost(0.001, 1e-6)
-    lanes = LANES | {2: replace(LANES[2], move=cost)}
+    cost = MigrationCost(0.001, 1e-6)
+    lanes = LANES | {2: replace(LANES[2], migration=cost)}
     one, by = request(), placing()
     assert by.migration(one, (0, 1), lanes) is None
     one.kv_group = (0,)

@@ -138,7 +138,7 @@ def test_json_of_a_decision() -> None:
 
 
 def test_a_failed_switch_is_over() -> None:
-    """With what was wrong, whoever still drains."""
+    """With its problem, whether requests drain or not."""
     one = switch("a")
     one.failed("engine 1 did not answer", 101.0)
     assert not one.open
@@ -279,43 +279,19 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     assert [one.number for one in switches.kept] == list(range(6, KEPT + 6))
 
 
-def decided(stay: float | None, *, slower: bool = False) -> Decision:
-    """Return a decision for load, of which it is known what staying costs, or for a request's need."""
-    return Decision(NEW, "weave", "", 1.0, 0.5, stay=stay, slower=slower)
-
-
 @given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), later_s=st.floats(0, 100))
-def test_recent_switches_for_load_are_counted(times: list[float], reasons: st.DataObject, later_s: float) -> None:
-    """Less the longer ago they were; not those of an operator, or for another use case, or of an idle server."""
+def test_switches_for_load_promise_gains_over_the_horizon(
+    times: list[float], reasons: st.DataObject, later_s: float
+) -> None:
+    """Less the longer ago they were; not those of an operator or for another use case."""
     switches = Switches()
     now_s = max(times, default=0.0) + later_s
     expected = 0.0
     for at in times:
-        decision = reasons.draw(st.sampled_from([None, decided(None), decided(2.0)]))
-        running = reasons.draw(st.sampled_from([(), ("a",)]))
-        begin(switches, at, *running, decision=decision)
-        if decision == decided(2.0) and running:
-            expected += max(0.0, 1.0 - (now_s - at) / 60.0)
-    assert switches.for_load(now_s) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("decision", "age_s", "layout", "found"),
-    [
-        (decided(2.0, slower=True), 59.0, OLD, True),
-        (decided(2.0, slower=True), 61.0, OLD, False),
-        (decided(2.0, slower=True), 59.0, NEW, False),
-        (decided(2.0), 59.0, OLD, False),
-        (decided(None, slower=True), 59.0, OLD, False),
-        (None, 59.0, OLD, False),
-    ],
-)
-def test_a_layout_that_was_left_lately_for_a_slower_one_came_back(
-    decision: Decision | None, age_s: float, layout: Layout, found: bool
-) -> None:
-    """Whether requests ran or not; only for load, and only for a minute."""
-    switches = Switches()
-    begin(switches, 100.0, decision=decision)
-    begin(switches, 101.0)
-    assert switches.came_back(layout, 100.0 + age_s) is found
-    assert switches.lately(layout, 100.0 + age_s) == (0.0, found)
+        reason = reasons.draw(st.sampled_from(["operator", "load", "priority"]))
+        stay = 100.0 if reason == "load" else None
+        decision = None if reason == "operator" else Decision(NEW, "weave", reason, 4.0, 0.5, stay=stay)
+        begin(switches, at, decision=decision)
+        if reason == "load":
+            expected += 4.0 * max(0.0, 1.0 - (now_s - at) / 20.0)
+    assert switches.promised(20.0, now_s) == pytest.approx(expected)

@@ -6,15 +6,15 @@ from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Clock, ClusterShape, Options
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import SimStep
 from flying_serving.workload.model import Request
 from tests.policy.costs import Costs, measured
-from tests.policy.snapshots import WEIGHTS
+from tests.policy.snapshots import OBJECTIVE
 
-SLOTS, BUDGET_TOKENS, BLOCKS = 64, 512, 626
+MAX_NUM_SEQS, MAX_BATCHED_TOKENS, BLOCKS = 64, 512, 626
 MOST_EVENTS = 500_000
 
 
@@ -29,12 +29,16 @@ def arrivals(rate: float, seconds: float, seed: int = 1, begin_s: float = 0.0) -
     return requests
 
 
-def serve(policy: str, lanes: Costs, requests: list[Request], engines: int = 2, weights: Weights = WEIGHTS) -> SimNode:
+def serve(
+    policy: str, lanes: Costs, requests: list[Request], engines: int = 2, objective: Objective = OBJECTIVE
+) -> SimNode:
     """Let a server run until everything is done; it was idle for some seconds when the first request came."""
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
-    chosen = Settings(engines, capacity, POLICIES[policy], Limits(SLOTS, BUDGET_TOKENS), weights)
-    shape = ClusterShape(engines, BLOCKS, {size: 32 * size for size in sizes}, Options(SLOTS, BUDGET_TOKENS))
+    chosen = Settings(engines, capacity, POLICIES[policy], Limits(MAX_NUM_SEQS, MAX_BATCHED_TOKENS), objective)
+    shape = ClusterShape(
+        engines, BLOCKS, {size: 32 * size for size in sizes}, Options(MAX_NUM_SEQS, MAX_BATCHED_TOKENS)
+    )
 
     def step_s(size: int, plan: SimStep) -> float:
         return lanes[size].step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)

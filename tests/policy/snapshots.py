@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
-from flying_serving.predict.moves import MoveCost
-from flying_serving.predict.work import LaneFigures, Weights, Work
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.work import LaneFigures, Objective, Work
 from tests.policy.costs import Costs, costs
 
-WEIGHTS = Weights(20.0, 15.0)
+OBJECTIVE = Objective(20.0)
 SIZES = (1, 2, 4)
 QUIET = Work(0.05, 300.0, 60.0, 0.0)
 BUSY = Work(12.0, 300.0, 60.0, 40.0)
 
 
-def lanes_of(lanes: Costs, moves: Mapping[int, MoveCost] | None = None) -> dict[int, LaneFigures]:
-    """Return lanes with these costs, and what it takes to move KV within them."""
-    known = moves or {}
+def lanes_of(lanes: Costs, migrations: Mapping[int, MigrationCost] | None = None) -> dict[int, LaneFigures]:
+    """Return lanes with these costs, and the cost of migrating KV within them."""
+    known = migrations or {}
     return {size: LaneFigures(cost, 64, 20_000 * size, 512, known.get(size)) for size, cost in lanes.items()}
 
 
@@ -30,12 +30,11 @@ def snapshot(
     work: Work = QUIET,
     loads: Mapping[Group, GroupLoad] | None = None,
     needs: Sequence[Need] = (),
-    recent: int = 0,
     lanes: Costs | None = None,
-    moves: Mapping[int, MoveCost] | None = None,
+    migrations: Mapping[int, MigrationCost] | None = None,
 ) -> Snapshot:
     """Return a server in that layout."""
     engines = sum(map(len, layout.groups))
     sizes = [size for size in SIZES if size <= engines]
-    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65), moves)
-    return Snapshot(0.0, layout, Layout.all(engines, sizes), figures, loads or {}, work, needs, recent)
+    figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65), migrations)
+    return Snapshot(0.0, layout, Layout.all(engines, sizes), figures, loads or {}, work, needs)

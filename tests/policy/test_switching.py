@@ -11,10 +11,10 @@ from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.policy.switching import LATER, _Case, bound, costs, leaving
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
 from tests.policy.costs import costs as lane_costs
-from tests.policy.snapshots import BUSY, QUIET, SIZES, WEIGHTS, load, snapshot
+from tests.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, load, snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LAYOUTS = Layout.all(4, SIZES)
@@ -24,8 +24,10 @@ LOADS = st.builds(
 )
 
 
-QUICK = MoveCost(0.002, 1e-6)
-MOVES = st.dictionaries(st.sampled_from([2, 4]), st.builds(MoveCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2)
+QUICK = MigrationCost(0.002, 1e-6)
+MIGRATIONS = st.dictionaries(
+    st.sampled_from([2, 4]), st.builds(MigrationCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2
+)
 
 
 @st.composite
@@ -35,25 +37,27 @@ def situations(draw: st.DrawFn) -> tuple[Snapshot, Layout]:
     loads = draw(st.dictionaries(st.sampled_from(GROUPS), LOADS, max_size=4))
     waiting = draw(st.integers(0, 200))
     work = Work(draw(st.floats(0.01, 30)), draw(st.floats(1, 2000)), draw(st.floats(1, 500)), waiting)
-    return snapshot(old, work, loads, moves=draw(MOVES)), new
+    return snapshot(old, work, loads, migrations=draw(MIGRATIONS)), new
 
 
-def moved(moves: dict[int, MoveCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]) -> float:
-    """Return the cost of moving requests."""
-    return costs(snapshot(old, BUSY, loads, moves=moves), new, WEIGHTS, urgent=False)["migrate"]
+def migrate_cost(
+    migrations: dict[int, MigrationCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]
+) -> float:
+    """Return the cost of migrating requests."""
+    return costs(snapshot(old, BUSY, loads, migrations=migrations), new, OBJECTIVE, urgent=False)["migrate"]
 
 
-def still(old: Layout, new: Layout, loads: dict[Group, GroupLoad], moves: dict[int, MoveCost]) -> float:
-    """Return the seconds that requests which move stand still."""
-    shot = snapshot(old, QUIET, loads, moves=moves)
-    return _Case.of(shot, new, leaving(shot, new), WEIGHTS).still_s()
+def pause_s(old: Layout, new: Layout, loads: dict[Group, GroupLoad], migrations: dict[int, MigrationCost]) -> float:
+    """Return the seconds that old requests pause while they migrate."""
+    shot = snapshot(old, QUIET, loads, migrations=migrations)
+    return _Case.of(shot, new, leaving(shot, new), OBJECTIVE).pause_s()
 
 
 def price(
     way: str, old: Layout, new: Layout, work: Work, loads: dict[Group, GroupLoad], *, urgent: bool = False
 ) -> float:
     """Return the cost of one way."""
-    return costs(snapshot(old, work, loads), new, WEIGHTS, urgent=urgent)[way]
+    return costs(snapshot(old, work, loads), new, OBJECTIVE, urgent=urgent)[way]
 
 
 @settings(max_examples=300)
@@ -61,7 +65,7 @@ def price(
 def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) -> None:
     """Above nothing and finite; only ways that a server knows."""
     shot, new = situation
-    found = costs(shot, new, WEIGHTS, urgent=urgent)
+    found = costs(shot, new, OBJECTIVE, urgent=urgent)
     assert all(0 < cost < math.inf for cost in found.values())
     assert set(found) <= set(MODES)
     old = leaving(shot, new)
@@ -71,7 +75,7 @@ def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) 
 
 def test_nobody_is_in_the_way_of_an_idle_server() -> None:
     """Nor of groups that stay; then it costs next to nothing."""
-    assert set(costs(snapshot(NARROW), WIDE, WEIGHTS, urgent=False)) == {"weave"}
+    assert set(costs(snapshot(NARROW), WIDE, OBJECTIVE, urgent=False)) == {"weave"}
     mixed = Layout(((0, 1), (2,), (3,)))
     shot = snapshot(mixed, BUSY, {(2,): load(10)})
     assert leaving(shot, Layout.uniform(4, 1)) == {}
@@ -81,17 +85,17 @@ def test_nobody_is_in_the_way_of_an_idle_server() -> None:
 def test_an_idle_member_makes_a_soft_switch_possible() -> None:
     """To a group only, and only if one of its engines has nothing to do."""
     one, both = {(0,): load(4)}, {(0,): load(4), (1,): load(4)}
-    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, WEIGHTS, urgent=False)
-    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, WEIGHTS, urgent=False)
-    assert "soft" not in costs(snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, WEIGHTS, urgent=False)
+    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, OBJECTIVE, urgent=False)
+    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, OBJECTIVE, urgent=False)
+    assert "soft" not in costs(snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, OBJECTIVE, urgent=False)
     pairs = snapshot(Layout.uniform(4, 2), QUIET, {(0, 1): load(4)})
-    assert "soft" not in costs(pairs, Layout.uniform(4, 1), WEIGHTS, urgent=False)
+    assert "soft" not in costs(pairs, Layout.uniform(4, 1), OBJECTIVE, urgent=False)
     elsewhere = snapshot(Layout.uniform(4, 1), QUIET, {(0,): load(4), (1,): load(4)})
-    assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), WEIGHTS, urgent=False)
+    assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), OBJECTIVE, urgent=False)
 
 
 def test_waiting_for_old_requests_costs_who_waits_and_comes() -> None:
-    """The longer they still take the more."""
+    """The longer the old requests take, the more."""
     short, long = {(0,): load(4, left=5)}, {(0,): load(4, left=200)}
     assert price("sequential", NARROW, WIDE, BUSY, short) < price("sequential", NARROW, WIDE, BUSY, long)
     assert price("sequential", NARROW, WIDE, QUIET, long) < price("sequential", NARROW, WIDE, BUSY, long)
@@ -106,7 +110,7 @@ def test_a_pause_costs_the_paused() -> None:
         return price("hard", NARROW, WIDE, work, loads, urgent=True)
 
     few, many = {(0,): load(2)}, {(0,): load(20)}
-    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, WEIGHTS, urgent=False)
+    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, OBJECTIVE, urgent=False)
     assert pause(BUSY, few) < pause(BUSY, many)
     assert pause(QUIET, many) < pause(BUSY, many)
 
@@ -119,28 +123,31 @@ def test_computing_again_costs_by_what_there_is() -> None:
     assert price("migrate", NARROW, WIDE, QUIET, ends) == price("migrate", NARROW, WIDE, QUIET, {(0,): load(4)})
 
 
-def test_kv_that_comes_along_costs_next_to_nothing() -> None:
+def test_migrating_kv_costs_next_to_nothing() -> None:
     """Little of what computing again does; more if it takes longer; not less where it was measured elsewhere."""
     loads = {(0,): load(4, context=2000), (1,): load(8, context=2000)}
-    again = moved({}, NARROW, WIDE, loads)
-    quick, slow = moved({2: QUICK}, NARROW, WIDE, loads), moved({2: MoveCost(0.05, 2e-5)}, NARROW, WIDE, loads)
+    again = migrate_cost({}, NARROW, WIDE, loads)
+    quick, slow = (
+        migrate_cost({2: QUICK}, NARROW, WIDE, loads),
+        migrate_cost({2: MigrationCost(0.05, 2e-5)}, NARROW, WIDE, loads),
+    )
     assert quick < slow < again
     assert quick < 0.05 * again
-    assert moved({4: QUICK}, NARROW, WIDE, loads) == again
+    assert migrate_cost({4: QUICK}, NARROW, WIDE, loads) == again
 
 
-def test_enclosing_groups_copy_side_by_side_and_their_pairs_in_sequence() -> None:
-    """How long engines stand still: by hand."""
+def test_enclosing_groups_migrate_side_by_side_and_pairs_in_sequence() -> None:
+    """Seconds that the engines pause, computed by hand."""
     singles, pairs, all_four = (Layout.uniform(4, size) for size in (1, 2, 4))
-    cost = MoveCost(0.010, 1e-5)
+    cost = MigrationCost(0.010, 1e-5)
     four = {(n,): load(5, context=100 * (n + 1)) for n in range(4)}
-    assert still(singles, pairs, four, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 5 * (300 + 400))
-    assert still(singles, all_four, four, {4: cost}) == pytest.approx(4 * 0.010 + 1e-5 * 5 * 1000)
+    assert pause_s(singles, pairs, four, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 5 * (300 + 400))
+    assert pause_s(singles, all_four, four, {4: cost}) == pytest.approx(4 * 0.010 + 1e-5 * 5 * 1000)
     two = {(0, 1): load(5, context=100), (2, 3): load(1, context=300)}
-    assert still(pairs, singles, two, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 500)
-    assert still(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(0.010 + 1e-5 * 300)
+    assert pause_s(pairs, singles, two, {2: cost}) == pytest.approx(2 * 0.010 + 1e-5 * 500)
+    assert pause_s(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(0.010 + 1e-5 * 300)
     again_s = 800 * snapshot(pairs).lanes[1].cost.prefill_token_s / 4
-    assert still(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
+    assert pause_s(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
 
 
 def with_long(requests: int, left: float, context: float = 2000.0, needs: int = 2) -> GroupLoad:
@@ -165,33 +172,33 @@ def test_who_fits_nowhere_else_stays_behind() -> None:
     assert staying(pair, Layout(((0, 1), (2,), (3,)))) == {}
 
 
-def test_a_move_does_not_take_along_who_stays_behind() -> None:
-    """It is woven, so moving the others costs more the longer it runs; with nobody else it is the weave."""
+def test_stragglers_do_not_migrate() -> None:
+    """They are woven: migrating the others costs more the longer they run; without others it is the weave."""
     short, long = ({(0, 1): with_long(4, left)} for left in (10.0, 200.0))
-    free = moved({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
-    assert free < moved({2: QUICK}, WIDE, NARROW, short) < moved({2: QUICK}, WIDE, NARROW, long)
+    free = migrate_cost({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
+    assert free < migrate_cost({2: QUICK}, WIDE, NARROW, short) < migrate_cost({2: QUICK}, WIDE, NARROW, long)
     alone = GroupLoad(1, 40.0, 40.0, 2000.0)
-    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, moves={2: QUICK})
-    ways = costs(shot, NARROW, WEIGHTS, urgent=False)
+    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, migrations={2: QUICK})
+    ways = costs(shot, NARROW, OBJECTIVE, urgent=False)
     assert ways["migrate"] == pytest.approx(ways["weave"])
 
 
-def test_only_those_that_move_are_exchanged() -> None:
-    """By hand: five of 400 tokens were there, one of 2,000 stays."""
-    cost = MoveCost(0.010, 1e-5)
+def test_the_pause_is_of_the_kv_that_migrates() -> None:
+    """By hand: five requests of 400 tokens migrate, one of 2,000 stays."""
+    cost = MigrationCost(0.010, 1e-5)
     loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
-    shot = snapshot(WIDE, QUIET, loads, moves={2: cost})
-    found = _Case.of(shot, NARROW, leaving(shot, NARROW), WEIGHTS).still_s()
+    shot = snapshot(WIDE, QUIET, loads, migrations={2: cost})
+    found = _Case.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE).pause_s()
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
-def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
-    """The longer it runs, and the less the group does, the more; without such a request there is no need to wait."""
+def test_waiting_for_stragglers_costs_what_is_lost_meanwhile() -> None:
+    """More the longer they run and the less the group does; without stragglers there is no need to wait."""
     work = Work(2.0, 300.0, 60.0, 2.0, running=5.0)
 
     def wait(left: float, rest: float = 0.65) -> float:
         shot = snapshot(WIDE, work, {(0, 1): with_long(4, left)}, lanes=lane_costs((1, 2), 0.5, rest))
-        return costs(shot, NARROW, WEIGHTS, urgent=False)[LATER]
+        return costs(shot, NARROW, OBJECTIVE, urgent=False)[LATER]
 
     assert 0 < wait(5.0) < wait(50.0) < wait(200.0)
     assert wait(50.0, rest=0.6) < wait(50.0, rest=0.8)
@@ -199,35 +206,35 @@ def test_waiting_for_who_stays_behind_costs_by_what_is_lost_meanwhile() -> None:
         (snapshot(WIDE, work, {(0, 1): load(5)}), NARROW),
         (snapshot(NARROW, QUIET, {(0, 1): with_long(4, 50.0)}), WIDE),
     ):
-        assert LATER not in costs(shot, new, WEIGHTS, urgent=False)
+        assert LATER not in costs(shot, new, OBJECTIVE, urgent=False)
 
 
-def test_nobody_does_nothing_until_who_stays_behind_has_ended() -> None:
-    """To stay as long is better than that, unless somebody is urgent."""
+def test_no_engine_idles_until_stragglers_have_ended() -> None:
+    """Staying for that long is better, unless a request is urgent."""
     shot = snapshot(WIDE, BUSY, {(0, 1): with_long(4, 50.0)})
-    assert "sequential" not in costs(shot, NARROW, WEIGHTS, urgent=False)
-    assert "sequential" in costs(shot, NARROW, WEIGHTS, urgent=True)
-    assert "sequential" in costs(snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, WEIGHTS, urgent=False)
+    assert "sequential" not in costs(shot, NARROW, OBJECTIVE, urgent=False)
+    assert "sequential" in costs(shot, NARROW, OBJECTIVE, urgent=True)
+    assert "sequential" in costs(snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, OBJECTIVE, urgent=False)
 
 
-def test_a_soft_switch_is_cheaper_if_kv_comes_along() -> None:
-    """What an idle engine has begun is not computed again in the group."""
-    shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, moves=moves) for moves in ({}, {2: QUICK})]
-    again, kept = (costs(shot, WIDE, WEIGHTS, urgent=False)["soft"] for shot in shots)
+def test_a_soft_switch_is_cheaper_if_kv_migrates() -> None:
+    """Requests that an idle engine has begun are not computed again in the group."""
+    shots = [snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, migrations=migrations) for migrations in ({}, {2: QUICK})]
+    again, kept = (costs(shot, WIDE, OBJECTIVE, urgent=False)["soft"] for shot in shots)
     assert kept < again
 
 
-def test_the_cheapest_way_fits_the_case() -> None:
-    """Who is about to end is waited for, who is not moves; long requests do not hold up what is urgent: they pause."""
+def test_the_cheapest_mode_fits_the_case() -> None:
+    """A switch waits for short requests and migrates long ones; for an urgent request they pause."""
 
     def cheapest_first(found: dict[str, float]) -> list[str]:
         return sorted(found, key=found.__getitem__)
 
-    about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, WEIGHTS, urgent=False)
+    about_to_end = costs(snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, OBJECTIVE, urgent=False)
     assert cheapest_first(about_to_end) == ["soft", "sequential", "weave", "migrate"]
     waits = replace(QUIET, waiting=1.0)
     long = {(0,): load(8, left=500.0), (1,): load(8, left=500.0)}
-    unhurried = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=False)
-    assert cheapest_first(unhurried) == ["migrate", "weave", "sequential"]
-    urgent = costs(snapshot(NARROW, waits, long), WIDE, WEIGHTS, urgent=True)
+    unhurried = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=False)
+    assert cheapest_first(unhurried) == ["migrate", "sequential", "weave"]
+    urgent = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=True)
     assert cheapest_first(urgent) == ["hard", "weave", "migrate", "sequential"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.predict.demand import FIRST, Demand, Outputs
+from flying_serving.predict.demand import Demand, Outputs
 
 
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
@@ -18,8 +18,8 @@ def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
     for number, length in enumerate(lengths):
         demand.arrived(length, 10_000, float(number))
         demand.finished(length)
-        if number + FIRST < 50:
-            so_far = [77] * FIRST + lengths[: number + 1]
+        if number + 1 < 50:
+            so_far = [77, *lengths[: number + 1]]
             assert demand.prompt_tokens == pytest.approx(sum(so_far) / len(so_far))
         assert min(77, *lengths) <= demand.prompt_tokens * (1 + 1e-9)
         assert demand.prompt_tokens <= max(77, *lengths) * (1 + 1e-9)
@@ -95,5 +95,5 @@ def test_lengths_are_learned() -> None:
     for tokens in (10, 10, 10, 210):
         demand.arrived(100, 1000, 0.0)
         demand.finished(tokens)
-    assert demand.outputs.mean == pytest.approx((FIRST * 30 + 240) / (FIRST + 4))
-    assert demand.outputs.square == pytest.approx((FIRST * 4 / 3 * 30**2 + 3 * 10**2 + 210**2) / (FIRST + 4))
+    assert demand.outputs.mean == pytest.approx((30 + 240) / 5)
+    assert demand.outputs.square == pytest.approx((4 / 3 * 30**2 + 3 * 10**2 + 210**2) / 5)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.layout.groups import Layout
-from flying_serving.predict.forecast import Forecast, capacity, first_per_s, judge, outlook
+from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.work import LaneFigures, Weights, Work
+from flying_serving.predict.work import LaneFigures, Objective, Work
 from tests.policy.costs import Costs, costs
-from tests.policy.snapshots import WEIGHTS
+from tests.policy.snapshots import OBJECTIVE
 
 QUIET = Work(0.05, 300.0, 60.0, 0.0)
 SIZES = (1, 2, 4)
@@ -23,9 +23,9 @@ MORE = 1.3
 NARROW, WIDE = Layout.uniform(4, 1), Layout.uniform(4, 4)
 
 
-def figures(lanes: Costs, slots: int = 64, budget: int = 512, kv_tokens: int = 20_000) -> dict[int, LaneFigures]:
+def figures(lanes: Costs, max_num_seqs: int = 64, budget: int = 512, kv_tokens: int = 20_000) -> dict[int, LaneFigures]:
     """Return lanes with these costs."""
-    return {size: LaneFigures(cost, slots, kv_tokens * size, budget) for size, cost in lanes.items()}
+    return {size: LaneFigures(cost, max_num_seqs, kv_tokens * size, budget) for size, cost in lanes.items()}
 
 
 LANES = st.builds(
@@ -37,9 +37,9 @@ LANES = st.builds(
         sequence_s=st.floats(0, 5e-3),
         context_token_s=st.floats(0, 1e-6),
     ),
-    slots=st.integers(1, 256),
+    max_num_seqs=st.integers(1, 256),
     kv_tokens=st.integers(500, 10**6),
-    budget_tokens=st.integers(64, 8192),
+    max_num_batched_tokens=st.integers(64, 8192),
 )
 
 
@@ -57,14 +57,16 @@ def loads(draw: st.DrawFn) -> Work:
     )
 
 
-WEIGHINGS = st.builds(Weights, horizon_s=st.floats(1, 60), ttft_weight=st.floats(1, 50))
+OBJECTIVES = st.builds(
+    Objective, horizon_s=st.floats(1, 60), ttft_s=st.just(math.inf) | st.floats(0.01, 10), urgency=st.floats(1, 50)
+)
 
 
 @settings(max_examples=300)
-@given(lane=LANES, groups=st.sampled_from([1, 2, 4]), work=loads(), weights=WEIGHINGS)
-def test_figures_are_positive_and_finite(lane: LaneFigures, groups: int, work: Work, weights: Weights) -> None:
+@given(lane=LANES, groups=st.sampled_from([1, 2, 4]), work=loads(), objective=OBJECTIVES)
+def test_figures_are_positive_and_finite(lane: LaneFigures, groups: int, work: Work, objective: Objective) -> None:
     """However much comes: overload piles up within the horizon only."""
-    found = outlook(lane, groups, work, weights)
+    found = forecast(lane, groups, work, objective)
     for field in fields(Forecast):
         value = getattr(found, field.name)
         assert 0 < value < math.inf, field.name
@@ -75,31 +77,31 @@ def test_figures_are_positive_and_finite(lane: LaneFigures, groups: int, work: W
     lane=LANES,
     groups=st.sampled_from([1, 2, 4]),
     work=loads(),
-    weights=WEIGHINGS,
+    objective=OBJECTIVES,
     faster=st.floats(0, 10),
     more=st.integers(0, 100),
 )
 def test_more_load_never_costs_less(
-    lane: LaneFigures, groups: int, work: Work, weights: Weights, faster: float, more: int
+    lane: LaneFigures, groups: int, work: Work, objective: Objective, faster: float, more: int
 ) -> None:
     """More requests per second, or more that wait: no fewer request-seconds."""
-    base = outlook(lane, groups, work, weights).request_seconds
+    base = forecast(lane, groups, work, objective).request_seconds
     quicker = replace(work, rate=work.rate + faster)
-    assert outlook(lane, groups, quicker, weights).request_seconds >= base * (1 - 1e-9)
+    assert forecast(lane, groups, quicker, objective).request_seconds >= base * (1 - 1e-9)
     queued = replace(work, waiting=work.waiting + more)
-    assert outlook(lane, groups, queued, weights).request_seconds >= base * (1 - 1e-9)
+    assert forecast(lane, groups, queued, objective).request_seconds >= base * (1 - 1e-9)
 
 
 @settings(max_examples=200)
-@given(work=loads(), weights=WEIGHINGS, lane=LANES, factor=st.floats(1, 5))
-def test_slower_steps_never_cost_less(work: Work, weights: Weights, lane: LaneFigures, factor: float) -> None:
+@given(work=loads(), objective=OBJECTIVES, lane=LANES, factor=st.floats(1, 5))
+def test_slower_steps_never_cost_less(work: Work, objective: Objective, lane: LaneFigures, factor: float) -> None:
     """In all they have; but for what coarse steps make of it."""
     cost = lane.cost
     slow = StepCost(
         cost.fixed_s * factor, cost.prefill_token_s * factor, cost.sequence_s * factor, cost.context_token_s * factor
     )
-    worse = outlook(replace(lane, cost=slow), 2, work, weights).request_seconds
-    assert worse >= outlook(lane, 2, work, weights).request_seconds * (1 - COARSE)
+    worse = forecast(replace(lane, cost=slow), 2, work, objective).request_seconds
+    assert worse >= forecast(lane, 2, work, objective).request_seconds * (1 - COARSE)
 
 
 @settings(max_examples=200)
@@ -110,7 +112,7 @@ def test_wide_wins_when_quiet_if_it_is_faster_for_one_request(
     """However much less it does per second than its engines apart."""
     lanes = figures(costs(SIZES, fixed, rest))
     work = replace(QUIET, rate=0.01, output_tokens=outputs, prompt_tokens=prompt)
-    assert judge(WIDE, lanes, work, WEIGHTS) < judge(NARROW, lanes, work, WEIGHTS)
+    assert evaluate(WIDE, lanes, work, OBJECTIVE) < evaluate(NARROW, lanes, work, OBJECTIVE)
 
 
 @settings(max_examples=200)
@@ -118,7 +120,7 @@ def test_wide_wins_when_quiet_if_it_is_faster_for_one_request(
 def test_narrow_wins_when_quiet_if_groups_are_slower(fixed: float, rest: float) -> None:
     """Nothing speaks for a group then."""
     lanes = figures(costs(SIZES, fixed, rest))
-    assert judge(NARROW, lanes, QUIET, WEIGHTS) < judge(WIDE, lanes, QUIET, WEIGHTS)
+    assert evaluate(NARROW, lanes, QUIET, OBJECTIVE) < evaluate(WIDE, lanes, QUIET, OBJECTIVE)
 
 
 @settings(max_examples=200)
@@ -133,8 +135,8 @@ def test_the_one_that_does_more_per_second_wins_under_overload(
     work = replace(work, rate=over * max(most.values()))
     for better, worse in ((1, 2), (2, 1)):
         if most[better] / most[worse] > MORE:
-            judged = [outlook(lanes[size], 2 // size, work, WEIGHTS).request_seconds for size in (better, worse)]
-            assert judged[0] < judged[1]
+            predicted = [forecast(lanes[size], 2 // size, work, OBJECTIVE).request_seconds for size in (better, worse)]
+            assert predicted[0] < predicted[1]
 
 
 @given(work=loads(), fixed=st.floats(0.5, 2.0), rest=st.floats(0.3, 1.5))
@@ -142,9 +144,9 @@ def test_layouts_of_one_shape_cost_the_same(work: Work, fixed: float, rest: floa
     """Which engines are in the group does not matter; little new work may all go to the wide one."""
     lanes = figures(costs(SIZES, fixed, rest))
     left, right = Layout(((0, 1), (2,), (3,))), Layout(((0,), (1,), (2, 3)))
-    assert judge(left, lanes, work, WEIGHTS) == judge(right, lanes, work, WEIGHTS)
+    assert evaluate(left, lanes, work, OBJECTIVE) == evaluate(right, lanes, work, OBJECTIVE)
     calm = replace(work, rate=0.1 * first_per_s(lanes[2], 1, work))
-    assert judge(left, lanes, calm, WEIGHTS) <= outlook(lanes[2], 1, calm, WEIGHTS).request_seconds
+    assert evaluate(left, lanes, calm, OBJECTIVE) <= forecast(lanes[2], 1, calm, OBJECTIVE).request_seconds
 
 
 def test_capacity_is_that_of_all_groups() -> None:
@@ -157,25 +159,39 @@ def test_capacity_is_that_of_all_groups() -> None:
 
 
 def test_steps_get_longer_with_load() -> None:
-    """For who streams as for who waits for a first token; up to a full batch."""
+    """For requests that stream and for those that wait for a first token; up to a full batch."""
     lane = figures(costs())[1]
     rates = (0.1, 0.5, 1.0, 2.0, 4.0)
-    busier = [outlook(lane, 2, replace(QUIET, rate=rate), WEIGHTS) for rate in rates]
+    busier = [forecast(lane, 2, replace(QUIET, rate=rate), OBJECTIVE) for rate in rates]
     assert all(calm.tpot_s < busy.tpot_s and calm.ttft_s < busy.ttft_s for calm, busy in pairwise(busier))
     assert busier[0].tpot_s == pytest.approx(lane.cost.step_s(0, 1, 330), rel=0.1)
-    full = outlook(lane, 2, replace(QUIET, rate=1000.0), WEIGHTS)
-    assert full.tpot_s <= 2 * lane.cost.step_s(512, lane.slots, 330 * lane.slots)
+    full = forecast(lane, 2, replace(QUIET, rate=1000.0), OBJECTIVE)
+    assert full.tpot_s <= 2 * lane.cost.step_s(512, lane.max_num_seqs, 330 * lane.max_num_seqs)
 
 
-@given(rate=st.floats(0.1, 50), usual=st.floats(0, 50), burst_s=st.floats(0.1, 60), at=st.floats(0, 20))
-def test_a_burst_does_not_last(rate: float, usual: float, burst_s: float, at: float) -> None:
-    """Until it is expected to end the rate stays, then it is as usual; who expects less makes less of it."""
-    work = replace(QUIET, rate=rate, usual_rate=usual, burst_s=burst_s)
-    expected = work.rate_in(at, at + 5.0)
+@given(rate=st.floats(0.1, 50), usual=st.floats(0, 50), at=st.floats(0, 20))
+def test_a_burst_does_not_last(rate: float, usual: float, at: float) -> None:
+    """A rate above the usual one decays to it; a lower one stays. Less is made of a burst than of a lasting rate."""
+    work = replace(QUIET, rate=rate, usual_rate=usual)
+    expected = work.rate_between(at, at + 5.0)
     assert min(rate, usual) * (1 - 1e-9) <= expected <= rate * (1 + 1e-9) if rate > usual else expected == rate
     if rate > usual:
-        assert work.rate_in(burst_s, burst_s + 1.0) == pytest.approx(usual)
-        assert work.rate_in(0.0, burst_s) == pytest.approx(rate)
+        assert work.rate_between(0.0, 1e-6) == pytest.approx(rate)
+        assert work.rate_between(1000.0, 1001.0) == pytest.approx(usual)
     lanes, pair = figures(costs()), Layout.uniform(2, 1)
-    lasting = judge(pair, lanes, replace(work, burst_s=math.inf), WEIGHTS)
-    assert judge(pair, lanes, work, WEIGHTS) <= lasting * (1 + COARSE)
+    lasting = evaluate(pair, lanes, replace(work, usual_rate=math.inf), OBJECTIVE)
+    assert evaluate(pair, lanes, work, OBJECTIVE) <= lasting * (1 + COARSE)
+
+
+def test_the_share_that_meets_an_slo_comes_before_latency() -> None:
+    """Together the first token arrives sooner and the answer later: only a TTFT target makes that better."""
+    lanes, work = figures(costs((1, 2), 1.5, 0.6)), replace(QUIET, rate=0.5)
+    found = {}
+    for target_s in (math.inf, 0.3, 100.0):
+        objective = Objective(20.0, ttft_s=target_s)
+        found[target_s] = {s: forecast(lanes[s], 2 // s, work, objective).request_seconds for s in (1, 2)}
+    assert found[math.inf][1] < found[math.inf][2]
+    assert found[0.3][1] > found[0.3][2]
+    assert found[100.0][1] < found[100.0][2]
+    missed = found[0.3][1] - found[math.inf][1]
+    assert 0 < missed <= 1.001 * OBJECTIVE.horizon_s * work.rate * OBJECTIVE.horizon_s

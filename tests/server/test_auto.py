@@ -1,7 +1,7 @@
 """Policy `auto` in a live server: long requests, requests that outgrow their engine, urgent ones, and too many.
 
 Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; together they have 4,096.
-A slow link and `--ttft-weight` 1 make a group the worse layout for every load, so one is formed for a need alone.
+A slow link makes a group the worse layout for every load, so one is formed for a need alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ MOST_TOKENS = 2500
 SLOW = "from benchmarks.emulated_link import slow; slow(1000, 10)"
 SETTINGS = (
     "--policy=auto",
-    "--ttft-weight=1",
     f"--max-model-len={MOST_TOKENS}",
     "--max-num-batched-tokens=512",
     "--max-num-seqs=2",

@@ -10,7 +10,7 @@ from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.steps import Step
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Clock, ClusterShape, Options
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import Chunk, SimStep
@@ -45,7 +45,7 @@ def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> S
         for size in every
         for tokens, count in ((0, 1), (0, 8), (64, 0), (120, 0))
     ]
-    settings = Settings(engines, capacity, chosen, limits, Weights(10.0, 10.0))
+    settings = Settings(engines, capacity, chosen, limits, Objective(10.0))
     return SimNode(settings, shape_of(engines, sizes, blocks, **other), step_time, Clock(), measured)
 
 

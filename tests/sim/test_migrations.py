@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.sim.cluster import Clock, Cluster
 from flying_serving.sim.migrations import RETAINED_S, KVMigrations
 from flying_serving.sim.node import SimNode
@@ -14,13 +14,15 @@ from flying_serving.workload.model import Request
 from tests.sim.nodes import check_over, node_of, run, shape_of, step_time
 
 APART, PAIRS, WHOLE = (Layout.uniform(4, size) for size in (1, 2, 4))
-QUICK = MoveCost(0.003, 1e-6)
+QUICK = MigrationCost(0.003, 1e-6)
 SWITCH_S = 2.0
 """When all streams have begun."""
 STREAMS = [Request(n, 0.0, 600, 100) for n in range(8)]
 
 
-def served(costs: dict[int, MoveCost], *orders: tuple[float, Layout], requests: list[Request] = STREAMS) -> SimNode:
+def served(
+    costs: dict[int, MigrationCost], *orders: tuple[float, Layout], requests: list[Request] = STREAMS
+) -> SimNode:
     """A server after all requests have ended, whose operator ordered these layouts."""
     node = node_of("manual", migrations=costs)
     for at_s, layout in orders:
@@ -63,9 +65,9 @@ def test_the_token_of_the_step_under_way_is_not_lost() -> None:
 def test_a_migration_takes_what_was_measured() -> None:
     """One for each source and target, one after the other where engines take part in both."""
     for layout, size in ((PAIRS, 2), (WHOLE, 4)):
-        node = served({size: MoveCost(0.3, 0.0)}, (SWITCH_S, layout))
+        node = served({size: MigrationCost(0.3, 0.0)}, (SWITCH_S, layout))
         assert 0.3 * size < longest_gap_s(node) < 0.3 * size + 0.1
-    per_token = {2: MoveCost(0.0, 1e-3)}
+    per_token = {2: MigrationCost(0.0, 1e-3)}
     assert 4 * 0.6 < longest_gap_s(served(per_token, (SWITCH_S, PAIRS))) < 4 * 0.7 + 0.1
 
 
@@ -79,7 +81,7 @@ def test_a_partly_computed_prompt_migrates_with_its_chunks() -> None:
 
 def test_requests_dispatched_elsewhere_during_a_migration_migrate_again() -> None:
     """The first migration is of no use to them; they keep what they have, and another one carries it."""
-    node = served(dict.fromkeys((2, 4), MoveCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE))
+    node = served(dict.fromkeys((2, 4), MigrationCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE))
     first, second = node.outcome.switches
     assert first.ordered_s + 1.0 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3
     assert 1.0 + 0.5 < longest_gap_s(node) < 1.0 + 4 * 0.5 + 0.2
@@ -89,7 +91,7 @@ class Depot:
     """A cluster, and which requests were delivered when."""
 
     def __init__(self) -> None:
-        shape = shape_of(2, (1, 2), migrations={2: MoveCost(1.0, 0.001)})
+        shape = shape_of(2, (1, 2), migrations={2: MigrationCost(1.0, 0.001)})
         self.clock, self.delivered = Clock(), list[tuple[float, str, Group, int]]()
         self.cluster = Cluster(shape, step_time, self.clock, lambda *_: None, lambda *_: None)
         self.migrations = KVMigrations(self.cluster, self._deliver)

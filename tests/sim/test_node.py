@@ -10,12 +10,12 @@ from flying_serving.config import MODES
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.demand import Demand
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
 from tests.sim.nodes import check_over, node_of, run
 
-COST = MoveCost(0.002, 1e-6)
+COST = MigrationCost(0.002, 1e-6)
 
 
 def bursts(requests: int, seed: int = 0) -> list[Request]:
@@ -78,14 +78,16 @@ def test_auto_changes_the_layout_and_says_when() -> None:
     st.lists(st.tuples(st.floats(0, 8), st.integers(0, 4), st.sampled_from(MODES)), max_size=6),
     st.sampled_from(["manual", "auto", "priority", "context"]),
     st.integers(60, 128),
-    st.dictionaries(st.sampled_from([2, 4]), st.builds(MoveCost, st.floats(0, 1), st.floats(0, 0.001)), max_size=2),
+    st.dictionaries(
+        st.sampled_from([2, 4]), st.builds(MigrationCost, st.floats(0, 1), st.floats(0, 0.001)), max_size=2
+    ),
 )
 def test_requests_and_switches_at_any_time(
     work: list[tuple[float, int, int, int, int | None]],
     changes: list[tuple[float, int, str]],
     policy: str,
     blocks: int,
-    migrations: dict[int, MoveCost],
+    migrations: dict[int, MigrationCost],
 ) -> None:
     """Every mode, with KV that migrates or does not, with little memory: each request ends exactly once."""
     work.sort(key=lambda row: row[0])

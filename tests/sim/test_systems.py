@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.results.metrics import summarise
 from flying_serving.sim import hardware, models
@@ -22,7 +23,7 @@ from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.sim.run import results, simulate
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Alternating, Poisson, synthesise
-from tests.policy.snapshots import BUSY, WEIGHTS, load, snapshot
+from tests.policy.snapshots import BUSY, OBJECTIVE, load, snapshot
 
 
 def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
@@ -30,7 +31,7 @@ def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
     return Modelled(models.load(model), hardware.parse_devices(devices))
 
 
-def machine_file(path: Path, migrations: dict[int, MoveCost] | None = None) -> Path:
+def machine_file(path: Path, migrations: dict[int, MigrationCost] | None = None) -> Path:
     """What `flying-serving fit` writes."""
     cost = {size: StepCost(0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0) for size in (1, 2)}
     measured = Measured(
@@ -102,27 +103,31 @@ def test_shift_parallelism_shifts() -> None:
 
 
 def test_the_fork_waits_and_ours_does_not() -> None:
-    ways = {}
+    """With outputs that are short enough for waiting to be worth its cost."""
+    lengths: dict[str, Any] = {"prompt_tokens": (100, 6000), "output_tokens": (10, 60)}
+    rates = {"low_rate_rps": 4.0, "burst_rate_rps": 40.0, "low_s": 6.0, "burst_s": 2.0}
+    bursts = synthesise(Alternating(requests=120, **rates, **lengths), 3)
+    modes = {}
     for name in ("auto", "fork"):
         system = build(name, h200(), 1, Options())
-        ways[name] = {switch.mode for switch in simulate(system, WORKLOAD.requests).switches}
-    assert ways == {"auto": {"weave", "migrate"}, "fork": {"sequential"}}
+        modes[name] = {switch.mode for switch in simulate(system, bursts.requests).switches}
+    assert modes == {"auto": {"weave", "migrate"}, "fork": {"sequential"}}
 
 
 def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
     """What `auto` and the fork decide on two engines."""
     ours, fork = POLICIES["auto"], build("fork", h200("llama-3-70b"), 2, Options()).settings.policy
-    return ours.decide(shot, WEIGHTS), fork.decide(shot, WEIGHTS)
+    return ours.decide(shot, OBJECTIVE), fork.decide(shot, OBJECTIVE)
 
 
 def test_the_fork_weighs_what_its_own_switch_costs() -> None:
     """It switches where waiting is worth it, not where only migrating would be, and not while it is idle."""
-    wide, costs = Layout.uniform(4, 4), {4: MoveCost(0.002, 1e-6)}
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, moves=costs))
+    wide, costs = Layout.uniform(4, 4), {4: MigrationCost(0.002, 1e-6)}
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, migrations=costs))
     assert ours is not None and fork is not None
     assert (fork.mode, fork.cost) == ("sequential", ours.considered["sequential"])
     assert fork.cost > ours.cost
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, moves=costs))
+    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, migrations=costs))
     assert ours is not None and ours.considered["sequential"] > ours.gain > ours.cost
     assert fork is None
     ours, fork = decided(snapshot(wide, BUSY))
@@ -174,9 +179,9 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     assert machine.migration(1) is None
     unknown = load_measured(machine_file(tmp_path / "unknown.json"))
     assert build("auto", unknown, 1, Options()).shape.migrations == {}
-    known = load_measured(machine_file(tmp_path / "known.json", {2: MoveCost(0.001, 1e-5)}))
+    known = load_measured(machine_file(tmp_path / "known.json", {2: MigrationCost(0.001, 1e-5)}))
     system = build("auto", known, 1, Options())
-    assert system.shape.migrations == system.node(Clock()).controller.migrates == {2: MoveCost(0.001, 1e-5)}
+    assert system.shape.migrations == system.node(Clock()).controller.migrates == {2: MigrationCost(0.001, 1e-5)}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """What the policy predicts of switches for load, and how far that was what came.
 
-It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or come within the horizon: each
-second until the first token counts `ttft_weight`, each later one 1. For the layout that was chosen the
-same is measured here, for the same requests, by looking at them at every tick. For the layout that was left there is
-nothing to measure, so a gain is predicted only.
+It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or arrive within the horizon. For
+the layout that was chosen the same is measured here, for the same requests, by looking at them at every tick; what
+`--slo` adds for requests that miss it is not. For the layout that was left there is nothing to measure, so a gain is
+predicted only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.switches import Switch
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 
 
 @dataclass
@@ -33,14 +33,14 @@ class Predictions:
     switch came within the horizon.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, objective: Objective) -> None:
         self.count = 0
         self.gain = 0.0
         self.cost = 0.0
         self.checked = 0
         self.predicted = 0.0
         self.measured = 0.0
-        self._weights = weights
+        self._horizon_s = objective.horizon_s
         self._windows: list[_Window] = []
         self._at_s = 0.0
 
@@ -59,7 +59,7 @@ class Predictions:
         self.gain += decision.gain
         self.cost += decision.cost
         predicted = decision.stay - decision.gain + decision.cost
-        until_s = switch.decided_s + self._weights.horizon_s
+        until_s = switch.decided_s + self._horizon_s
         self._windows.append(_Window(switch, predicted, until_s))
 
     def sample(self, requests: Iterable[RequestState], now_s: float) -> None:
@@ -73,8 +73,7 @@ class Predictions:
             return False
         passed_s = now_s - max(self._at_s, window.switch.decided_s)
         watched = [r for r in present if r.arrived_s <= window.until_s]
-        first = sum(not state.output_tokens for state in watched)
-        window.measured += passed_s * (len(watched) + (self._weights.ttft_weight - 1) * first)
+        window.measured += passed_s * len(watched)
         if watched or now_s < window.until_s:
             return True
         self.checked += 1

@@ -125,7 +125,7 @@ def test_an_engines_own_figures() -> None:
 def test_switches_by_what_they_were() -> None:
     """Those of every way to switch are there from the start, so that rates begin at 0."""
     controller, tally = Controller(settings("manual", engines=2)), SwitchTally()
-    predictions = Predictions(settings().weights)
+    predictions = Predictions(settings().objective)
     controller.order(Layout.uniform(2, 2), "soft", None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
     tally.update(controller.switches.kept)

@@ -8,15 +8,15 @@ from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
-from flying_serving.predict.work import Weights
+from flying_serving.predict.work import Objective
 from flying_serving.server.figures.predictions import Predictions
 
 APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
-HORIZON_S, WEIGHT = 20.0, 10.0
+HORIZON_S = 20.0
 
 
 def predictions() -> Predictions:
-    return Predictions(Weights(HORIZON_S, WEIGHT))
+    return Predictions(Objective(HORIZON_S))
 
 
 def request(name: str, arrived_s: float, tokens: int = 0) -> RequestState:
@@ -32,8 +32,8 @@ def totals(found: Predictions) -> tuple[int, float, float]:
     return found.checked, found.predicted, found.measured
 
 
-def test_waiting_weighs_more_than_streaming() -> None:
-    """Ten request-seconds for a second without a token, one for any other."""
+def test_waiting_weighs_as_much_as_streaming() -> None:
+    """Each second of a request counts once."""
     found = predictions()
     old, new = request("old", 90.0, tokens=3), request("new", 99.0)
     found.begun(switch(1, 100.0))
@@ -44,7 +44,7 @@ def test_waiting_weighs_more_than_streaming() -> None:
     assert totals(found) == (0, 0.0, 0.0)
     found.sample([], 120.0)
     assert not found.watching
-    assert totals(found) == (1, pytest.approx(500.0 - 200.0 + 30.0), pytest.approx(2 * WEIGHT + 3 + 5))
+    assert totals(found) == (1, pytest.approx(500.0 - 200.0 + 30.0), pytest.approx(2 + 2 + 3 + 3))
 
 
 def test_requests_count_to_their_end_if_they_arrive_within_the_horizon() -> None:

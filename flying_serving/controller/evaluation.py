@@ -11,12 +11,12 @@ from flying_serving.controller.switches import Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Snapshot
 from flying_serving.predict.demand import Demand
-from flying_serving.predict.moves import MoveCost
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepModel
 from flying_serving.predict.work import LaneFigures
 
 
-class Outlook:
+class Evaluation:
     """What is known of a server at a time.
 
     `migrates`: what it takes to migrate KV between groups, by the size of the group that encloses both; where it is not
@@ -31,7 +31,7 @@ class Outlook:
         self.pool = TaskPool(settings.most_waiting, settings.aging_s)
         self.loads = Loads()
         self.steps = StepModel()
-        self.migrates: dict[int, MoveCost] = {}
+        self.migrates: dict[int, MigrationCost] = {}
         self.demand = Demand()
         self.switches = Switches()
         self.started: dict[str, RequestState] = {}
@@ -67,6 +67,7 @@ class Outlook:
         unfinished = self.loads.unfinished()
         tokens = sum(state.prefill_tokens for state in unfinished)
         work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
-        loads, recent = self.loads.as_seen(self.demand.outputs), self.switches.lately(self.layout, now_s)
+        loads = self.loads.as_seen(self.demand.outputs)
+        promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
         needs = needs_of(self.pool, self.loads, sorted(self.settings.capacity.tokens), self.settings.engines, now_s)
-        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, *recent)
+        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, needs, promised)

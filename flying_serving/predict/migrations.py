@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 
 @dataclass(frozen=True)
-class MoveCost:
+class MigrationCost:
     """Seconds that the engines of a cover stand still for one exchange, from one group to another.
 
     Args:
@@ -27,7 +27,7 @@ class MoveCost:
         return self.fixed_s + self.token_s * tokens
 
 
-def fit_moves(rows: Iterable[Sequence[float]]) -> dict[int, MoveCost]:
+def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
     """Costs by size of the cover; a size that nobody has measured is missing.
 
     Args:
@@ -39,10 +39,10 @@ def fit_moves(rows: Iterable[Sequence[float]]) -> dict[int, MoveCost]:
     return {size: _fit(measured) for size, measured in sorted(by_size.items())}
 
 
-def _fit(measured: Sequence[tuple[float, float]]) -> MoveCost:
+def _fit(measured: Sequence[tuple[float, float]]) -> MigrationCost:
     """Non-negative least squares of relative errors, so that a short exchange counts as much as a long one."""
     seconds, tokens = np.array(measured).T
     scale = max(1.0, tokens.max())
     table = np.column_stack([1.0 / seconds, tokens / scale / seconds])
     (fixed_s, all_s), _ = nnls(table, np.ones(len(measured)))
-    return MoveCost(float(fixed_s), float(all_s / scale))
+    return MigrationCost(float(fixed_s), float(all_s / scale))
