@@ -115,8 +115,6 @@ class Constant(NamedTuple):
 
 CONSTANTS = (
     Constant("FORECAST_ERROR", "share", "gain below which forecasts cannot tell layouts apart", "policy.policies"),
-    Constant("ROUND_TRIP", "times cost", "a switch may have to be taken back", "policy.policies"),
-    Constant("ORDER_S", "s", "what each request in flight loses to a switch", "policy.switching"),
     Constant("URGENCY", "s/s", "a second of an urgent request", "policy.switching"),
     Constant("BIN_S", "s", "resolution of arrivals", "predict.arrivals"),
     Constant("CHANGE_S", "s", "how long a rate lasts", "predict.arrivals"),
@@ -129,18 +127,13 @@ CONSTANTS = (
     Constant("MEMORY_STEPS", "steps", "after which a measured step has faded", "predict.steps"),
     Constant("PRIOR_STEPS", "steps", "weight of a measurement of the start", "predict.steps"),
     Constant("PATIENCE", "times", "predicted drain that a switch waits for", "controller.switches"),
-    Constant("LEAST_PATIENCE_S", "s", "that such a switch waits at least", "controller.switches"),
     Constant("STEPS_AHEAD", "steps", "prompts that a group has at most", "controller.placing"),
-    Constant("PATIENCE_S", "s", "after which a waiting request is not overtaken", "controller.placing"),
-    Constant("FIRST_PROMPT_TOKENS", "tokens", "prompt length expected before any request", "predict.demand"),
-    Constant("FIRST_OUTPUT_TOKENS", "tokens", "output length expected before any request", "predict.demand"),
+    Constant("FIRST_TOKENS", "tokens", "lengths expected before any request", "predict.demand"),
     Constant("FEW", "tokens", "first tokens of a step that may cost more", "predict.steps"),
     Constant("SOME", "tokens", "the same", "predict.steps"),
     Constant("_MOST_ADDED", "share", "what serving may add to a step in other lanes", "predict.steps"),
     Constant("_HELD", "share", "how close what serving adds is held to other lanes", "predict.steps"),
     Constant("_REFIT_STEPS", "steps", "between two fits of a lane", "predict.steps"),
-    Constant("_TELLING", "fits", "after which other lanes are told", "predict.steps"),
-    Constant("FEW", "requests", "above which an arrival alone decides nothing", "controller.pool"),
 )
 """Every constant that decides; `--horizon-s` and `--priority-aging-s` are settings."""
 

@@ -59,9 +59,10 @@ class Controller(Evaluation):
         self.pool.add(RequestState(request_id, spec, sizes, self._arrivals, now_s))
         self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
-        # the next tick is soon enough where one more says little, or while only these groups hold one that runs: then
-        # layouts are dear to evaluate
-        tells = request_id in self.pool and self.pool.few and not self.loads.any_wide(self.layout.groups)
+        # the next tick is soon enough where one more says little: in a long queue, or while only these groups hold one
+        # that runs, which makes layouts dear to evaluate
+        few = len(self.pool) <= self.settings.limits.max_num_seqs
+        tells = request_id in self.pool and few and not self.loads.any_wide(self.layout.groups)
         if spec.urgent or tells:
             commands += self._decide(now_s)
         return commands

@@ -32,7 +32,7 @@ class Dispatcher:
             return []
         commands: list[Command] = []
         lanes = server.lanes()
-        places = Round(self._placing, server.layout, server.loads, lanes, now_s)
+        places = Round(self._placing, server.layout, server.loads, lanes)
 
         def place(state: RequestState) -> bool:
             group = places.place(state, self._expected_tokens(state))

@@ -17,9 +17,6 @@ from flying_serving.predict.work import LaneFigures
 STEPS_AHEAD = 3
 """Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
 
-PATIENCE_S = 1.0
-"""A request that has waited longer gets the next room: others that would fit sooner no longer overtake it."""
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -159,19 +156,16 @@ class Placing:
 
 
 class Round:
-    """One pass over those that wait: groups are kept free for requests that found no room in them for too long.
+    """One pass over those that wait: groups are kept free for a request that finds no room in them, as in vLLM.
 
-    Without that, a long request would never see enough memory free at once as long as short ones come.
+    Without that, a long request would never see enough memory free at once as long as short ones arrive.
     """
 
-    def __init__(
-        self, placing: Placing, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures], now_s: float
-    ) -> None:
+    def __init__(self, placing: Placing, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures]) -> None:
         self._placing = placing
         self._layout = layout
         self._loads = loads
         self._lanes = lanes
-        self._now_s = now_s
         self._kept: set[Group] = set()
 
     def place(self, state: RequestState, expected_tokens: float) -> Group | None:
@@ -181,6 +175,5 @@ class Round:
         group = self._placing.place(state, layout, self._loads, self._lanes, expected_tokens)
         if group is not None and group not in self._kept:
             return group
-        if self._now_s - state.arrived_s > PATIENCE_S:
-            self._kept.update(group for group in groups if len(group) in state.sizes)
+        self._kept.update(group for group in groups if len(group) in state.sizes)
         return None

@@ -10,8 +10,6 @@ from flying_serving.controller.requests import RequestState
 from flying_serving.errors import PoolFull
 
 Kind = tuple[int | None, tuple[int, ...]]
-FEW = 100
-"""While more requests wait than this, one more is not reason enough to decide: the next tick does."""
 
 
 class TaskPool:
@@ -45,11 +43,6 @@ class TaskPool:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
-
-    @property
-    def few(self) -> bool:
-        """Whether one more is reason enough to decide."""
-        return len(self._waiting) <= FEW
 
     @property
     def urgent(self) -> int:
@@ -102,7 +95,7 @@ class TaskPool:
 
     def _forget_gone(self) -> None:
         """Queues and deadlines keep entries of requests that have gone until their turn comes, but not ever more."""
-        if self._gone <= len(self._waiting) + FEW:
+        if self._gone <= len(self._waiting):
             return
         self._gone = 0
         self._deadlines = sorted(entry for entry in self._deadlines if entry[-1] in self._waiting)

@@ -16,8 +16,8 @@ from flying_serving.wire import SwitchAnswer
 KEPT = 1000
 MOST_OPEN = 64
 """Where more are open, the end of the oldest is not waited for."""
-PATIENCE, LEAST_PATIENCE_S = 1.5, 0.2
-"""A switch waits for old requests this many times longer than predicted, and two ticks; then its mode changes."""
+PATIENCE = 1.5
+"""A switch waits for old requests this many times longer than predicted; then its mode changes."""
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Changeover:
     def overdue(self, now_s: float) -> bool:
         """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
         decision = self.switch.decision
-        patience_s = math.inf if decision is None else PATIENCE * decision.drain_s + LEAST_PATIENCE_S
+        patience_s = math.inf if decision is None else PATIENCE * decision.drain_s
         return not self.is_ordered and not self.ready and now_s - self.switch.decided_s > patience_s
 
     @property

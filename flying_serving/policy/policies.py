@@ -15,8 +15,6 @@ from flying_serving.predict.work import Objective
 FORECAST_ERROR = 0.1
 """A switch for load must gain this share of what staying costs: forecasts are off by up to 20 % (tests/predict/
 test_rollout.py). 0.05 was first; 0.1 was taken after three seeds of experiments/ablation.py had shown it better."""
-ROUND_TRIP = 2.0
-"""A switch for load must gain this many times its cost: it may have to be taken back."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     predicted |= {one: evaluate(one, lanes, work, objective) for one in mixed}
     layout = min(predicted, key=predicted.__getitem__, default=present)
     gain = stay - predicted.get(layout, stay)
-    if gain <= least_gain(stay, switching.ORDER_S, snapshot):
+    if gain <= least_gain(stay, 0.0, snapshot):
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False, there=predicted[layout])
     if _not_yet(considered) or gain <= least_gain(stay, min(considered.values()), snapshot):
@@ -152,10 +150,11 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
 def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
     """Request-seconds that a switch for load must gain if staying costs `stay` and the switch `cost`.
 
+    The cost counts twice: the switch may have to be reversed.
     If another switch seems right before the last one has earned its predicted gain, one of the two forecasts was wrong
     by about that gain: the new one has to outweigh what was promised.
     """
-    return FORECAST_ERROR * stay + ROUND_TRIP * cost + snapshot.promised
+    return FORECAST_ERROR * stay + 2 * cost + snapshot.promised
 
 
 def _not_yet(considered: Mapping[str, float]) -> bool:

@@ -15,8 +15,6 @@ from flying_serving.policy.snapshot import GroupLoad, Snapshot
 from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
 from flying_serving.predict.work import FREE, Interference, Objective, Work
 
-ORDER_S = 0.005
-"""Seconds that each request in flight loses to a switch's orders and answers."""
 URGENCY = 100.0
 """Seconds of other requests that one second of an urgent request is worth before its first token."""
 LATER = "later"
@@ -234,9 +232,8 @@ def costs(
         there: what `evaluate` says of `layout`, if that is known and no request is urgent.
     """
     leave = leaving(snapshot, layout)
-    order_s = ORDER_S * (1 + sum(load.requests for load in snapshot.loads.values()))
     if not leave:
-        return {"weave": order_s}
+        return {"weave": 0.0}
     if urgent:
         objective = replace(objective, urgency=URGENCY)
     case = _Case.of(snapshot, layout, leave, objective)
@@ -249,9 +246,9 @@ def costs(
         modes[LATER] = case.later()
     if urgent:  # no other request may pause those that run
         modes["hard"] = case.hard()
-    result = {mode: order_s + max(0.0, total - there) for mode, total in modes.items()}
+    result = {mode: max(0.0, total - there) for mode, total in modes.items()}
     if case.size > 1 and _has_idle_member(snapshot, layout):
-        result["soft"] = order_s + _soft(snapshot, case.size, case.last_s, objective.urgency)
+        result["soft"] = _soft(snapshot, case.size, case.last_s, objective.urgency)
     return result
 
 

@@ -10,8 +10,8 @@ from flying_serving.predict.work import Work
 
 MEMORY_REQUESTS = 50
 """Requests over which lengths are averaged."""
-FIRST_PROMPT_TOKENS, FIRST_OUTPUT_TOKENS = 512.0, 128.0
-"""Lengths that are expected at first; a server's first request is often a probe, which says little."""
+FIRST_TOKENS = (512.0, 128.0)
+"""Lengths of prompt and output that are expected at first; a server's first request is often a probe."""
 _EULER = 0.5772
 
 
@@ -43,14 +43,14 @@ class Outputs:
 class Demand:
     """Arrival rate, and mean lengths of the last MEMORY_REQUESTS."""
 
-    def __init__(self, prompt_tokens: float | None = None, output_tokens: float | None = None) -> None:
-        prompt_tokens, output_tokens = prompt_tokens or FIRST_PROMPT_TOKENS, output_tokens or FIRST_OUTPUT_TOKENS
+    def __init__(self, first_tokens: tuple[float, float] | None = None) -> None:
+        prompt_tokens, output_tokens = first_tokens or FIRST_TOKENS
         self._arrivals = Arrivals()
         self._prompts, self._outputs, self._caps = _Mean(prompt_tokens), _Mean(output_tokens), _Mean(output_tokens)
         self._squares = _Mean(4 / 3 * output_tokens**2)  # of a uniform distribution from 0
 
     def arrived(self, prompt_tokens: int, most_tokens: int, now_s: float) -> None:
-        """A request has come that will get `most_tokens` at most."""
+        """A request has arrived that will get `most_tokens` at most."""
         self._caps.add(most_tokens)
         self._arrivals.add(now_s)
         self._prompts.add(prompt_tokens)

@@ -25,8 +25,6 @@ _MOST_ADDED = [0.25, 1.5]
 _HELD = [0.05, 0.01]
 """What serving adds in a lane is what it adds in others as far as so much of each measurement of the start says."""
 _REFIT_STEPS = 20
-_TELLING = (1, 2, 4, 8, 16, 32)
-"""Fits of a lane after which others are told what serving adds in it, and after each 64th."""
 _RIDGE = 1e-6
 
 
@@ -137,7 +135,7 @@ class StepModel:
         if rest:
             return
         self._costs.pop(step.size, None)
-        if fits in _TELLING or fits % 64 == 0:
+        if fits & (fits - 1) == 0:  # others are told what serving adds here each time that twice as much is known
             self._costs.clear()
             self._added.pop(step.size, None)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from flying_serving.controller.pool import FEW
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
@@ -471,11 +470,11 @@ def test_measured_steps_decide() -> None:
     assert decision.gain > decision.cost == decision.considered[decision.mode]
 
 
-@pytest.mark.parametrize(("waiting", "at_arrival"), [(FEW - 1, True), (FEW, False)])
+@pytest.mark.parametrize(("waiting", "at_arrival"), [(1, True), (2, False)])
 def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, at_arrival: bool) -> None:
     """The next tick does."""
-    shell = Shell(settings("load", 2, max_num_seqs=1), {1: costs()[1]})
-    for number in range(2 + waiting):
+    shell = Shell(settings("load", 2, max_num_seqs=2), {1: costs()[1]})
+    for number in range(4 + waiting):
         shell.arrive(f"r{number}", SHORT)
     assert len(shell.waiting()) == waiting
     shell.controller.steps.calibrate(measured({2: costs(fixed=0.1, rest=0.1)[2]}))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.placing import PATIENCE_S, STEPS_AHEAD, Limits, Placing, Round
+from flying_serving.controller.placing import STEPS_AHEAD, Limits, Placing, Round
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
@@ -277,16 +277,16 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
 # ---- in offer
 
 
-def test_who_has_waited_for_long_is_not_overtaken() -> None:
+def test_a_request_that_finds_no_room_is_not_overtaken() -> None:
     """Groups in which it finds no room are kept for it; those that do not suit it are free."""
     loads = Filled()
     loads.put((0, 1), tokens=100)
     long, short = request(sizes=(2, 4)), request()
-    for waited_s, expected in ((PATIENCE_S - 0.1, (0, 1)), (PATIENCE_S + 0.1, (2,))):
-        offer = Round(placing(), MIXED, loads, LANES, waited_s)
-        assert offer.place(long, 150.0) is None
-        assert offer.place(short, 20.0) == expected
+    offer = Round(placing(), MIXED, loads, LANES)
+    assert offer.place(short, 20.0) == (0, 1)
+    assert offer.place(long, 150.0) is None
+    assert offer.place(short, 20.0) == (2,)
     assert offer.place(request(sizes=(2,), degree=2), 20.0) != (0, 1)
     loads.remove(loads[(0, 1)].requests["1"])
-    offer = Round(placing(), MIXED, loads, LANES, 100.0)
+    offer = Round(placing(), MIXED, loads, LANES)
     assert offer.place(long, 150.0) == (0, 1)

@@ -13,7 +13,7 @@ from flying_serving.predict.demand import Demand, Outputs
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
 def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
     """Of all at first, of the last ones later; a typical length until there is one, which counts for a while."""
-    demand = Demand(prompt_tokens=77.0, output_tokens=77.0)
+    demand = Demand((77.0, 77.0))
     assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 77.0)
     for number, length in enumerate(lengths):
         demand.arrived(length, 10_000, float(number))
@@ -36,7 +36,7 @@ def test_lengths_follow_a_change() -> None:
 
 def test_no_output_is_expected_to_be_longer_than_it_may_get() -> None:
     """What clients ask for at most is known before any request has ended."""
-    demand = Demand(output_tokens=128.0)
+    demand = Demand((512.0, 128.0))
     for number in range(9):
         demand.arrived(100, 8, float(number))
     assert demand.output_tokens == pytest.approx((128 + 9 * 8) / 10)
@@ -91,7 +91,7 @@ def test_somebody_who_runs_gets_a_token_at_least(mean_tokens: float, spread: flo
 
 def test_lengths_are_learned() -> None:
     """Their squares too."""
-    demand = Demand(output_tokens=30.0)
+    demand = Demand((512.0, 30.0))
     for tokens in (10, 10, 10, 210):
         demand.arrived(100, 1000, 0.0)
         demand.finished(tokens)
