@@ -135,6 +135,8 @@ class Switch:
             "to": self.new.to_lists(),
             "mode": self.mode,
             "reason": decision.reason if decision else "ordered by an operator",
+            "predicted_stay_request_s": decision.stay if decision else None,
+            "least_gain_request_s": decision.least_gain if decision else None,
             "predicted_gain_request_s": _finite(decision.gain) if decision else None,
             "predicted_cost_request_s": decision.cost if decision else None,
             "considered_request_s": dict(decision.considered) if decision else None,

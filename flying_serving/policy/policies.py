@@ -108,18 +108,11 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     return _decision(snapshot, layout, "; ".join(sorted({need.reason for need in needs})), math.inf, considered)
 
 
-def _decision(
-    snapshot: Snapshot,
-    layout: Layout,
-    reason: str,
-    gain: float,
-    considered: dict[str, float],
-    stay: float | None = None,
-) -> Decision:
+def _decision(snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]) -> Decision:
     """Switch in the cheapest mode."""
     mode = min(considered, key=considered.__getitem__)
     drain_s = switching.drain_s(snapshot, layout)
-    return Decision(layout, mode, reason, gain, considered[mode], considered, stay, drain_s)
+    return Decision(layout, mode, reason, gain, considered[mode], considered, drain_s=drain_s)
 
 
 def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision | None:
@@ -141,10 +134,11 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     if gain <= least_gain(stay, 0.0, snapshot):
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False, there=predicted[layout])
-    if _not_yet(considered) or gain <= least_gain(stay, min(considered.values()), snapshot):
+    needed = least_gain(stay, min(considered.values()), snapshot)
+    if _not_yet(considered) or gain <= needed:
         return None
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return _decision(snapshot, layout, reason, gain, considered, stay)
+    return replace(_decision(snapshot, layout, reason, gain, considered), stay=stay, least_gain=needed)
 
 
 def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:

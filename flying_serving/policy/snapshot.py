@@ -88,6 +88,7 @@ class Decision:
         cost: predicted request-seconds of the switch.
         considered: predicted cost by mode.
         stay: predicted request-seconds over the horizon if the layout stayed; None if the switch is not for load.
+        least_gain: what `gain` had to exceed; None if the switch is not for load.
         drain_s: predicted seconds until the last request of the old layout has ended, if nothing else runs.
     """
 
@@ -98,6 +99,7 @@ class Decision:
     cost: float
     considered: Mapping[str, float] = field(default_factory=dict)
     stay: float | None = None
+    least_gain: float | None = None
     drain_s: float = math.inf
 
     @property

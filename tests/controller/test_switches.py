@@ -106,6 +106,8 @@ def test_json() -> None:
         "to": [[0, 1], [2, 3]],
         "mode": "weave",
         "reason": "ordered by an operator",
+        "predicted_stay_request_s": None,
+        "least_gain_request_s": None,
         "predicted_gain_request_s": None,
         "predicted_cost_request_s": None,
         "considered_request_s": None,
@@ -128,10 +130,11 @@ def test_json() -> None:
 def test_json_of_a_decision() -> None:
     """Both numbers and what else was considered; a gain without limit has no number in JSON."""
     one = switch()
-    one.decision = Decision(NEW, "weave", "load: 1.00 requests/s", 12.5, 0.5, {"weave": 0.5, "hard": 3.0})
+    one.decision = Decision(NEW, "weave", "load: 1.00 requests/s", 12.5, 0.5, {"weave": 0.5, "hard": 3.0}, 90.0, 10.0)
     shown = json.loads(json.dumps(one.to_json(), allow_nan=False))
     assert shown["reason"] == "load: 1.00 requests/s"
     assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (12.5, 0.5)
+    assert (shown["predicted_stay_request_s"], shown["least_gain_request_s"]) == (90.0, 10.0)
     assert shown["considered_request_s"] == {"weave": 0.5, "hard": 3.0}
     one.decision = Decision(NEW, "weave", "context: a request needs 2 engines", math.inf, 0.5)
     assert json.loads(json.dumps(one.to_json(), allow_nan=False))["predicted_gain_request_s"] is None
