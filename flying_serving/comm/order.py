@@ -1,4 +1,4 @@
-"""One total order for everything that engines do together (design section 4).
+"""One total order for everything that engines do together.
 
 A leader that wants its group to act takes one number per member, all at once, under a lock of the node. A member acts
 in the order of its own numbers, in whatever order messages came, and from any sender. Two groups that share two

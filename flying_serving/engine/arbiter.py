@@ -1,4 +1,4 @@
-"""Which lane of an engine steps next: the weave, pure. Time is an argument (design section 5).
+"""Which lane of an engine steps next: the weave, pure. Time is an argument.
 
 An engine may have work in several lanes at once: its *present* lane, whose group the layout names, and lanes of older
 layouts that still drain. It also has messages, steps that other leaders ordered.

@@ -1,4 +1,4 @@
-"""The ordered channel between engines: messages with sequence numbers (design section 4)."""
+"""The ordered channel between engines: messages with sequence numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aligned groups of engines and layouts made of them (design section 3 and 11)."""
+"""Aligned groups of engines and layouts made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a weight or of the KV cache a rank works on: arithmetic only (design section 3).
+"""Which part of a weight or of the KV cache a rank works on: arithmetic only.
 
 A fused weight consists of *segments* (q, k, v; gate, up; or a single one). Each segment has a number of *units*, the
 finest shards that any lane asks for. In a lane of degree p, rank r works on a run of consecutive units of each segment.

@@ -1,4 +1,4 @@
-"""Requests that go on in another group with their KV, between engines (design section 5; docs/protocol.md).
+"""Requests that go on in another group with their KV, between engines (docs/protocol.md).
 
 The old group's leader *retains* a request: it no longer runs, and its blocks stay. The new group's leader, when the
 client has sent it there, sets blocks aside and sends a MigrateKV to the smallest group that holds both. In it the KV is

@@ -1,4 +1,4 @@
-"""A lane on a device: a model runner of one degree over the engine's shared weights and KV bytes (design section 3)."""
+"""A lane on a device: a model runner of one degree over the engine's shared weights and KV bytes."""
 
 from __future__ import annotations
 
