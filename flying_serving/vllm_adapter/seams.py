@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-SEAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("vllm.v1.engine.core:EngineCoreProc.run_engine_core", ("args", "dp_rank", "local_dp_rank", "kwargs")),
-    ("vllm.v1.engine.core:EngineCoreProc.run_busy_loop", ("self",)),
-    ("vllm.v1.engine.core:EngineCoreProc._handle_shutdown", ("self",)),
-    ("vllm.v1.engine.core:EngineCoreProc._reject_add_in_shutdown", ("self", "request")),
-    (
-        "vllm.v1.engine.core:EngineCoreProc._reject_utility_in_shutdown",
-        ("self", "client_idx", "call_id", "method_name"),
-    ),
-    ("vllm.v1.engine.core:EngineCoreProc.pause_scheduler", ("self", "mode", "clear_cache")),
-    ("vllm.v1.engine.core:EngineCore.resume_scheduler", ("self",)),
-    (
-        "vllm.v1.engine.core:EngineCoreProc.process_input_sockets",
-        ("self", "input_addresses", "coord_input_address", "identity", "ready_event"),
-    ),
-    ("vllm.v1.engine.core:EngineCore._initialize_kv_caches", ("self", "vllm_config")),
-    ("vllm.v1.engine.core:EngineCore.add_request", ("self", "request", "request_wave")),
-    ("vllm.v1.engine.core:EngineCore.abort_requests", ("self", "request_ids")),
-    ("vllm.v1.engine.core:EngineCore.preprocess_add_request", ("self", "request")),
-    ("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("self", "request")),
-    ("vllm.v1.engine.core_client:AsyncMPClient.abort_requests_async", ("self", "request_ids")),
-    ("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", ("self", "method", "args", "engine")),
-    ("vllm.v1.engine.core_client:AsyncMPClient.get_output_async", ("self",)),
-    ("vllm.v1.request:Request.append_output_token_ids", ("self", "token_ids")),
-    ("vllm.v1.structured_output:StructuredOutputManager.accept_tokens", ("self", "request", "new_token_ids")),
-    ("vllm.v1.core.block_pool:BlockPool.get_new_blocks", ("self", "num_blocks")),
-    ("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks")),
-    ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", ("self", "scheduler_output", "model_runner_output")),
-    (
-        "vllm.v1.core.sched.scheduler:Scheduler.make_stats",
-        (
-            "self",
-            "spec_decoding_stats",
-            "kv_connector_stats",
-            "cudagraph_stats",
-            "perf_stats",
-            "ec_connector_stats",
-        ),
-    ),
-    (
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
-        ("self", "scheduler_output", "intermediate_tensors"),
-    ),
+SEAMS = (
+    "vllm.v1.engine.core:EngineCoreProc.run_engine_core(args, dp_rank, local_dp_rank, kwargs)",
+    "vllm.v1.engine.core:EngineCoreProc.run_busy_loop(self)",
+    "vllm.v1.engine.core:EngineCoreProc._handle_shutdown(self)",
+    "vllm.v1.engine.core:EngineCoreProc._reject_add_in_shutdown(self, request)",
+    "vllm.v1.engine.core:EngineCoreProc._reject_utility_in_shutdown(self, client_idx, call_id, method_name)",
+    "vllm.v1.engine.core:EngineCoreProc.pause_scheduler(self, mode, clear_cache)",
+    "vllm.v1.engine.core:EngineCore.resume_scheduler(self)",
+    "vllm.v1.engine.core:EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, "
+    "ready_event)",
+    "vllm.v1.engine.core:EngineCore._initialize_kv_caches(self, vllm_config)",
+    "vllm.v1.engine.core:EngineCore.add_request(self, request, request_wave)",
+    "vllm.v1.engine.core:EngineCore.abort_requests(self, request_ids)",
+    "vllm.v1.engine.core:EngineCore.preprocess_add_request(self, request)",
+    "vllm.v1.engine.core_client:AsyncMPClient.add_request_async(self, request)",
+    "vllm.v1.engine.core_client:AsyncMPClient.abort_requests_async(self, request_ids)",
+    "vllm.v1.engine.core_client:AsyncMPClient._call_utility_async(self, method, args, engine)",
+    "vllm.v1.engine.core_client:AsyncMPClient.get_output_async(self)",
+    "vllm.v1.request:Request.append_output_token_ids(self, token_ids)",
+    "vllm.v1.structured_output:StructuredOutputManager.accept_tokens(self, request, new_token_ids)",
+    "vllm.v1.core.block_pool:BlockPool.get_new_blocks(self, num_blocks)",
+    "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, kv_connector_stats, "
+    "cudagraph_stats, perf_stats, ec_connector_stats)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, intermediate_tensors)",
 )
+"""Each as `Patch.original`."""

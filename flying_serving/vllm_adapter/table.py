@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
+from flying_serving.config import KEY
 from flying_serving.errors import HookError
 from flying_serving.vllm_adapter.seams import SEAMS
 
@@ -29,16 +30,19 @@ class Patch:
     """One patched name.
 
     Args:
-        target: "module:qualified.name".
-        parameters: the parameter names that the original must have, in order.
+        original: "module:qualified.name(parameters)": the names of its parameters must be these, in this order.
         hook: "module:name" of the wrapper in this package; or "handed:name" of one that `install` is given.
         why: what it is for.
     """
 
-    target: str
-    parameters: tuple[str, ...]
+    original: str
     hook: str
     why: str
+
+    @property
+    def target(self) -> str:
+        """The name of the original: "module:qualified.name"."""
+        return self.original.partition("(")[0]
 
 
 HANDED = "handed"
@@ -46,70 +50,57 @@ HANDED = "handed"
 _HOOKS = "flying_serving.vllm_adapter."
 PATCHES: tuple[Patch, ...] = (
     Patch(
-        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment",
-        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment(vllm_config, rank, distributed_init_method, "
+        "local_rank, backend)",
         _HOOKS + "distributed:join_world",
         "engines join one torch world in place of one world each",
     ),
     Patch(
-        "vllm.v1.worker.cpu_worker:init_worker_distributed_environment",
-        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+        "vllm.v1.worker.cpu_worker:init_worker_distributed_environment(vllm_config, rank, distributed_init_method, "
+        "local_rank, backend)",
         _HOOKS + "distributed:join_world",
         "the CPU worker has imported the name for itself",
     ),
     Patch(
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        ("layer", "remove_weight"),
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)",
         _HOOKS + "loading:pack_layer",
         "weights that lanes share are packed once, in units, not once per layer as a whole",
     ),
     Patch(
         "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:"
-        "UnquantizedFusedMoEMethod.process_weights_after_loading",
-        ("self", "layer"),
+        "UnquantizedFusedMoEMethod.process_weights_after_loading(self, layer)",
         _HOOKS + "loading:finish_experts",
         "the same for routed experts",
     ),
     Patch(
-        "vllm.v1.worker.gpu_model_runner:allocate_kv_cache",
-        ("kv_cache_config", "device", "layout", "kernel_block_sizes"),
+        "vllm.v1.worker.gpu_model_runner:allocate_kv_cache(kv_cache_config, device, layout, kernel_block_sizes)",
         _HOOKS + "kv:allocate_or_share",
         "all lanes of an engine read the same KV bytes",
     ),
     Patch(
-        "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory",
-        ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
+        "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory(available_memory, get_needed_memory, "
+        "max_model_len, estimate_max_model_len)",
         _HOOKS + "kv:check_pooled_memory",
         "--max-model-len may exceed one engine's KV memory if a group can hold it",
     ),
     Patch(
-        "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask",
-        (
-            "input_",
-            "org_vocab_start_index",
-            "org_vocab_end_index",
-            "num_org_vocab_padding",
-            "added_vocab_start_index",
-            "added_vocab_end_index",
-        ),
+        "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask(input_, org_vocab_start_index, "
+        "org_vocab_end_index, num_org_vocab_padding, added_vocab_start_index, added_vocab_end_index)",
         _HOOKS + "loading:mask_eagerly",
         "on CPU each engine would compile a few integer operations for seconds at its first group step",
     ),
     Patch(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
-        ("self", "grammar_output"),
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(self, grammar_output)",
         _HOOKS + "sampling:sample_and_rewind",
         "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
     ),
     Patch(
-        "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
-        ("self", "request"),
+        "vllm.v1.worker.gpu_input_batch:InputBatch.add_request(self, request)",
         _HOOKS + "history:add_with_history",
         "a request that goes on in another group has its outputs so far, and has drawn its random numbers",
     ),
     Patch(
-        "vllm.triton_utils.dispatcher:_rebind_kernels",
-        ("overrides",),
+        "vllm.triton_utils.dispatcher:_rebind_kernels(overrides)",
         _HOOKS + "loading:rebind_without_llvmlite",
         "it looks into every module, and fails on llvmlite, which our shared-memory collectives load (through numba)",
     ),
@@ -117,88 +108,60 @@ PATCHES: tuple[Patch, ...] = (
 
 ENTRY_PATCHES: tuple[Patch, ...] = (
     Patch(
-        "vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client",
-        ("vllm_config", "executor_class", "log_stats", "client_addresses", "client_count", "client_index", "renderer"),
+        "vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client(vllm_config, executor_class, log_stats, "
+        "client_addresses, client_count, client_index, renderer)",
         HANDED + ":make_client",
         "a server whose --additional-config asks for it gets our client, which starts our engines",
     ),
 )
 
 REFUSAL = Patch(
-    "vllm.config:VllmConfig.__post_init__",
-    ("self",),
-    _HOOKS + "refusal:refuse_request_for_us",
+    "vllm.config:VllmConfig.__post_init__(self)",
+    _HOOKS + "table:refuse_request_for_us",
     "under another vLLM the configuration that asks for it is refused, not ignored",
 )
 
 SERVER_PATCHES: tuple[Patch, ...] = (
     Patch(
-        "vllm.v1.engine.utils:get_mp_context",
-        (),
+        "vllm.v1.engine.utils:get_mp_context()",
         _HOOKS + "client:fork_on_cpu",
         "engines on CPU are forked from the server, which has imported everything already",
     ),
     Patch(
-        "vllm.v1.executor.multiproc_executor:get_mp_context",
-        (),
+        "vllm.v1.executor.multiproc_executor:get_mp_context()",
         _HOOKS + "client:fork_on_cpu",
         "the same for the workers of engines with several devices",
     ),
     Patch(
-        "vllm.v1.engine.utils:wait_for_engine_startup",
-        (
-            "handshake_socket",
-            "core_engines",
-            "parallel_config",
-            "coordinated_dp",
-            "cache_config",
-            "launch",
-        ),
+        "vllm.v1.engine.utils:wait_for_engine_startup(handshake_socket, core_engines, parallel_config, "
+        "coordinated_dp, cache_config, launch)",
         _HOOKS + "client:start_independent",
         "the engines of an MoE model are as independent as those of a dense one",
     ),
     Patch(
-        "vllm.config.vllm:VllmConfig.needs_dp_coordinator",
-        ("self",),
+        "vllm.config.vllm:VllmConfig.needs_dp_coordinator(self)",
         _HOOKS + "client:without_coordinator",
         "one process less: engines are independent, and the client balances them",
     ),
     Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM.generate",
-        (
-            "self",
-            "prompt",
-            "sampling_params",
-            "request_id",
-            "prompt_text",
-            "lora_request",
-            "tokenization_kwargs",
-            "trace_headers",
-            "priority",
-            "data_parallel_rank",
-            "session_id",
-            "kv_hints",
-            "reasoning_ended",
-            "reasoning_parser_kwargs",
-        ),
+        "vllm.v1.engine.async_llm:AsyncLLM.generate(self, prompt, sampling_params, request_id, prompt_text, "
+        "lora_request, tokenization_kwargs, trace_headers, priority, data_parallel_rank, session_id, kv_hints, "
+        "reasoning_ended, reasoning_parser_kwargs)",
         HANDED + ":check_before_stream",
         "a streamed request that no layout can run is HTTP 400, not an error inside a stream that has begun with 200",
     ),
     Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM._add_request",
-        ("self", "request", "prompt", "parent_req", "index", "queue"),
+        "vllm.v1.engine.async_llm:AsyncLLM._add_request(self, request, prompt, parent_req, index, queue)",
         _HOOKS + "client:abort_if_refused",
         "a request that is refused or left while it waits would stay in the output processor, and in the task pool",
     ),
     Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM.shutdown",
-        ("self", "timeout"),
+        "vllm.v1.engine.async_llm:AsyncLLM.shutdown(self, timeout)",
         HANDED + ":end_in_order",
         "vLLM's engines drain each by itself, and requests that are left get no answer",
     ),
     Patch(
-        "vllm.entrypoints.launchers.app:attach_endpoint_plugins",
-        ("app", "supported_tasks"),
+        "vllm.entrypoints.launchers.app:attach_endpoint_plugins(app, supported_tasks)",
         HANDED + ":add_routes",
         "the admin routes, and Retry-After",
     ),
@@ -238,8 +201,8 @@ def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = M
         return
     check_version()
     if patches is PATCHES:
-        for target, parameters in SEAMS:
-            _check_signature(target, _resolve(target)[2], parameters)
+        for seam in SEAMS:
+            _resolve(seam)
     apply(patches, handed)
 
 
@@ -248,9 +211,7 @@ def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = MappingProxyT
     for patch in patches:
         if patch.target in _originals:
             continue
-        owner, name, found = _resolve(patch.target)
-        original: Any = found.fget if isinstance(found, property) else found
-        _check_signature(patch.target, original, patch.parameters)
+        owner, name, original = _resolve(patch.original)
         module, hook_name = patch.hook.split(":")
         hook = handed[hook_name] if module == HANDED else getattr(importlib.import_module(module), hook_name)
         _originals[patch.target] = owner.__dict__[name]
@@ -260,9 +221,16 @@ def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = MappingProxyT
 def uninstall() -> None:
     """Put every original back."""
     for target, original in _originals.items():
-        owner, name, _ = _resolve(target)
+        owner, name, _ = _find(target)
         setattr(owner, name, original)
     _originals.clear()
+
+
+def refuse_request_for_us(original: Any, self: Any) -> None:
+    """Wraps `VllmConfig.__post_init__`. Raises HookError if the configuration asks for Flying Serving."""
+    if isinstance(self.additional_config, dict) and KEY in self.additional_config:
+        check_version()
+    original(self)
 
 
 def _in_kind_of(found: Any, function: Callable[..., Any]) -> Any:
@@ -270,7 +238,7 @@ def _in_kind_of(found: Any, function: Callable[..., Any]) -> Any:
     return type(found)(function) if isinstance(found, staticmethod | property) else function
 
 
-def _wrap(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
@@ -278,7 +246,18 @@ def _wrap(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..
     return patched
 
 
-def _resolve(target: str) -> tuple[Any, str, Any]:
+def _resolve(original: str) -> tuple[Any, str, Any]:
+    """The owner, name and function of an original. Raises HookError unless it has the parameters that it must have."""
+    target, _, names = original.removesuffix(")").partition("(")
+    owner, name, found = _find(target)
+    function: Any = found.fget if isinstance(found, property) else found
+    expected, parameters = tuple(filter(None, names.split(", "))), tuple(inspect.signature(function).parameters)
+    if parameters != expected:
+        raise HookError(f"{target}{parameters} is not {expected}; vLLM {VLLM_VERSION} is needed")
+    return owner, name, function
+
+
+def _find(target: str) -> tuple[Any, str, Any]:
     module_name, path = target.split(":")
     owner: Any = importlib.import_module(module_name)
     *parents, name = path.split(".")
@@ -288,9 +267,3 @@ def _resolve(target: str) -> tuple[Any, str, Any]:
         return owner, name, getattr(owner, name)
     except AttributeError:
         raise HookError(f"{target} is not in this vLLM; {VLLM_VERSION} is needed") from None
-
-
-def _check_signature(target: str, function: Any, parameters: tuple[str, ...]) -> None:
-    found = tuple(inspect.signature(function).parameters)
-    if found != parameters:
-        raise HookError(f"{target}{found} is not {parameters}; vLLM {VLLM_VERSION} is needed")

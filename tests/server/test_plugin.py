@@ -43,7 +43,7 @@ def test_a_vllm_that_has_no_such_configuration_goes_on(
 ) -> None:
     """That we are installed beside it must not end it; but it says what it cannot do."""
     monkeypatch.setattr(table, "installed_vllm", lambda: "9.0.0")
-    monkeypatch.setattr(table, "REFUSAL", replace(table.REFUSAL, target="vllm.config:VllmConfig.__nothing__"))
+    monkeypatch.setattr(table, "REFUSAL", replace(table.REFUSAL, original="vllm.config:VllmConfig.__nothing__"))
     monkeypatch.setattr(plugin.logger, "propagate", True)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     plugin.register()
