@@ -17,7 +17,9 @@ from tests.observability.dashboards import DASHBOARD, expressions, metrics_in, v
 from tests.observability.programs import promtool
 
 SCHEMA = Path(__file__).with_name("dashboard.schema.json")
-SERIES = {f"{f.name}{part}" for f in TABLE for part in (("_bucket", "_sum", "_count") if f.bounds else ("",))}
+SERIES = {
+    f"{f.name}{part}" for f in TABLE for part in (("_bucket", "_sum", "_count") if f.kind == "histogram" else ("",))
+}
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
 
 
