@@ -34,12 +34,12 @@ class SharedLinear(Protocol):
         ...
 
 
-def rows_of_units(segments: Sequence[Segment], unit: int) -> list[slice]:
-    """Rows of the fused weight that unit `unit` of each segment covers."""
+def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:
+    """Rows of the fused weight that `rank` of `degree` works on, of each segment."""
     rows, start = [], 0
     for segment in segments:
-        first = start + unit * segment.unit_size
-        rows.append(slice(first, first + segment.unit_size))
+        units = segment.units_of(rank, degree)
+        rows.append(slice(start + units.start * segment.unit_size, start + units.stop * segment.unit_size))
         start += segment.size
     return rows
 
@@ -73,7 +73,7 @@ class _Family:
         self._segments = segments
         self._units = []
         for unit in range(segments[0].units):
-            rows = rows_of_units(segments, unit)
+            rows = rows_of(segments, unit, segments[0].units)
             unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
             self._units.append(pack(torch.cat([weight[r] for r in rows]), unit_bias))
 
@@ -171,10 +171,7 @@ def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def bias_part(bias: torch.Tensor, segments: Sequence[Segment], rank: int, degree: int) -> torch.Tensor:
     """What of a fused bias belongs to the part of `rank` of `degree`: a view, or a copy for several segments."""
-    pieces = []
-    for segment, of_segment in zip(segments, bias.split([segment.size for segment in segments]), strict=True):
-        units = segment.units_of(rank, degree)
-        pieces.append(of_segment[units.start * segment.unit_size : units.stop * segment.unit_size])
+    pieces = [bias[rows] for rows in rows_of(segments, rank, degree)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -187,15 +184,12 @@ class StridedColumns:
         self._segments = tuple(segments)
 
     def part(self, rank: int, degree: int) -> Matmul:
+        weight, bias = self._weight, self._bias
         if degree == 1:
-            weight, bias = self._weight, self._bias
             return lambda x: torch.nn.functional.linear(x, weight, bias)
-        pieces, start = [], 0
-        for segment in self._segments:
-            units = segment.units_of(rank, degree)
-            rows = slice(start + units.start * segment.unit_size, start + units.stop * segment.unit_size)
-            pieces.append((self._weight[rows].t(), None if self._bias is None else self._bias[rows]))
-            start += segment.size
+        pieces = [
+            (weight[rows].t(), None if bias is None else bias[rows]) for rows in rows_of(self._segments, rank, degree)
+        ]
         return _segmented(pieces)
 
 
@@ -224,7 +218,7 @@ class StridedRows:
         self._segment = segment
 
     def part(self, rank: int, degree: int) -> Matmul:
-        units = self._segment.units_of(rank, degree)
-        weight = self._weight[:, units.start * self._segment.unit_size : units.stop * self._segment.unit_size]
+        (columns,) = rows_of([self._segment], rank, degree)
+        weight = self._weight[:, columns]
         bias = None if rank else self._bias
         return lambda x: torch.nn.functional.linear(x, weight, bias)

@@ -20,7 +20,7 @@ from flying_serving.memory.storage import (
     StridedColumns,
     StridedRows,
     bias_part,
-    rows_of_units,
+    rows_of,
     sum_in_pairs,
 )
 
@@ -219,10 +219,11 @@ def test_sum_in_pairs(exponent: int) -> None:
             sum_in_pairs([torch.zeros(1)] * (count + 1))
 
 
-def test_rows_of_units() -> None:
-    """A unit's rows of each segment in the fused weight."""
+def test_rows_of() -> None:
+    """A rank's rows of each segment in the fused weight."""
     segments = (Segment(8, 4), Segment(4, 2), Segment(4, 2))
-    assert rows_of_units(segments, 1) == [slice(2, 4), slice(10, 12), slice(14, 16)]
+    assert rows_of(segments, 1, 2) == [slice(4, 8), slice(10, 12), slice(14, 16)]
+    assert rows_of(segments, 1, 4) == [slice(2, 4), slice(8, 10), slice(12, 14)]
 
 
 # ---- one copy

@@ -10,25 +10,14 @@ from torch.nn import Module
 from flying_serving.memory.storage import Matmul, sum_of_units
 
 
-class ColumnPart:
-    """Stands where a column-parallel layer has its `quant_method`. The bias is inside the part."""
+class LinearPart:
+    """Stands where a parallel layer has its `quant_method`. The bias is inside the part; of rows, of rank 0's."""
 
     def __init__(self, part: Matmul) -> None:
         self._part = part
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """(..., in) -> (..., out of this rank)."""
-        return self._part(x)
-
-
-class RowPart:
-    """Stands where a row-parallel layer has its `quant_method`. The bias is inside the part of rank 0."""
-
-    def __init__(self, part: Matmul) -> None:
-        self._part = part
-
-    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """(..., in of this rank) -> (..., out), still to be summed over the ranks."""
+        """Columns: (..., in) -> (..., out of this rank). Rows: (..., in of this rank) -> (..., out), to be summed."""
         return self._part(x)
 
 

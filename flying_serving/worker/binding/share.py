@@ -29,7 +29,7 @@ from flying_serving.memory.storage import (
 )
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
 from flying_serving.worker.binding.experts import expert_unit, install_experts
-from flying_serving.worker.binding.methods import ColumnPart, RowPart, VocabularyPart
+from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.plain import bind_whole, own_tensors, reachable, refuse_foreign
 
 EXPERT_WEIGHTS, EXPERT_BIASES = ("w13_weight", "w2_weight"), {"w13_bias", "w2_bias"}
@@ -156,12 +156,10 @@ class SharedWeights:
         full = self._full[name]
         if layer.tp_size == full.tp_size and degree > 1:  # vLLM does not cut this one: every rank has all of it
             rank, degree = 0, 1
-        part = self._linear[name].part(rank, degree)
-        columns = isinstance(layer, ColumnParallelLinear)
-        layer.quant_method = ColumnPart(part) if columns else RowPart(part)
+        layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
         layer.weight = full.weight
         if layer.bias is not None:
-            outside = columns and layer.skip_bias_add
+            outside = isinstance(layer, ColumnParallelLinear) and layer.skip_bias_add
             layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
