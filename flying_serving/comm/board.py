@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterable
 
-from flying_serving.comm.mapped import reserve
+from flying_serving.comm.mapped import MappedArray
 
 _LANES = 4  # group sizes 1, 2, 4, 8
-_ENTRY_BYTES = 8  # one double per engine and lane
 
 
-class StepBoard:
+class StepBoard(MappedArray):
     """Times of the last steps of all engines of a server, in one small file that they map.
 
     Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer, and a double that
@@ -20,18 +17,11 @@ class StepBoard:
     """
 
     def __init__(self, path: str, engines: int) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            size = max(engines * _LANES * _ENTRY_BYTES, mmap.PAGESIZE)
-            reserve(file, path, size)
-            self._map = mmap.mmap(file, size)
-        finally:
-            os.close(file)
-        self._ends = memoryview(self._map).cast("d")
+        super().__init__(path, engines * _LANES, "d")
 
     def ended(self, engine: int, size: int, now: float) -> None:
         """Note that a step of the lane for groups of `size` has ended on an engine."""
-        self._ends[engine * _LANES + size.bit_length() - 1] = now
+        self.numbers[engine * _LANES + size.bit_length() - 1] = now
 
     def elsewhere_since(self, engines: Iterable[int], size: int, since: float) -> bool:
         """Whether one of `engines` was in a step of another lane than that of `size` at a time after `since`."""
@@ -40,10 +30,5 @@ class StepBoard:
     def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
         """When the last of `engines` ended what it did in another lane than that of `size`; `since` at the earliest."""
         own = size.bit_length() - 1
-        ends = (self._ends[engine * _LANES + lane] for engine in engines for lane in range(_LANES) if lane != own)
+        ends = (self.numbers[engine * _LANES + lane] for engine in engines for lane in range(_LANES) if lane != own)
         return max(since, *ends)
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._ends.release()
-        self._map.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
+from typing import Any, Literal
 
 from flying_serving.errors import SharedMemoryFull
 
@@ -27,3 +29,26 @@ def reserve(file: int, path: str, size_bytes: int) -> None:
         raise SharedMemoryFull(
             f"{path}: {size_bytes} bytes are needed, {found.f_bavail * found.f_frsize} are free in {Path(path).parent}"
         ) from None
+
+
+class MappedArray:
+    """Numbers in a small file that several processes map, zeros at first.
+
+    Args:
+        path: the file, made by whichever process comes first.
+        count: how many numbers of 8 bytes.
+        code: their type, as `struct` names it.
+    """
+
+    def __init__(self, path: str, count: int, code: Literal["d", "Q"]) -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        size_bytes = max(8 * count, mmap.PAGESIZE)
+        reserve(self.file, path, size_bytes)
+        self._map = mmap.mmap(self.file, size_bytes)
+        self.numbers: memoryview[Any] = memoryview(self._map).cast(code)
+
+    def close(self) -> None:
+        """Unmap and close the file."""
+        self.numbers.release()
+        self._map.close()
+        os.close(self.file)

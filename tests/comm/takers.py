@@ -28,7 +28,7 @@ def main(path: str, what: str, seed: str) -> None:
     order = SequenceNumbers(path, 4)
     if what == "hold":
         order.take([0, 1])
-        fcntl.flock(order._file, fcntl.LOCK_EX)
+        fcntl.flock(order.file, fcntl.LOCK_EX)
         say("held")
         time.sleep(600)
     chance = random.Random(int(seed))
