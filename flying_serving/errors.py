@@ -1,25 +1,4 @@
-"""Every exception that Flying Serving raises on purpose, in one tree.
-
-FlyingError
-├── ConfigError            a flag, a field or a model that cannot be served, with the reason
-│   └── Unsupported        a vLLM feature that is refused at start, by the flag's name
-├── OrderDropped           an operator's order that is not carried out: cancelled, or replaced by another
-├── LayoutError            a layout that is no partition into aligned groups, or an unknown way to switch
-├── WeightError            a parameter that cannot be shared between lanes, by its name
-├── LaneError              a lane that fails, or computes something else than lane 1, by its group size
-├── RequestError           a request that no layout of this server can run
-├── PoolFull               more requests wait than may (HTTP 429)
-├── WorkloadError          a trace, or a parameter of a workload, that cannot be used: file, line, column, value
-├── BenchError             a server that cannot be measured, or results that cannot be read
-├── RequestFailed          a request that a server answered with an error: its status and text
-├── ServerFailed           a server process that ended or was not ready in time: the end of its log
-├── IntegrityError         block bookkeeping that does not add up: both sides of the equation
-├── SharedMemoryFull       no room for what engines share, in bytes
-├── HookError              a vLLM that does not look like the one the hooks were written for
-└── EngineLost             another engine did not answer
-    ├── CollectiveTimeout  a collective whose members did not all arrive in time
-    └── ServerEnds         the server is shutting down (HTTP 503)
-"""
+"""Every exception that Flying Serving raises on purpose, in one tree with FlyingError as its root."""
 
 
 class FlyingError(Exception):

@@ -29,21 +29,6 @@ STEP_TOKENS, STEP_REQUESTS = 16, 8
 
 
 @dataclass(frozen=True)
-class StartedEngines:
-    """What the engines of a checked model said.
-
-    Attributes:
-        sizes: group sizes whose lanes equal lane 1.
-        kv_bytes: KV memory on each device of the engine that has least.
-        free_bytes: memory of this machine that was free while the engines ran.
-    """
-
-    sizes: tuple[int, ...]
-    kv_bytes: int
-    free_bytes: int
-
-
-@dataclass(frozen=True)
 class Checked:
     """What is known of a model that can be served.
 
@@ -139,16 +124,16 @@ def _check(args: Any, config: Any) -> Checked:
         fewer, part = copy.deepcopy(config), whole
     settings = flying.model_copy(update={"group_sizes": sizes}).model_dump()
     fewer.additional_config = {**fewer.additional_config, KEY: settings}
-    started = asyncio.run(_start(fewer))
+    served_sizes, kv_bytes, free_bytes = asyncio.run(_start(fewer))
     missing_bytes = whole.weight_bytes - part.weight_bytes
     devices = config.parallel_config.data_parallel_size * config.parallel_config.tensor_parallel_size
     if plan is None:  # an engine takes for KV what its weights leave of its share of the memory
-        plan = kv_plan(config, started.kv_bytes - missing_bytes, widest)
+        plan = kv_plan(config, kv_bytes - missing_bytes, widest)
         lacking_bytes = 0
     else:
-        lacking_bytes = missing_bytes * devices - started.free_bytes
+        lacking_bytes = missing_bytes * devices - free_bytes
     layers = _layers(fewer), _layers(config)
-    return Checked(started.sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan)
+    return Checked(served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan)
 
 
 def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
@@ -199,16 +184,19 @@ def _layers(config: Any) -> int:
     return count
 
 
-async def _start(config: Any) -> StartedEngines:
-    """Start the engines, which check their lanes, ask nothing of them, and end them."""
+async def _start(config: Any) -> tuple[tuple[int, ...], int, int]:
+    """Start the engines, which check their lanes, ask nothing of them, and end them.
+
+    Returns:
+        the group sizes whose lanes equal lane 1; the bytes of KV memory on each device of the engine that has least;
+        and the bytes of this machine's memory that were free while the engines ran.
+    """
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
 
     client = EngineCoreClient.make_async_mp_client(config, Executor.get_class(config), log_stats=False)
     try:
-        sizes = deployment_of(config.additional_config).group_sizes
         kv_bytes = client.fewest_blocks * await client.call_utility_async("flying_block_bytes")
-        free_bytes = psutil.virtual_memory().available
+        return deployment_of(config.additional_config).group_sizes, kv_bytes, psutil.virtual_memory().available
     finally:
         client.shutdown()
-    return StartedEngines(sizes, kv_bytes, free_bytes)

@@ -31,7 +31,8 @@ def choose_group_sizes(
         if size > engines:
             raise ConfigError(f"--group-sizes={size}: there are {engines} engines")
     refused = {size: reason for size in sizes if (reason := _heads(config, size)) is not None}
-    refused |= obstacles(config, [size for size in sizes if size > 1 and size not in refused])
+    if wider := [size for size in sizes if size > 1 and size not in refused]:
+        refused |= obstacles(config, wider)
     if requested is not None and refused:
         size, reason = min(refused.items())
         raise ConfigError(f"--group-sizes={size}: {reason}")

@@ -130,22 +130,14 @@ class SchedulerPool:
 
     def reserved(self) -> int:
         """Blocks that the scheduler's unfinished requests may still need until they end."""
-        manager = self.scheduler.kv_cache_manager
-        total = 0
-        for request in self.scheduler.requests.values():
-            tokens = min(request.num_prompt_tokens + request.max_tokens, self.scheduler.max_model_len)
-            needed = -(-tokens // self.scheduler.block_size)
-            total += max(0, needed - len(manager.get_block_ids(request.request_id)[0]))
-        return total
+        longest = self.scheduler.max_model_len
+        requests = self.scheduler.requests.values()
+        return sum(self._lacks(r, min(r.num_prompt_tokens + r.max_tokens, longest)) for r in requests)
 
     def needed_by_running(self) -> int:
         """Blocks that requests which have begun need beside theirs for the tokens they have and the next one."""
-        scheduler = self.scheduler
-        needed = 0
-        for request in (*scheduler.running, *scheduler.kv_holding_waiting):
-            blocks = -(-(request.num_tokens + 1) // scheduler.block_size)
-            needed += max(0, blocks - len(scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]))
-        return needed
+        begun = (*self.scheduler.running, *self.scheduler.kv_holding_waiting)
+        return sum(self._lacks(request, request.num_tokens + 1) for request in begun)
 
     def missing_for_next(self) -> int:
         """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
@@ -157,14 +149,17 @@ class SchedulerPool:
         return self._missing(self.scheduler.running, ahead)
 
     def _missing(self, requests: Sequence[Any], ahead: int) -> int:
-        scheduler = self.scheduler
-        manager = scheduler.kv_cache_manager
-        budget = scheduler.max_num_scheduled_tokens
         needed = 0
         for request in requests:
-            tokens = min(request.num_computed_tokens + budget, request.num_tokens + ahead)
+            tokens = min(
+                request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens, request.num_tokens + ahead
+            )
             if request.num_computed_tokens == 0:
                 tokens = request.num_tokens + ahead  # vLLM admits a prompt when all of it fits
-            blocks = -(-tokens // scheduler.block_size)
-            needed += max(0, blocks - len(manager.get_block_ids(request.request_id)[0]))
+            needed += self._lacks(request, tokens)
         return max(0, needed - self.free_count())
+
+    def _lacks(self, request: Any, tokens: int) -> int:
+        """Blocks that a request needs beside its own to hold `tokens` tokens."""
+        owned = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        return max(0, -(-tokens // self.scheduler.block_size) - len(owned))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import logging
 import multiprocessing
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.nn import Module
@@ -35,6 +36,8 @@ from flying_serving.worker.binding.cuts import check_cuts
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 
+P = ParamSpec("P")
+R = TypeVar("R")
 CPU = torch.device("cpu")
 DEADLINE_S = 300.0
 """For building the modules of every degree; a large model takes a few seconds."""
@@ -70,34 +73,70 @@ class KVPlan:
     max_model_len: int
 
 
-def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
-    """Why a model cannot be split over groups of some sizes, in a process of its own that ends with the answer.
+def apart(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of a module, about a VllmConfig that stays as it is, run in a process that ends with the answer.
 
-    Args:
-        config: the server's, as vLLM has made it from its flags. It stays as it is.
-        sizes: engines per group, each above 1.
-
-    Returns:
-        for each size that the model does not admit, the layer and the reason. Empty if vLLM cannot even build the
-        model for one engine: that error is better told by an engine.
+    The process has what vLLM keeps in globals to itself. Modules are built there without weights.
 
     Raises:
-        ConfigError: if there is no answer within DEADLINE_S, or an error in its place.
+        ConfigError: if the function does, or anything else, or if there is no answer within DEADLINE_S.
     """
-    found: dict[int, str] = _apart(examine, config, tuple(sizes)) if sizes else {}
-    return found
+
+    @functools.wraps(function)
+    def ask(*args: P.args, **options: P.kwargs) -> R:
+        context: Any = multiprocessing.get_context("fork" if current_platform.is_cpu() else "spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_answer, args=(theirs, ask, args, options), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            if ours.poll(DEADLINE_S):
+                answer, wrong = ours.recv()
+                if wrong is not None:
+                    raise ConfigError(wrong)
+                found: R = answer
+                return found
+        except EOFError:
+            process.join()
+            raise ConfigError(f"--model: the process that builds the model ended with {process.exitcode}") from None
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
+        raise ConfigError(f"--model: the model was not built without weights within {DEADLINE_S:.0f} s")
+
+    return ask
 
 
+def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Body of the process. What vLLM says while it builds modules, an engine will say again."""
+    logging.disable()
+    torch.set_num_threads(1)  # a fork has none of the OpenMP threads that its parent has started, and waits for them
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    try:
+        table.install()  # a spawned process has none of the server's hooks
+        answers.send((ask.__wrapped__(*args, **options), None))
+    except ConfigError as error:
+        answers.send((None, str(error)))
+    except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
+        answers.send((None, f"--model: {reason(error)}"))
+    answers.close()
+    os._exit(0)  # this process is a copy of the server: it must not run the server's exit handlers
+
+
+@apart
 def anatomy(config: VllmConfig) -> Anatomy:
-    """What a model is made of; it is built without weights, as in `obstacles`.
+    """What a model is made of. Raises ConfigError if it cannot be built."""
+    alone = _lane(config, 1)
+    with world_of_one(alone):
+        tree = _tree(alone)
+    weights = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tree.parameters()}
+    return Anatomy(sum(weights.values()), layer_kinds(tree))
 
-    Raises:
-        ConfigError: if the model cannot be built, or there is no answer within DEADLINE_S.
-    """
-    found: Anatomy = _apart(dissect, config)
-    return found
 
-
+@apart
 def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
     """What an engine would make of its memory for KV.
 
@@ -107,64 +146,8 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
         widest: engines in the widest group, which has to hold the longest request.
 
     Raises:
-        ConfigError: in vLLM's words, if it does not; or as in `anatomy`.
+        ConfigError: in vLLM's words, if it does not.
     """
-    plan: KVPlan | str = _apart(plan_kv, config, available, widest)
-    if isinstance(plan, str):
-        raise ConfigError(plan)
-    return plan
-
-
-def _apart(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns in a process of its own, which ends with the answer."""
-    context: Any = multiprocessing.get_context("fork" if current_platform.is_cpu() else "spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, function, args), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if ours.poll(DEADLINE_S):
-            answer, wrong = ours.recv()
-            if wrong is not None:
-                raise ConfigError(f"--model: {wrong}")
-            return answer
-    except EOFError:
-        process.join()
-        raise ConfigError(f"--model: the process that builds the model ended with {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-    raise ConfigError(f"--model: the model was not built without weights within {DEADLINE_S:.0f} s")
-
-
-def _answer(answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Body of the process. What vLLM says while it builds modules, an engine will say again."""
-    logging.disable()
-    torch.set_num_threads(1)  # a fork has none of the OpenMP threads that its parent has started, and waits for them
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    try:
-        table.install()  # a spawned process has none of the server's hooks
-        answers.send((function(*args), None))
-    except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
-        answers.send((None, reason(error)))
-    answers.close()
-    os._exit(0)  # this process is a copy of the server: it must not run the server's exit handlers
-
-
-def dissect(config: VllmConfig) -> Anatomy:
-    """What `anatomy` returns; in this process, which must be in no torch world."""
-    alone = _lane(config, 1)
-    with world_of_one(alone):
-        tree = _tree(alone)
-    weights = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tree.parameters()}
-    return Anatomy(sum(weights.values()), layer_kinds(tree))
-
-
-def plan_kv(config: VllmConfig, available: int, widest: int) -> KVPlan | str:
-    """What `kv_plan` returns, or why vLLM refuses; in this process, which must be in no torch world."""
     alone = _lane(config, 1)
     devices = alone.parallel_config.tensor_parallel_size
     pooled = lane_block_tokens(1, widest, devices, alone.model_config.get_total_num_kv_heads())
@@ -174,7 +157,7 @@ def plan_kv(config: VllmConfig, available: int, widest: int) -> KVPlan | str:
         try:
             kv = kv_config(alone, available)
         except ValueError as error:
-            return " ".join(str(error).split())
+            raise ConfigError(" ".join(str(error).split())) from None
     return KVPlan(
         blocks=kv.num_blocks,
         block_bytes=sum(tensor.size for tensor in kv.kv_cache_tensors) // kv.num_blocks,
@@ -183,8 +166,18 @@ def plan_kv(config: VllmConfig, available: int, widest: int) -> KVPlan | str:
     )
 
 
-def examine(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
-    """What `obstacles` returns; in this process, which must be in no torch world."""
+@apart
+def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
+    """Why a model cannot be split over groups of some sizes.
+
+    Args:
+        config: the server's, as vLLM has made it from its flags.
+        sizes: engines per group, each above 1.
+
+    Returns:
+        for each size that the model does not admit, the layer and the reason. Empty if vLLM cannot even build the
+        model for one engine: that error is better told by an engine.
+    """
     found: dict[int, str] = {}
     with world_of_one(_lane(config, 1)):
         for size in sizes:

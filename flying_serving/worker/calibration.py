@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,32 +34,21 @@ class StepLimits:
         longest = min(config.model_config.max_model_len, room)
         return cls(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens)
 
-
-@dataclass(frozen=True)
-class Batch:
-    """REPETITIONS steps of a probe, in blocks of `block_tokens` tokens."""
-
-    probe: Probe
-    block_tokens: int
-
-    def steps(self) -> Iterator[Any]:
-        """One more, that computes nothing and ends the requests."""
-        probe = self.probe
-        if probe.is_prefill:
-            return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, self.block_tokens)
-        context = max(probe.context_tokens, REPETITIONS)
-        return decode_steps(REPETITIONS, probe.tokens, context, self.block_tokens)
+    def probes(self) -> list[Probe]:
+        """What is measured, as far as one step can take it."""
+        return probes(self.sequences, self.tokens, self.request_tokens - 1)  # and the token that the step draws
 
 
-def batches(limits: StepLimits) -> list[Batch]:
-    """What is measured, as far as one step can take it."""
-    found = probes(limits.sequences, limits.tokens, limits.request_tokens - 1)  # and the token that the step draws
-    return [Batch(probe, limits.block_tokens) for probe in found]
+def steps_of(probe: Probe, block_tokens: int) -> Iterator[Any]:
+    """REPETITIONS steps of a probe, in blocks of `block_tokens` tokens; and one that ends the requests."""
+    if probe.is_prefill:
+        return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, block_tokens)
+    return decode_steps(REPETITIONS, probe.tokens, max(probe.context_tokens, REPETITIONS), block_tokens)
 
 
 def calibrate(
     size: int,
-    planned: Iterable[Batch],
+    limits: StepLimits,
     run: Callable[[Any], Any],
     together: Callable[[bool], bool],
     clock: Callable[[], float] = time.perf_counter,
@@ -68,13 +57,13 @@ def calibrate(
 
     Args:
         size: engines in the lane's group.
-        planned: what to measure.
+        limits: of a step of this lane.
         run: makes a step of this lane, from a SchedulerOutput.
         together: takes whether this engine wants to stop; returns whether any does, on all of them at the same time.
         clock: seconds.
 
     Returns:
-        for each batch its fastest step, because what else a machine does while servers start on it only makes steps
+        for each probe its fastest step, because what else a machine does while servers start on it only makes steps
         longer.
 
     Raises:
@@ -83,13 +72,12 @@ def calibrate(
     measured: list[CalibrationRow] = []
     together(False)
     ended: set[tuple[bool, int]] = set()
-    for batch in planned:
-        probe = batch.probe
+    for probe in limits.probes():
         if probe.kind in ended:
             continue
         took_s: list[float] = []
         enough = False
-        *steps, end = batch.steps()
+        *steps, end = steps_of(probe, limits.block_tokens)
         for step in steps:
             if not enough:
                 took_s.append(_timed(size, probe, run, step, clock))

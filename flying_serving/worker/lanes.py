@@ -21,7 +21,7 @@ from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, ch
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
-from flying_serving.worker.calibration import StepLimits, batches, calibrate
+from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.lane import WorkerLane, lane_config, refuse_not_causal
 from flying_serving.worker.progress import phase
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
@@ -139,7 +139,7 @@ class WorkerLanes:
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
         lanes += [(size, lane.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
-            self.calibration += calibrate(size, batches(StepLimits.of(config, self.blocks)), step, together)
+            self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
 
     def get_calibration(self) -> list[CalibrationRow]:
         """What `calibrate` has measured."""

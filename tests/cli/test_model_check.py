@@ -16,7 +16,7 @@ import pytest
 
 from flying_serving.cli import model_check, serve
 from flying_serving.cli.checks import Finding
-from flying_serving.cli.model_check import Checked, StartedEngines, findings
+from flying_serving.cli.model_check import Checked, findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.worker.admission import KVPlan, anatomy
 from tests.forked import ENVIRONMENT, ROOT, run
@@ -226,8 +226,8 @@ def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> No
 def engines_that_say(monkeypatch: pytest.MonkeyPatch, kv_bytes: int, free_bytes: int = 2**40) -> None:
     """In place of engines, whose layers are all fine."""
 
-    async def start(config: Any) -> StartedEngines:
-        return StartedEngines(tuple(config.additional_config["flying_serving"]["group_sizes"]), kv_bytes, free_bytes)
+    async def start(config: Any) -> tuple[tuple[int, ...], int, int]:
+        return tuple(config.additional_config["flying_serving"]["group_sizes"]), kv_bytes, free_bytes
 
     monkeypatch.setattr(model_check, "_start", start)
 

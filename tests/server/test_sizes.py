@@ -39,6 +39,13 @@ def test_heads_are_those_that_vllm_finds(heads: int, refused: dict[int, str]) ->
     assert tuple(asked) == sizes[1:]
 
 
+def test_one_engine_needs_no_process_that_builds_the_model() -> None:
+    def obstacles(*_: Any) -> dict[int, str]:
+        raise AssertionError
+
+    assert choose_group_sizes(configuration(8, 8, engines=1), None, obstacles) == ((1,), {})
+
+
 def test_a_size_that_was_asked_for_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigError, match=r"^--group-sizes=4: a\.b: why$"):
         choose_group_sizes(configuration(8, 8), (1, 4), lambda *_: {4: "a.b: why"})

@@ -203,12 +203,7 @@ def _hangs(*_: Any) -> dict[int, str]:
     ],
 )
 def test_a_question_without_an_answer_ends_the_start(monkeypatch: pytest.MonkeyPatch, examine: Any, says: str) -> None:
-    monkeypatch.setattr(admission, "examine", examine)
+    monkeypatch.setattr(obstacles, "__wrapped__", examine)
     monkeypatch.setattr(admission, "DEADLINE_S", 20.0 if examine is not _hangs else 1.0)
     with pytest.raises(ConfigError, match=f"^{says}$"):
         obstacles(VllmConfig(), (2,))
-
-
-def test_no_size_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiprocessing.get_context", None)
-    assert obstacles(VllmConfig(), ()) == {}

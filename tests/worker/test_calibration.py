@@ -10,7 +10,7 @@ import pytest
 
 from flying_serving.errors import LaneError
 from flying_serving.wire import CalibrationRow
-from flying_serving.worker.calibration import REPEATED_S, REPETITIONS, Batch, StepLimits, batches, calibrate
+from flying_serving.worker.calibration import REPEATED_S, REPETITIONS, StepLimits, calibrate, steps_of
 from flying_serving.worker.probes import SHORT_TOKENS, Probe
 
 DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
@@ -32,12 +32,12 @@ class Machine:
         self._votes = [False] * engines
         self._barrier = threading.Barrier(engines, timeout=30)
 
-    def calibrate(self, planned: list[Batch]) -> list[list[CalibrationRow]]:
+    def calibrate(self, limits: StepLimits) -> list[list[CalibrationRow]]:
         """Measure on all engines at once; what each has measured."""
 
         def one(engine: int) -> list[CalibrationRow]:
             run, together = (lambda step: self._run(engine, step)), (lambda stop: self._together(engine, stop))
-            return calibrate(2, planned, run, together, lambda: self.now[engine])
+            return calibrate(2, limits, run, together, lambda: self.now[engine])
 
         with ThreadPoolExecutor(len(self.now)) as pool:
             return [found.result() for found in [pool.submit(one, engine) for engine in range(len(self.now))]]
@@ -64,7 +64,7 @@ def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
     fastest = (0.02, 0.04, 0.03, 0.06, 0.08, 0.14, 0.19)
     times = iter([time for least in fastest for time in (least + 0.01, least, least + 0.005, 0.0)])
     machine = Machine(1, lambda _, __: next(times))
-    (measured,) = machine.calibrate(batches(SMALL))
+    (measured,) = machine.calibrate(SMALL)
     assert measured == [
         CalibrationRow(2, pytest.approx(0.02), 1, False, 16),
         CalibrationRow(2, pytest.approx(0.04), 8, False, 16),
@@ -86,7 +86,7 @@ def test_members_that_differ_in_speed_run_the_same_steps() -> None:
     machine = Machine(
         4, lambda engine, step: (1.1 if engine == 2 else 0.1) * REPEATED_S if step.scheduled_new_reqs else 0
     )
-    measured = machine.calibrate(batches(SMALL))
+    measured = machine.calibrate(SMALL)
     for engine in range(4):
         took_s = pytest.approx((1.1 if engine == 2 else 0.1) * REPEATED_S)
         assert scheduled(machine, engine) == [1, 0, 1, 0, 64, 0, 256, 0]
@@ -101,7 +101,7 @@ def test_members_that_differ_in_speed_run_the_same_steps() -> None:
 def test_a_batch_is_repeated_until_it_took_long_enough() -> None:
     """Steps too slow to go on to a larger batch are made twice all the same: the first may have been disturbed."""
     machine = Machine(2, lambda _, step: 0.6 * REPEATED_S if step.total_num_scheduled_tokens == 64 else 0.0)
-    machine.calibrate(batches(SMALL))
+    machine.calibrate(SMALL)
     assert scheduled(machine, 1) == [*DECODE, *DECODE, 64, 64, 0, *PIECE]
 
 
@@ -115,7 +115,7 @@ def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
 
     message = "group size 2: a made-up step of 64 tokens of a prompt failed: RuntimeError: does not fit"
     with pytest.raises(LaneError, match=message):
-        Machine(1, seconds).calibrate(batches(SMALL))
+        Machine(1, seconds).calibrate(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
 )
 def test_batches_are_what_a_step_can_take(limits: StepLimits, expected: list[tuple[int, bool]]) -> None:
     """The most that it allows in place of what it does not."""
-    found = [batch.probe for batch in batches(limits) if batch.probe.context_tokens <= SHORT_TOKENS]
+    found = [probe for probe in limits.probes() if probe.context_tokens <= SHORT_TOKENS]
     assert [(probe.tokens, probe.is_prefill) for probe in found] == expected
 
 
 @pytest.mark.parametrize("request_tokens", [17, 100, 1024, 1025, 2048, 9000])
 def test_no_request_exceeds_its_limit_with_the_token_that_is_drawn(request_tokens: int) -> None:
     """VLLM refuses the step else."""
-    for batch in batches(StepLimits(256, 8192, request_tokens, 32)):
-        for step in batch.steps():
+    for probe in StepLimits(256, 8192, request_tokens, 32).probes():
+        for step in steps_of(probe, 32):
             computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
             cached = step.scheduled_cached_reqs
             computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
@@ -162,24 +162,24 @@ def test_the_limits_of_a_lane() -> None:
 
 
 @pytest.mark.parametrize(
-    "batch",
+    ("probe", "block_tokens"),
     [
-        Batch(Probe(1, False, 16), 16),
-        Batch(Probe(8, False, 1024), 32),
-        Batch(Probe(8, False, 2), 32),
-        Batch(Probe(64, True), 32),
-        Batch(Probe(100, True), 64),
-        Batch(Probe(100, True, 300), 32),
+        (Probe(1, False, 16), 16),
+        (Probe(8, False, 1024), 32),
+        (Probe(8, False, 2), 32),
+        (Probe(64, True), 32),
+        (Probe(100, True), 64),
+        (Probe(100, True, 300), 32),
     ],
 )
-def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(batch: Batch) -> None:
+def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(probe: Probe, block_tokens: int) -> None:
     """As vLLM's scheduler would order them: a decoding request computes its next token."""
     computed: dict[str, int] = {}
     room: dict[str, int] = {}
-    for step in batch.steps():
+    for step in steps_of(probe, block_tokens):
         for new in step.scheduled_new_reqs:
             assert new.block_ids[0] == list(range(1, len(new.block_ids[0]) + 1))
-            room[new.req_id] = len(new.block_ids[0]) * batch.block_tokens
+            room[new.req_id] = len(new.block_ids[0]) * block_tokens
             computed[new.req_id] = new.num_computed_tokens
             prompt = len(new.prompt_token_ids)
             assert prompt - new.num_computed_tokens == step.num_scheduled_tokens[new.req_id]
