@@ -36,6 +36,7 @@ ORDER = (
     "start_error",
     "validation",
     "errors",
+    "log",
 )
 """Packages and modules from the top to the bottom: each imports what is below it, and nothing above."""
 PURE = ("sim", "controller", "policy", "predict", "layout", "results", "observe", "server/figures", "workload")

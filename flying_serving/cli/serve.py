@@ -7,7 +7,6 @@ import errno
 import glob
 import importlib.util
 import json
-import logging
 import os
 import signal
 import sys
@@ -20,9 +19,8 @@ from pydantic import ValidationError
 
 from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.log import logger
 from flying_serving.validation import first_problem
-
-logger = logging.getLogger("vllm.flying_serving")
 
 _LISTS = ("group_sizes",)
 _PRELOADED = "FLYING_SERVING_PRELOADED"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -13,9 +12,8 @@ from vllm.exceptions import GracefulHTTPError
 from flying_serving import wire
 from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost, ServerEnds
+from flying_serving.log import logger
 from flying_serving.vllm_adapter.channel import ClientChannel
-
-logger = logging.getLogger("vllm.flying_serving")
 
 
 class EngineCalls:

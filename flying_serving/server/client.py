@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +14,7 @@ from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
+from flying_serving.log import logger
 from flying_serving.observe.tracing.writer import CLOSE_S
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
@@ -23,8 +23,6 @@ from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.settings import settings_of
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.channel import ClientChannel
-
-logger = logging.getLogger("vllm.flying_serving")
 
 
 class FlyingClient(AsyncMPClient):

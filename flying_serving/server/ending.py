@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from typing import Any
 
@@ -18,10 +17,9 @@ from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.errors import ServerEnds
+from flying_serving.log import logger
 from flying_serving.server.calls import refusal
 from flying_serving.server.shell import Shell
-
-logger = logging.getLogger("vllm.flying_serving")
 
 LOOK_S = 0.05
 """How often a server that ends checks whether requests are left."""

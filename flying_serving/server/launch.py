@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from multiprocessing import resource_tracker
 from typing import Any
@@ -13,14 +12,13 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import KEY, Deployment, parse_flying
 from flying_serving.errors import Unsupported
+from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.policy.policies import POLICIES, Policy
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import keep_all_kv, refuse_unsupported
 from flying_serving.worker.admission import obstacles
-
-logger = logging.getLogger("vllm.flying_serving")
 
 _WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.worker.worker.FlyingCPUWorker",

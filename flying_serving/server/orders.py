@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -13,9 +12,8 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import FlyingError, LayoutError, OrderDropped, ServerEnds
 from flying_serving.layout.groups import Layout
+from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, retrieved, settle
-
-logger = logging.getLogger("vllm.flying_serving")
 
 LOOK_S = 1.0
 """How often an order that waits for a switch checks that the engines live."""

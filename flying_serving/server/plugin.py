@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from flying_serving.config import KEY
 from flying_serving.errors import HookError
+from flying_serving.log import logger
 from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter import table
-
-logger = logging.getLogger("vllm.flying_serving")
 
 
 def register() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,13 +21,12 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
+from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, refusal, retrieved
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.orders import LayoutOrders
 from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
 from flying_serving.vllm_adapter.history import why_not_migratable
-
-logger = logging.getLogger("vllm.flying_serving")
 
 
 class Shell:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, create_kv_cache_views
 
-logger = logging.getLogger("vllm.flying_serving")
+from flying_serving.log import logger
 
 _buffer: ContextVar[torch.Tensor | None] = ContextVar("buffer", default=None)
 _pooled: ContextVar[int] = ContextVar("pooled", default=1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
-logger = logging.getLogger("vllm.flying_serving")
+from flying_serving.log import logger
 
 
 def phase(engine: int, device: int, what: str) -> None:

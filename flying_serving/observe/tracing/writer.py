@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 
+from flying_serving.log import logger
 from flying_serving.observe.tracing.events import Event, Row, lost
 from flying_serving.observe.tracing.file import TraceFile
-
-logger = logging.getLogger("vllm.flying_serving")
 
 KEPT_EVENTS = 1 << 16
 WRITE_S = 0.5

@@ -1,0 +1,20 @@
+"""What hooks go by while a body runs: vLLM calls them without telling why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def assigned(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """While the body runs, the variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
