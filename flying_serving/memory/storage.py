@@ -50,54 +50,45 @@ class PackedColumns:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment], pack: Pack
     ) -> None:
-        self._families: list[_Family] = []
-        start = 0
-        for _, run in groupby(segments, key=lambda s: s.units):
+        self._families: list[tuple[list[Segment], list[Product]]] = []
+        first = 0
+        for count, run in groupby(segments, key=lambda s: s.units):
             family = list(run)
-            size = sum(segment.size for segment in family)
-            rows = slice(start, start + size)
-            self._families.append(_Family(weight[rows], None if bias is None else bias[rows], family, pack))
-            start += size
+            packed = []
+            for unit in range(count):
+                rows = rows_of(segments, unit, count)[first : first + len(family)]
+                unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
+                packed.append(pack(torch.cat([weight[r] for r in rows]), unit_bias))
+            self._families.append((family, packed))
+            first += len(family)
 
     def part(self, rank: int, degree: int) -> Matmul:
-        parts = [family.part(rank, degree) for family in self._families]
+        parts = [_family_part(family, packed, rank, degree) for family, packed in self._families]
         if len(parts) == 1:
             return parts[0]
         return lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
 
-class _Family:
-    """Consecutive segments with the same number of units: one packed matrix per unit holds that unit of each."""
+def _family_part(segments: list[Segment], packed: list[Product], rank: int, degree: int) -> Matmul:
+    """The part in consecutive segments with the same number of units: a packed matrix holds one unit of each."""
+    chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
+    sizes = [segment.unit_size for segment in segments]
+    runs = [(size, len(list(run))) for size, run in groupby(sizes)]  # segments that are copied at once
+    count, width = len(chosen), sum(sizes)
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, segments: list[Segment], pack: Pack) -> None:
-        self._segments = segments
-        self._units = []
-        for unit in range(segments[0].units):
-            rows = rows_of(segments, unit, segments[0].units)
-            unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
-            self._units.append(pack(torch.cat([weight[r] for r in rows]), unit_bias))
+    def columns(x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        by_unit = _products(chosen, [flat] * count, width)
+        out = by_unit[0] if count == 1 else _by_segment(by_unit, runs)
+        return out.view(*x.shape[:-1], count * width)
 
-    def part(self, rank: int, degree: int) -> Matmul:
-        chosen = [self._units[u] for u in self._segments[0].units_of(rank, degree)]
-        sizes = [segment.unit_size for segment in self._segments]
-        runs = [(size, len(list(run))) for size, run in groupby(sizes)]  # segments that are copied at once
-        count, width = len(chosen), sum(sizes)
-
-        def columns(x: torch.Tensor) -> torch.Tensor:
-            flat = x.reshape(-1, x.shape[-1])
-            by_unit = _products(chosen, [flat] * count, width)
-            out = by_unit[0] if count == 1 else _by_segment(by_unit, runs)
-            return out.view(*x.shape[:-1], count * width)
-
-        return columns
+    return columns
 
 
 def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
     """(units, tokens, segments of a unit) -> (tokens, units of a segment, one segment after the other), in one copy.
 
-    Args:
-        by_unit: what each unit computed.
-        runs: (size, number) of consecutive segments that are equally large in a unit.
+    `runs`: (size, number) of consecutive segments that are equally large in a unit.
     """
     units, tokens, width = by_unit.shape
     if len(runs) == 1:
