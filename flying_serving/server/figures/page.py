@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,39 +16,28 @@ from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally, shape
 from flying_serving.wire import EngineFigures
 
+_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+
 
 class Page:
-    """All metrics of the table, with what was put in.
-
-    Args:
-        model_name: the label that vLLM's metrics have.
-    """
+    """All metrics of the table, with what was put in. `model_name`: the label that vLLM's metrics have."""
 
     def __init__(self, model_name: str) -> None:
         self._model = model_name
-        self._values: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        self._histograms: dict[str, HistogramMetricFamily] = {}
-        for family in TABLE:
-            labels = ("model_name", *family.labels)
-            if family.kind == "histogram":
-                self._histograms[family.name] = HistogramMetricFamily(family.name, family.meaning, labels=labels)
-            else:
-                made = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
-                self._values[family.name] = made(family.name, family.meaning, labels=labels)
+        self._families: dict[str, Any] = {
+            family.name: _KINDS[family.kind](family.name, family.meaning, labels=("model_name", *family.labels))
+            for family in TABLE
+        }
 
     @property
     def metrics(self) -> list[Metric]:
         """All of them, those without samples too."""
-        return [*self._values.values(), *self._histograms.values()]
+        return list(self._families.values())
 
-    def put(self, name: str, value: float, *labels: object) -> None:
-        """A sample of a gauge or a counter; `labels` in the order of the table."""
-        self._values[name].add_metric([self._model, *map(str, labels)], value)
-
-    def put_histogram(self, name: str, histogram: Histogram, *labels: object) -> None:
-        """The samples of a histogram."""
-        values = [self._model, *map(str, labels)]
-        self._histograms[name].add_metric(values, histogram.buckets(), histogram.sum)
+    def put(self, name: str, value: float | Histogram, *labels: object) -> None:
+        """A sample of a gauge or a counter, or those of a histogram; `labels` in the order of the table."""
+        sample = (value.buckets(), value.sum) if isinstance(value, Histogram) else (value,)
+        self._families[name].add_metric([self._model, *map(str, labels)], *sample)
 
 
 def put_controller(page: Page, controller: Controller, devices: int, now_s: float) -> None:
@@ -89,7 +79,7 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
         page.put("flying:prefix_cache_queries_total", queries, engine, size)
         page.put("flying:prefix_cache_hits_total", hits, engine, size)
     for size, row in figures.steps.items():
-        page.put_histogram("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
+        page.put("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
 
 
 def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> None:
@@ -104,7 +94,7 @@ def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> No
         ("flying:switch_worst_token_gap_seconds", tally.worst_gap_s),
     ):
         for mode, histogram in histograms.items():
-            page.put_histogram(name, histogram, mode)
+            page.put(name, histogram, mode)
     page.put("flying:switch_predictions_total", predictions.count)
     page.put("flying:switch_predicted_gain_request_seconds_total", predictions.gain)
     page.put("flying:switch_predicted_cost_request_seconds_total", predictions.cost)
