@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,16 +13,13 @@ from flying_serving.layout.groups import Layout, aligned_group, group_world_rank
 
 Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
 MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
-Activate = Callable[[Coordinator], Any]
+Activate = Callable[[Coordinator], AbstractContextManager[None]]
 
 
 class CommunicatorPool:
     """One coordinator per group size for this worker; `activate` is the only place where the active one changes.
 
     Args:
-        engine: this engine's number.
-        device: this worker's device inside the engine, 0..devices-1.
-        engines, devices: how many of each.
         sizes: group sizes to build, 1 among them.
         make: builds the coordinators of a partition of all world ranks; every worker calls it in the same order.
         activate: context manager that makes a coordinator vLLM's tensor-parallel group.
@@ -54,9 +51,7 @@ class CommunicatorPool:
     def use_shared_memory(self, directory: str, deadline_s: float) -> None:
         """Let every group of more than one rank exchange through shared memory instead of sockets (CPU only).
 
-        Args:
-            directory: where the groups' files go; on a memory file system.
-            deadline_s: how long a rank waits for the others before it raises CollectiveTimeout.
+        The groups' files go to `directory`, on a memory file system. A rank waits `deadline_s` for the others.
         """
         for size, coordinator in self._coordinators.items():
             if coordinator.world_size == 1:
@@ -98,11 +93,9 @@ class CommunicatorPool:
             votes = coordinator.all_reduce(torch.tensor([float(value)], device=coordinator.device))
         return bool(votes.item() > 0)
 
-    @contextmanager
-    def activate(self, size: int) -> Iterator[None]:
+    def activate(self, size: int) -> AbstractContextManager[None]:
         """Make the group of `size` engines the tensor-parallel group while the body runs."""
-        with self._activate(self._coordinators[size]):
-            yield
+        return self._activate(self._coordinators[size])
 
     def close(self) -> None:
         """Unmap shared memory."""

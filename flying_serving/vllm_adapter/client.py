@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from flying_serving.config import KEY
 from flying_serving.errors import ConfigError
 from flying_serving.start_error import start_error
+from flying_serving.vllm_adapter.assigned import assigned
 from flying_serving.vllm_adapter.engines import engine_classes
 
 _starting: ContextVar[str | None] = ContextVar("starting", default=None)
@@ -23,12 +24,8 @@ _starting: ContextVar[str | None] = ContextVar("starting", default=None)
 @contextmanager
 def starting(run_dir: str, engine_class: Any) -> Iterator[None]:
     """While the body runs, engines that vLLM starts are of this class, in processes of this server."""
-    token = _starting.set(run_dir)
-    try:
-        with engine_classes(engine_class):
-            yield
-    finally:
-        _starting.reset(token)
+    with assigned(_starting, run_dir), engine_classes(engine_class):
+        yield
 
 
 def fork_on_cpu(original: Any) -> Any:

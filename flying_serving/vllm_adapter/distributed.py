@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
@@ -13,19 +13,15 @@ from vllm.platforms import current_platform
 
 from flying_serving.config import Deployment
 from flying_serving.layout.groups import world_rank
+from flying_serving.vllm_adapter.assigned import assigned
 
 _START_TIMEOUT_S = 600
 _world: ContextVar[tuple[Deployment, int, int] | None] = ContextVar("world", default=None)
 
 
-@contextmanager
-def world_of_all_engines(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
+def world_of_all_engines(deployment: Deployment, engine: int, device: int) -> AbstractContextManager[None]:
     """While the body runs, vLLM's workers that set up their distributed environment join the common world."""
-    token = _world.set((deployment, engine, device))
-    try:
-        yield
-    finally:
-        _world.reset(token)
+    return assigned(_world, (deployment, engine, device))
 
 
 def join_world(

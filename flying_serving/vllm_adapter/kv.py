@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,19 +11,15 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig, create_kv_cache_views
 
 from flying_serving.log import logger
+from flying_serving.vllm_adapter.assigned import assigned
 
 _buffer: ContextVar[torch.Tensor | None] = ContextVar("buffer", default=None)
 _pooled: ContextVar[int] = ContextVar("pooled", default=1)
 
 
-@contextmanager
-def shared_kv_buffer(buffer: torch.Tensor) -> Iterator[None]:
+def shared_kv_buffer(buffer: torch.Tensor) -> AbstractContextManager[None]:
     """While the body runs, a runner that allocates its KV cache gets views of `buffer` (int8, bytes)."""
-    token = _buffer.set(buffer)
-    try:
-        yield
-    finally:
-        _buffer.reset(token)
+    return assigned(_buffer, buffer)
 
 
 def allocate_or_share(
@@ -48,18 +44,12 @@ def allocate_or_share(
     return caches
 
 
-@contextmanager
-def pooled_capacity(factor: int) -> Iterator[None]:
+def pooled_capacity(factor: int) -> AbstractContextManager[None]:
     """While the body runs, vLLM's check that one request of --max-model-len fits counts a whole group's KV memory.
 
-    Args:
-        factor: how many times an engine's tokens the widest group holds.
+    `factor`: how many times an engine's tokens the widest group holds.
     """
-    token = _pooled.set(factor)
-    try:
-        yield
-    finally:
-        _pooled.reset(token)
+    return assigned(_pooled, factor)
 
 
 def check_pooled_memory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,28 +19,18 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.platforms import current_platform
 
+from flying_serving.vllm_adapter.assigned import assigned
+
 _SHAPES_PER_MATRIX = 32  # as vLLM itself: oneDNN keeps a primitive for each number of tokens
 RANDOM_WEIGHTS = "flying_random"
 """Load format of `RandomWeights`."""
 _VECTOR_SPREAD = 0.1
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
-_lanes_here: set[str] = set()
 
-
-def use_lanes() -> None:
-    """From now on this process is a worker with lanes."""
-    _lanes_here.add("yes")
-
-
-@contextmanager
-def keep_weights() -> Iterator[None]:
+def keep_weights() -> AbstractContextManager[None]:
     """While the body runs, weights that lanes will share are not packed by vLLM."""
-    token = _keeping.set(True)
-    try:
-        yield
-    finally:
-        _keeping.reset(token)
+    return assigned(_keeping, True)
 
 
 @contextmanager
@@ -139,7 +129,7 @@ def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
 
 def mask_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps `get_masked_input_and_mask`: on CPU the function that vLLM would compile, as it is."""
-    if _lanes_here and current_platform.is_cpu():
+    if current_platform.is_cpu():
         return original._torchdynamo_orig_callable(*args, **kwargs)
     return original(*args, **kwargs)
 

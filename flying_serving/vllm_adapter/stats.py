@@ -21,18 +21,12 @@ class RollingLogger(AggregateStatLoggerBase):
     ) -> None:
         """vLLM calls this for each batch of outputs, in the server's event loop."""
         kv_usage = None if scheduler_stats is None else scheduler_stats.kv_cache_usage
-        now_s = time.monotonic()
-        if iteration_stats is None:
-            self._rolling.take(engine_idx, kv_usage, 0, (), (), now_s)
-            return
-        self._rolling.take(
-            engine_idx,
-            kv_usage,
-            iteration_stats.num_generation_tokens,
-            iteration_stats.time_to_first_tokens_iter,
-            iteration_stats.inter_token_latencies_iter,
-            now_s,
-        )
+        tokens, first_s, gaps_s = 0, [], []
+        if iteration_stats is not None:
+            tokens = iteration_stats.num_generation_tokens
+            first_s = iteration_stats.time_to_first_tokens_iter
+            gaps_s = iteration_stats.inter_token_latencies_iter
+        self._rolling.take(engine_idx, kv_usage, tokens, first_s, gaps_s, time.monotonic())
 
     def log_engine_initialized(self) -> None:
         """Nothing is logged."""

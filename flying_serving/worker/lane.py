@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, Unsupported
@@ -25,13 +24,7 @@ def without_layers(config: VllmConfig) -> VllmConfig:
 
 
 def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
-    """The VllmConfig of a lane for groups of `size` engines, from lane 1's.
-
-    Args:
-        config: lane 1's.
-        size: engines in the group.
-        block_tokens: tokens that one block holds in this lane.
-    """
+    """The VllmConfig of a lane for groups of `size` engines, whose blocks hold `block_tokens` tokens, from lane 1's."""
     lane = without_layers(config)
     parallel = lane.parallel_config
     parallel.tensor_parallel_size *= size
@@ -63,11 +56,7 @@ class WorkerLane:
             return cls(size, communicators, Runner.build(config, lane1))
 
     def bind_kv(self, memory: torch.Tensor, lane1: KVCacheConfig) -> None:
-        """Read lane 1's KV bytes as this lane's blocks.
-
-        Args:
-            memory: lane 1's KV memory, int8 (bytes).
-            lane1: lane 1's KV configuration.
+        """Read lane 1's KV memory (int8, bytes) as this lane's blocks.
 
         Raises:
             ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma 4).
@@ -104,17 +93,6 @@ class WorkerLane:
         """One step of the model, all members together. Returns vLLM's ModelRunnerOutput."""
         with self.communicators.activate(self.size):
             return self.runner.step(plan, grammar)
-
-
-def refuse_not_causal(specs: Iterable[KVCacheSpec], architecture: str) -> None:
-    """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are computed as its prompt.
-
-    vLLM serves such models without chunked prefill, and never schedules a prompt that is longer than a step.
-    """
-    if any(getattr(spec, "non_causal", False) for spec in specs):
-        raise Unsupported(
-            f"--model: models with attention that is not causal ({architecture}) cannot be served by Flying Serving yet"
-        )
 
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:

@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
-from flying_serving.errors import ConfigError
+from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.memory.kv_view import KVView, heads_of
@@ -22,7 +22,7 @@ from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
-from flying_serving.worker.lane import WorkerLane, lane_config, refuse_not_causal
+from flying_serving.worker.lane import WorkerLane, lane_config
 from flying_serving.worker.progress import phase
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
 
@@ -30,13 +30,7 @@ from flying_serving.worker.selfcheck import compare, record, require_alike, tole
 class WorkerLanes:
     """The lanes of one device of an engine: lane 1 is vLLM's runner as it is, the others share its bytes.
 
-    Args:
-        lane1: vLLM's runner, its model loaded and not yet packed.
-        deployment: the server's.
-        engine: this worker's engine.
-        device: its device in the engine.
-        communicators: of the groups.
-        pack_weights: whether weights are kept in packed units (CPU) or as loaded (see memory/storage.py).
+    `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
     """
 
     def __init__(
@@ -75,9 +69,17 @@ class WorkerLanes:
         for size, lane in self.groups.items():
             weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
 
-    def refuse_specs(self) -> None:
-        """Raise Unsupported for KV that lanes cannot serve, before memory is allocated for it."""
-        refuse_not_causal(self.lane1.kv_specs().values(), self.lane1.config.model_config.architecture)
+    def refuse_not_causal(self) -> None:
+        """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are computed as its prompt.
+
+        vLLM serves such models without chunked prefill, and never schedules a prompt that is longer than a step. To be
+        called before memory is allocated for KV.
+        """
+        if any(getattr(spec, "non_causal", False) for spec in self.lane1.kv_specs().values()):
+            raise Unsupported(
+                f"--model: models with attention that is not causal ({self.lane1.config.model_config.architecture}) "
+                "cannot be served by Flying Serving yet"
+            )
 
     def bind_kv(self, lane1_kv: KVCacheConfig) -> None:
         """Let all lanes read the KV bytes that lane 1 has allocated. Raises ConfigError as `WorkerLane.bind_kv`."""

@@ -30,7 +30,6 @@ class LaneWorker:
         """Join the torch world of all engines in place of a world of this engine's own."""
         end_with_parent()
         table.install()
-        loading.use_lanes()
         worker: Any = self
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
         self.engine = worker.parallel_config.data_parallel_index
@@ -70,7 +69,7 @@ class LaneWorker:
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.refuse_specs()
+            self.lanes.refuse_not_causal()
         super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.bind_kv(kv_cache_config)
