@@ -40,15 +40,7 @@ class RequestError(FlyingError, ValueError):
 
 
 class WorkloadError(FlyingError, ValueError):
-    """A trace or a parameter of a workload that cannot be used.
-
-    Args:
-        field: the column of the file, or the parameter.
-        value: what was found there.
-        allowed: what would have been right.
-        file: the file, None for a parameter.
-        line: the line of the file, from 1; None if it is the file as a whole.
-    """
+    """A column of a trace (`file`; `line` from 1, None for all of it) or a parameter of a workload, not usable."""
 
     def __init__(
         self, field: str, value: object, allowed: str, *, file: str | None = None, line: int | None = None

@@ -13,15 +13,7 @@ _NUMBERS = ("int_", "float_", "finite_", "greater_", "less_")
 
 
 def first_problem(model: type[BaseModel], error: ValidationError) -> tuple[str, object, str]:
-    """The first thing that is wrong.
-
-    Args:
-        model: what was to be made.
-        error: what pydantic raised.
-
-    Returns:
-        The field (`group_sizes[1]`; "" for all of it), its value, and what is allowed.
-    """
+    """The first field of a model that is wrong (`group_sizes[1]`; "" for all of it), its value, and what is allowed."""
     problem = error.errors()[0]
     field = ""
     for part in problem["loc"]:

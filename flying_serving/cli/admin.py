@@ -25,11 +25,14 @@ app = typer.Typer(
 )
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="MODEL [OPTIONS]",
-)
+PASSED_ON: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
+}
+"""Of commands whose flags are read by vLLM's parser."""
+
+
+@app.command(**PASSED_ON, options_metavar="MODEL [OPTIONS]")
 def serve(context: typer.Context) -> None:
     """Start a server; its flags are vLLM's and ours."""
     from flying_serving.cli import serve as command
@@ -90,11 +93,7 @@ def switches(
     server.show(answer, lambda found: render.switches(found["switches"][-last:]))
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="[MODEL] [OPTIONS]",
-)
+@app.command(**PASSED_ON, options_metavar="[MODEL] [OPTIONS]")
 def doctor(context: typer.Context) -> None:
     """Check what this machine can run; with a model and flags of `serve`, whether they can be served and why not."""
     from flying_serving.cli import checks, model_check

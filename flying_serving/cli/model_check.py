@@ -30,15 +30,10 @@ STEP_TOKENS, STEP_REQUESTS = 16, 8
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a model that can be served.
+    """What is known of a model that can be served; weights and KV memory are the whole model's, on each device.
 
-    Attributes:
-        sizes: group sizes that are served.
-        not_offered: why the model does not admit others.
-        layers: how many were checked, and how many the model has.
-        weight_bytes: of the whole model, on each device.
-        lacking_bytes: memory that this machine lacks for the weights of all engines.
-        plan: of the whole model's KV memory on each device: see `KVPlan`.
+    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: how many were checked, and how
+    many there are. `lacking_bytes`: memory that this machine lacks for the weights of all engines. `plan`: a `KVPlan`.
     """
 
     sizes: tuple[int, ...]

@@ -32,13 +32,7 @@ def reserve(file: int, path: str, size_bytes: int) -> None:
 
 
 class MappedArray:
-    """Numbers in a small file that several processes map, zeros at first.
-
-    Args:
-        path: the file, made by whichever process comes first.
-        count: how many numbers of 8 bytes.
-        code: their type, as `struct` names it.
-    """
+    """`count` numbers of 8 bytes in a file that processes map, zeros at first; `code`: their type, as in `struct`."""
 
     def __init__(self, path: str, count: int, code: Literal["d", "Q"]) -> None:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

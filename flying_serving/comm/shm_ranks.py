@@ -17,15 +17,7 @@ FLAG, PID = 0, 1
 
 
 class GroupRanks:
-    """The header of a group's file.
-
-    Args:
-        file: the file, open.
-        words: its header, as int64.
-        rank: this one.
-        names: of all ranks, for errors.
-        deadline_s: how long a rank is waited for.
-    """
+    """The header of a group's open file, `words` of int64. `names`: of all ranks, for errors."""
 
     def __init__(self, file: int, words: memoryview, rank: int, names: Sequence[str], deadline_s: float) -> None:
         self._file = file

@@ -38,12 +38,9 @@ class Segment:
 
 
 def segments_of(sizes: Sequence[int], widest: int, heads: Sequence[int] | None = None) -> tuple[Segment, ...]:
-    """Segments of a fused weight for lanes up to degree `widest`.
+    """Segments of a fused weight, whose parts have `sizes` rows, for lanes up to degree `widest`.
 
-    Args:
-        sizes: rows of each fused part.
-        widest: the widest degree.
-        heads: how many heads each part has, if it may not be cut inside a head; fewer heads than `widest` replicate.
+    `heads`: how many each part has, if it may not be cut inside a head; fewer heads than `widest` replicate.
     """
     if heads is None:
         return tuple(Segment(size, widest) for size in sizes)
@@ -51,13 +48,9 @@ def segments_of(sizes: Sequence[int], widest: int, heads: Sequence[int] | None =
 
 
 def lane_block_tokens(block_tokens: int, group_size: int, devices: int, kv_heads: int) -> int:
-    """Tokens that one block of constant bytes holds in a lane (the paper's KV Cache Adaptor).
+    """Tokens that a block of constant bytes, `block_tokens` in lane 1, holds in a lane (the paper's KV Cache Adaptor).
 
-    Args:
-        block_tokens: tokens per block in lane 1.
-        group_size: engines in the group.
-        devices: devices per engine, the degree of lane 1.
-        kv_heads: the model's KV heads. Heads that cannot be cut any further replicate, and the block stays as it is.
+    Of the model's `kv_heads` those that cannot be cut any further replicate, and the block stays as it is.
     """
     heads_before = max(1, kv_heads // devices)
     heads_in_lane = max(1, kv_heads // (devices * group_size))

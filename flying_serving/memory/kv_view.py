@@ -25,10 +25,8 @@ class KVView:
     A token's place is the number of its physical block times the lane's tokens in a block, and its place in the block:
     vLLM's slot mapping, which holds even if kernels see smaller blocks.
 
-    Args:
-        parts: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of the KV memory.
-        heads: which of the model's KV heads those are.
-        block_tokens: tokens in a block of the lane.
+    `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of the KV memory.
+    `heads`: which of the model's KV heads those are.
     """
 
     parts: Sequence[torch.Tensor]

@@ -88,11 +88,7 @@ class LentBlocks:
 
 
 class BorrowedBlocks:
-    """A leader's side: which group blocks its scheduler may use. All others are withheld from the group's pool.
-
-    Args:
-        pool: the group scheduler's own pool, full.
-    """
+    """A leader's side: which group blocks its scheduler may use. All others are withheld from the group's full pool."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -17,12 +17,7 @@ from flying_serving.vllm_adapter.channel import ClientChannel
 
 
 class EngineCalls:
-    """The server's side of utility calls.
-
-    Args:
-        channel: to the engines.
-        deployment: of the server.
-    """
+    """The server's side of utility calls."""
 
     def __init__(self, channel: ClientChannel, deployment: Deployment) -> None:
         self.channel = channel

@@ -110,14 +110,9 @@ class FlyingClient(AsyncMPClient):
     # ---- the end
 
     def end(self, timeout_s: float | None, outputs: Any) -> float | None:
-        """Let requests end before the engines do: see `Ending`.
+        """Let requests end before the engines do: see `Ending`. Returns the seconds that are left for the engines.
 
-        Args:
-            timeout_s: None if vLLM ends without having been asked to: nothing is done then.
-            outputs: vLLM's output processor.
-
-        Returns:
-            Seconds that are left for the engines to end.
+        With None, because vLLM ends without having been asked to, nothing is done.
         """
         if timeout_s is None or self._calls.ending:
             return timeout_s

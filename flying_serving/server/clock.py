@@ -24,10 +24,6 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
     """Run until the engines have ended. vLLM notices and reports an engine that does not answer.
 
     Nothing here waits for an engine: deadlines and decisions do not stop because one of them is slow.
-
-    Args:
-        shell: with the controller that is told the time.
-        metrics: follow its switches; None if nothing is counted.
     """
     started = asyncio.Event()
     calls, controller = shell.calls, shell.controller

@@ -20,11 +20,7 @@ def shown(value: object) -> str:
 
 
 def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> None:
-    """Check that the fields of a request can be sent to an engine.
-
-    Args:
-        fields: by name, of an `EngineCoreRequest` or of what becomes one.
-        encode: the encoder of the messages to engines.
+    """Check that the fields of a request, by name, can be sent to an engine; `encode` is the encoder of its messages.
 
     Raises:
         VLLMValidationError: naming field, value and what is allowed (HTTP 400).

@@ -29,12 +29,7 @@ STREAMS_END_S = 0.1
 
 
 class Ending:
-    """The end of one server.
-
-    Args:
-        shell: with its requests and engines.
-        outputs: vLLM's output processor.
-    """
+    """The end of one server. `outputs`: vLLM's output processor."""
 
     def __init__(self, shell: Shell, outputs: Any) -> None:
         self._shell = shell

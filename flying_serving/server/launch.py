@@ -14,7 +14,7 @@ from flying_serving.config import KEY, Deployment, parse_flying
 from flying_serving.errors import Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.policy.policies import POLICIES, Policy
+from flying_serving.policy.policies import POLICIES
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import keep_all_kv, refuse_unsupported
@@ -47,11 +47,12 @@ def prepare(config: Any, client_count: int) -> Any:
     resource_tracker.ensure_running()  # for all: it removes the shared memory of workers that vLLM kills at the end
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
+    # a fixed layout needs no other sizes than its own and 1, which every engine has
     deployment = Deployment(
         run_dir=run_dir,
         engines=parallel.data_parallel_size,
         devices=parallel.tensor_parallel_size,
-        group_sizes=_lanes_for(policy, sizes),
+        group_sizes=sizes if policy.pinned_size is None else tuple(sorted({1, policy.pinned_size(sizes)})),
         not_offered=not_offered,
         flying=flying,
     )
@@ -66,11 +67,6 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
-
-
-def _lanes_for(policy: Policy, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The group sizes that a policy may use; a fixed layout needs no others than 1, which every engine has."""
-    return sizes if policy.pinned_size is None else tuple(sorted({1, policy.pinned_size(sizes)}))
 
 
 def _preload() -> None:

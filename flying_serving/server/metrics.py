@@ -86,9 +86,7 @@ class ServerMetrics:
 class FreshMetrics:
     """Middleware: makes the page before a route hands it out. vLLM's runs in a thread, where no engine can be asked.
 
-    Args:
-        owner: the application that holds the engine client.
-        published: where the route finds the page.
+    `owner`: the application that holds the engine client. `published`: where the route finds the page.
     """
 
     def __init__(self, app: ASGIApp, owner: FastAPI, published: Published) -> None:

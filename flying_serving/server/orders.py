@@ -22,11 +22,7 @@ LOOK_S = 1.0
 class LayoutOrders:
     """Orders of operators, one after another, and the messages to engines of every switch.
 
-    Args:
-        calls: to the engines.
-        controller: decides what an order does.
-        carry_out: as `Shell.carry_out`.
-        clock: the controller's time.
+    `carry_out`: `Shell.carry_out`. `clock`: the controller's time in seconds.
     """
 
     def __init__(
@@ -49,11 +45,6 @@ class LayoutOrders:
 
         As long as it waits for requests to end, a later order replaces it, and cancelling this call drops it. Once
         engines know of it, it is made, and the next order waits for it.
-
-        Args:
-            groups: list of lists of engine numbers, a partition into aligned groups.
-            mode: one of MODES (see docs/engine.md).
-            weave_steps: with "weave": steps of the new layout for each step of an older one.
 
         Raises:
             LayoutError: naming field, value and what is allowed; nothing has changed then.

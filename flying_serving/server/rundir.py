@@ -18,8 +18,7 @@ _OWNER = "owner"
 def make_run_dir(parent: str | None = None) -> str:
     """Make the directory of this process, which removes it when it ends, and remove those that others have left.
 
-    Args:
-        parent: where; by default shared memory, or the directory for temporary files where that cannot be written.
+    By default in shared memory, or in the directory for temporary files where that cannot be written.
     """
     if parent is None:
         parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()

@@ -30,14 +30,7 @@ from flying_serving.vllm_adapter.history import why_not_migratable
 
 
 class Shell:
-    """Requests, outputs and orders of one server, each told to the controller.
-
-    Args:
-        calls: to the engines.
-        settings: of the controller.
-        model_config: vLLM's.
-        clock: the controller's time in seconds.
-    """
+    """Requests, outputs and orders of one server, each told to the controller, whose time in seconds is `clock`."""
 
     def __init__(
         self, calls: EngineCalls, settings: Settings, model_config: Any, clock: Callable[[], float] = time.monotonic
@@ -52,11 +45,7 @@ class Shell:
     # ---- requests
 
     def check(self, fields: Mapping[str, Any]) -> RequestSpec:
-        """What the controller has to know of a request, if it can be taken. Raises as `add`.
-
-        Args:
-            fields: of an `EngineCoreRequest`, by name, or of what becomes one.
-        """
+        """What the controller has to know of a request, from fields by name, if it can be taken. Raises as `add`."""
         if self.calls.ending:
             raise refusal()
         sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
@@ -152,9 +141,7 @@ class Shell:
         could be recalled from a group that it has left. A command that fails ends its request or its order, and the
         others are carried out.
 
-        Args:
-            commands: of the controller.
-            awaiting: engines that wait for the announcement of migrations, or of none.
+        `awaiting`: engines that wait for the announcement of migrations, or of none.
 
         Raises:
             EngineDeadError: if engines are dead, when every command that needs none is carried out.

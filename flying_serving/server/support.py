@@ -35,6 +35,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
     parallel, model = config.parallel_config, config.model_config
     mixed = model.is_hybrid or model.has_inner_state
+    causal = getattr(model.hf_text_config, "is_causal", True)
     refusals: Sequence[tuple[bool, str, str]] = (
         (config.lora_config is not None, "--enable-lora", "LoRA"),
         (config.speculative_config is not None, "--speculative-config", "speculative decoding"),
@@ -55,11 +56,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
-        (
-            not getattr(model.hf_text_config, "is_causal", True),
-            "--model",
-            f"attention that is not causal ({model.architecture})",
-        ),
+        (not causal, "--model", f"attention that is not causal ({model.architecture})"),
         (_slides(config), "--model", f"models whose every layer has a sliding window ({model.architecture})"),
         (not model.enforce_eager, "--enforce-eager=False", "torch.compile and CUDA graphs"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),

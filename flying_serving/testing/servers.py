@@ -77,13 +77,10 @@ def free_port() -> int:
 
 
 class Health:
-    """Asks for a server's health, with one client for all questions.
+    """Asks for the health of the server at `url`, with one client for all questions.
 
     Making a client takes 18 ms of a core: with one for each question, several times a second, a sixth of a core was
     missing where engines measured their steps, and those came out a tenth too long.
-
-    Args:
-        url: of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,13 +104,8 @@ class Health:
 class ServerProcess:
     """A server and all processes that it starts. Use it as a context manager.
 
-    Args:
-        start: starts it.
-        environment: all of its variables.
-        url: its URL, without a path.
-        log: file for its output.
-        scratch: directory for its temporary files (vLLM leaves its sockets behind), removed with it; by default the
-            system's.
+    `environment`: all of its variables. `url`: without a path. `log`: file for its output. `scratch`: directory for its
+    temporary files (vLLM leaves its sockets behind), removed with it; by default the system's.
     """
 
     def __init__(
@@ -128,11 +120,7 @@ class ServerProcess:
         self.process = start({**environment, **more}, log)
 
     def wait_until_ready(self, timeout_s: float, look: Callable[[float], Any] = lambda waited_s: None) -> float:
-        """Wait until the server answers. Returns the seconds since its start.
-
-        Args:
-            timeout_s: how long.
-            look: called at each poll, with the seconds since its start.
+        """Wait until the server answers. Returns the seconds since its start, with which `look` is called at each poll.
 
         Raises:
             ServerFailed: if it ends, or takes longer; with the end of its log.

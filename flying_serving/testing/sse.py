@@ -54,11 +54,7 @@ _DECODE: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 
 
 class EventStream:
-    """Cuts the bytes of an answer into events, however they arrive.
-
-    Args:
-        decode: makes an event of its JSON.
-    """
+    """Cuts the bytes of an answer into events, however they arrive; `decode` makes an event of its JSON."""
 
     def __init__(self, decode: Callable[[bytes], Any] = _DECODE) -> None:
         self.done = False
@@ -89,11 +85,7 @@ async def streamed(
 ) -> AsyncIterator[AsyncIterator[Any]]:
     """The events of one streamed completion; the connection is closed at the end of the context.
 
-    Args:
-        http: a client with the server as its base URL.
-        body: what is sent, with `"stream": True`.
-        events: which the answer's bytes are fed to.
-        path: the route.
+    `http` has the server as its base URL, and `body` has `"stream": True`.
 
     Raises:
         RequestFailed: for an answer that is not 200.

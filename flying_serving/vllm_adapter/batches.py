@@ -42,10 +42,7 @@ def decode_steps(count: int, sequences: int, context: int, block_tokens: int) ->
 def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[SchedulerOutput]:
     """A few short prompts, computed in two chunks, and a step that ends them.
 
-    Args:
-        requests: how many; request i has KV block 1 + i to itself.
-        vocabulary: the model's; the prompts' tokens are spread over it.
-        block_tokens: tokens per block, at least those of a prompt.
+    Request i has KV block 1 + i to itself, which holds a prompt. Its tokens are spread over the vocabulary.
     """
     names = [f"check-{i}" for i in range(requests)]
     length = sum(_CHECK_CHUNKS)

@@ -11,11 +11,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 
 
 class ClientChannel:
-    """The way to the engines and back.
-
-    Args:
-        client: vLLM's AsyncMPClient, which need not be set up before the first message.
-    """
+    """The way to the engines and back: vLLM's AsyncMPClient, which need not be set up before the first message."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

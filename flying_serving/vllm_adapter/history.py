@@ -37,12 +37,9 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
 
 
 def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
-    """Give a new request its history, before a scheduler has it.
+    """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar may be compiled yet.
 
-    Args:
-        request: made from `source`; its grammar may still be compiled.
-        source: what the client sent.
-        grammars: the engine's StructuredOutputManager.
+    `grammars`: the engine's StructuredOutputManager.
     """
     history = history_of(source.sampling_params)
     if not history:

@@ -20,10 +20,7 @@ _WARM_TOKENS = 16
 class Runner:
     """`vllm.v1.worker.gpu_model_runner.GPUModelRunner` of one lane.
 
-    Args:
-        runner: vLLM's.
-        config: the lane's.
-        seed: what torch's generator in the lane begins with; None: the lane uses the process's own.
+    `seed`: what torch's generator in the lane begins with; None: the lane uses the process's own.
     """
 
     def __init__(self, runner: Any, config: VllmConfig, seed: int | None = None) -> None:

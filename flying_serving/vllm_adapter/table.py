@@ -190,9 +190,7 @@ def check_version() -> None:
 def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = MappingProxyType({})) -> None:
     """Apply patches to this process; those that are applied already stay as they are.
 
-    Args:
-        patches: which.
-        handed: hooks by name, for patches that have none in this package.
+    `handed`: hooks by name, for patches that have none in this package.
 
     Raises:
         HookError: if the installed vLLM is another one, or looks different.

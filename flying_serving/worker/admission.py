@@ -45,12 +45,7 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a model is made of.
-
-    Attributes:
-        weight_bytes: of the parameters on each device of an engine.
-        kinds: of layers, each with the first place where one is: see `layer_kinds`.
-    """
+    """What a model is made of. `weight_bytes`: on each device of an engine. `kinds`: see `layer_kinds`."""
 
     weight_bytes: int
     kinds: Mapping[LayerKind, int]
@@ -60,11 +55,8 @@ class Anatomy:
 class KVPlan:
     """What an engine makes of its memory for KV.
 
-    Attributes:
-        blocks: how many there are, one of which vLLM keeps for itself.
-        block_bytes: on each device, of all layers.
-        block_tokens: tokens in a block of one engine.
-        max_model_len: the longest request, which vLLM may fit to the memory.
+    `blocks`: one of them vLLM keeps for itself. `block_bytes`: on each device, of all layers. `block_tokens`: in lane
+    1. `max_model_len`: the longest request, which vLLM may fit to the memory.
     """
 
     blocks: int
@@ -138,15 +130,10 @@ def anatomy(config: VllmConfig) -> Anatomy:
 
 @apart
 def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
-    """What an engine would make of its memory for KV.
-
-    Args:
-        config: the server's.
-        available: bytes for KV on each device.
-        widest: engines in the widest group, which has to hold the longest request.
+    """What an engine would make of `available` bytes for KV on each device.
 
     Raises:
-        ConfigError: in vLLM's words, if it does not.
+        ConfigError: in vLLM's words, if a group of `widest` engines does not hold the longest request.
     """
     alone = _lane(config, 1)
     devices = alone.parallel_config.tensor_parallel_size
@@ -168,15 +155,9 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
 
 @apart
 def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
-    """Why a model cannot be split over groups of some sizes.
+    """Why a model cannot be split over groups of some sizes, each above 1: the layer and the reason by size.
 
-    Args:
-        config: the server's, as vLLM has made it from its flags.
-        sizes: engines per group, each above 1.
-
-    Returns:
-        for each size that the model does not admit, the layer and the reason. Empty if vLLM cannot even build the
-        model for one engine: that error is better told by an engine.
+    Empty if vLLM cannot even build the model for one engine: that error is better told by an engine.
     """
     found: dict[int, str] = {}
     with world_of_one(_lane(config, 1)):
@@ -193,11 +174,7 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
 
 
 def _share(lane1: Module, config: VllmConfig, size: int) -> None:
-    """Share lane 1's weights, of which there is nothing but the shapes, with the first rank of a group.
-
-    Args:
-        lane1: the model of one engine, on the meta device. It is of no use afterwards.
-        config: of the lane for groups of `size` engines.
+    """Share lane 1's weights, on the meta device and of no use afterwards, with the first rank of a group of `size`.
 
     Raises:
         WeightError: naming the layer that cannot be shared, as an engine would. Or whatever the model's constructor

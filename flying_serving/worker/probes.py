@@ -35,10 +35,7 @@ class Probe:
 def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
     """What to measure, the smallest of each kind first; the most that a step allows in place of what it does not.
 
-    Args:
-        sequences: requests of a step at most.
-        step_tokens: its tokens at most.
-        prompt_tokens: tokens of one prompt at most.
+    A step has at most `sequences` requests and `step_tokens` tokens, a prompt at most `prompt_tokens`.
     """
     decode = sorted({min(count, sequences, step_tokens) for count in _SEQUENCES})
     prompts = sorted({min(count, step_tokens, prompt_tokens) for count in _PROMPTS})

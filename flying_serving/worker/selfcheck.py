@@ -40,11 +40,9 @@ An embedding rounds nothing. Behind a router a token that is undecided between t
 
 @dataclass
 class LayerOutputs:
-    """What lane 1's stages computed, in order, call by call.
+    """What lane 1's stages computed, by stage, for each call.
 
-    Attributes:
-        tensors: by stage, its output tensors of each call.
-        base: by stage, shape (tokens) of each call: what differences are measured against.
+    `tensors`: those it put out. `base`: what differences are measured against, shape (tokens).
     """
 
     tensors: dict[str, list[list[torch.Tensor]]] = field(default_factory=dict)
@@ -115,13 +113,7 @@ def compare(model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expe
 
 
 def refusal(size: int, differences: list[Difference], allowed: float) -> str | None:
-    """Why a lane must not serve, or None.
-
-    Args:
-        size: engines in the lane's group.
-        differences: in the order of the computation.
-        allowed: the tolerance.
-    """
+    """Why a lane for groups of `size` must not serve, or None; `differences` are in the order of the computation."""
     if not differences:
         return f"group size {size}: no layer of this lane could be compared with lane 1"
     wrong = [difference for difference in differences if not difference.share <= allowed]
@@ -138,8 +130,7 @@ def refusal(size: int, differences: list[Difference], allowed: float) -> str | N
 def require_alike(size: int, differences: list[Difference], allowed: float, together: Callable[[bool], bool]) -> float:
     """The largest difference of a lane, once all its members have compared theirs.
 
-    Args:
-        together: takes whether this engine refuses; returns whether any does, on all members at the same time.
+    `together` takes whether this engine refuses; it returns whether any does, on all members at the same time.
 
     Raises:
         LaneError: on every member if any refuses.

@@ -8,11 +8,9 @@ from itertools import accumulate
 
 
 class Histogram:
-    """A histogram as Prometheus has it.
+    """A histogram as Prometheus has it, or one whose `row` was sent.
 
-    Args:
-        bounds: upper bounds of the buckets, increasing, each inside its bucket; one without bound follows them.
-        row: what `row` of another with the same bounds has given.
+    `bounds`: upper bounds of the buckets, increasing, each inside its bucket; one without bound follows them.
     """
 
     def __init__(self, bounds: Sequence[float], row: Sequence[float] | None = None) -> None:

@@ -22,13 +22,9 @@ def microseconds(at_s: float) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """Where a process of the server shows what it does.
+    """Where a process of the server shows what it does: process `tid` of the server `pid`, the frame of all rows.
 
-    Args:
-        pid: the server's process, which is the frame of all rows.
-        tid: the process that the row is for.
-        name: what the row is called.
-        index: rows are sorted by it.
+    Rows are sorted by `index`.
     """
 
     pid: int
@@ -84,13 +80,7 @@ def engine_row(engine: int, server_pid: int, pid: int) -> Row:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of a group, and what it computed.
-
-    Args:
-        group: the engines that stepped together.
-        number: of the step in its lane, from 1; the same on all members of the group.
-        tokens, requests, prefill_tokens, context_tokens: what it computed.
-    """
+    """A step of a group, and what it computed. `number`: in its lane, from 1; the same on all members of the group."""
 
     group: tuple[int, ...]
     number: int

@@ -17,13 +17,9 @@ CLOSE_S = 5.0
 
 
 class TraceWriter:
-    """Writes the events of one row.
+    """Writes the names of a row and its events to a trace that was begun.
 
-    Args:
-        path: of a trace that was begun.
-        row: written as the first events, its names.
-        kept_events: events that may wait to be written; more are lost, and the trace says how many.
-        write_s: how often the thread writes.
+    At most `kept_events` wait to be written, every `write_s` seconds; more are lost, and the trace says how many.
     """
 
     def __init__(self, path: str, row: Row, kept_events: int = KEPT_EVENTS, write_s: float = WRITE_S) -> None:

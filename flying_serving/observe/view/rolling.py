@@ -54,7 +54,7 @@ class Rolling:
         self._until_s = now_s + LOOK_S
 
     def kv_usage(self, engine: int) -> float | None:
-        """Share of an engine's KV blocks that requests hold, as it last said; None if it has not."""
+        """Share of an engine's KV blocks that requests hold, 0 to 1, as it last said; None if it has not."""
         return self._engines[engine].kv_usage
 
     def take(
@@ -68,11 +68,8 @@ class Rolling:
     ) -> None:
         """Note what came with one batch of outputs; nothing while the live view is closed.
 
-        Args:
-            kv_usage: share of the engine's KV blocks that requests hold, 0 to 1; None if it was not told.
-            tokens: how many came.
-            first_s: times to first token of the streams that began.
-            gaps_s: times since the last output of each stream that went on.
+        `kv_usage`: as above. `first_s`: times to first token of the streams that began. `gaps_s`: times since the last
+        output of each stream that went on.
         """
         if now_s > self._until_s:
             return

@@ -128,13 +128,8 @@ def _percent(share: float | None) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 60
-        else f"{seconds / 60:.0f} min"
-        if seconds < 3600
-        else f"{seconds / 3600:.0f} h"
-    )
+    value, unit = (seconds, "s") if seconds < 60 else (seconds / 60, "min") if seconds < 3600 else (seconds / 3600, "h")
+    return f"{value:.0f} {unit}"
 
 
 def duration(ms: float | None) -> str:

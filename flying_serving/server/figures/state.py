@@ -13,12 +13,9 @@ SHOWN_SWITCHES = 40
 
 
 def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any) -> dict[str, Any]:
-    """The answer of `GET /flying/view`.
+    """The answer of `GET /flying/view` at `now_s`, the controller's time. Calls `rolling.look`.
 
-    Args:
-        rolling: `look` is called.
-        now_s: the controller's time.
-        server: further fields, about the server as it was started (model, `started` as `time`, ...).
+    `server`: further fields, about the server as it was started (model, `started` as `time`, ...).
     """
     rolling.look(now_s)
     layout, pool, switches = controller.layout, controller.pool, controller.switches.kept

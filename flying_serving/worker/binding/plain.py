@@ -46,13 +46,7 @@ def bind_whole(
 ) -> None:
     """Let a layer's parameters and buffers be lane 1's, or this rank's part where the model itself has cut them.
 
-    Args:
-        name: the layer's name in the model.
-        layer: of a lane's model.
-        full: the layer of that name in lane 1's model.
-        rank: this engine's place in the group.
-        degree: engines in the group.
-        but: names of tensors that are bound already.
+    `full`: the layer of that name in lane 1's model. `but`: names of tensors that are bound already.
 
     Raises:
         WeightError: naming a tensor that is neither, or a computed buffer that differs from the part.
@@ -103,14 +97,9 @@ def part_of(name: str, full: torch.Tensor, shape: torch.Size, rank: int, degree:
 
 
 def refuse_foreign(model: Module, lane1: Module, storages: Set[int], rank: int, degree: int) -> None:
-    """Raise WeightError for the first tensor that a lane's model reaches and that is neither shared nor right.
+    """Raise WeightError for the first tensor that a lane's bound model reaches and that is neither shared nor right.
 
-    Args:
-        model: bound.
-        lane1: the model of lane 1.
-        storages: addresses of the storages that lanes share.
-        rank: this engine's place in the group.
-        degree: engines in the group.
+    `storages`: addresses of the storages that lanes share.
     """
     for path, mine, theirs in reachable(model, lane1):
         name = _REGISTERED.sub("", path)
@@ -128,12 +117,7 @@ def refuse_foreign(model: Module, lane1: Module, storages: Set[int], rank: int, 
 def reachable(root: Any, other: Any = None) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
     """Each tensor that can be reached from an object, once: through attributes, containers, closures and methods.
 
-    Args:
-        root: where to begin.
-        other: an object built alike.
-
-    Yields:
-        the shortest path to the tensor, the tensor, and what `other` has there if that is a tensor.
+    Yields the shortest path to the tensor, the tensor, and what `other`, built alike, has there if that is a tensor.
     """
     seen: set[int] = set()
     left: deque[tuple[str, Any, Any]] = deque([("", root, other)])

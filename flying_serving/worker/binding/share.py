@@ -36,12 +36,10 @@ EXPERT_WEIGHTS, EXPERT_BIASES = ("w13_weight", "w2_weight"), {"w13_bias", "w2_bi
 
 
 class SharedWeights:
-    """The weights of one worker, taken over from the model that lane 1 loaded.
+    """The weights of one worker, taken over from the model that lane 1 loaded and has not packed yet.
 
-    Args:
-        model: lane 1's model, loaded, its weights not yet packed.
-        widest: engines in the widest group, so the finest cut of this worker's shards.
-        pack: CPU: how to pack a matrix. None: keep matrices as loaded and hand out views.
+    `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to pack a matrix on
+    the CPU; None: keep matrices as loaded and hand out views.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -130,15 +128,9 @@ class SharedWeights:
         install_experts(lane1, self._experts, 0, 1)
 
     def bind(self, model: Module, rank: int, degree: int) -> None:
-        """Give each layer of a lane's model its part of the shared storage.
+        """Give each layer of a lane's model, on the meta device, or of lane 1's own its part of the shared storage.
 
-        Args:
-            model: a model built for `degree` engines, on the meta device; or lane 1's own (degree 1).
-            rank: this engine's place in the group, 0..degree-1.
-            degree: engines in the group.
-
-        Raises:
-            WeightError: naming a parameter that has no shared storage.
+        Raises WeightError, naming a parameter that has no shared storage.
         """
         for name, layer in model.named_modules():
             if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
