@@ -181,23 +181,19 @@ class StridedColumns:
         pieces = [
             (weight[rows].t(), None if bias is None else bias[rows]) for rows in rows_of(self._segments, rank, degree)
         ]
-        return _segmented(pieces)
+        widths = [rows.shape[1] for rows, _ in pieces]
 
+        def columns(x: torch.Tensor) -> torch.Tensor:
+            flat = x.reshape(-1, x.shape[-1])
+            out = flat.new_empty(flat.shape[0], sum(widths))
+            for (rows, bias_rows), target in zip(pieces, out.split(widths, dim=1), strict=True):
+                if bias_rows is None:
+                    torch.mm(flat, rows, out=target)
+                else:
+                    torch.addmm(bias_rows, flat, rows, out=target)
+            return out.view(*x.shape[:-1], sum(widths))
 
-def _segmented(pieces: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Matmul:
-    widths = [weight.shape[1] for weight, _ in pieces]
-
-    def columns(x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        out = flat.new_empty(flat.shape[0], sum(widths))
-        for (weight, bias), target in zip(pieces, out.split(widths, dim=1), strict=True):
-            if bias is None:
-                torch.mm(flat, weight, out=target)
-            else:
-                torch.addmm(bias, flat, weight, out=target)
-        return out.view(*x.shape[:-1], sum(widths))
-
-    return columns
+        return columns
 
 
 class StridedRows:

@@ -25,12 +25,13 @@ async def read_json(request: Request) -> Any:
     content = await _read(request)
     try:
         body = json.loads(content)
+        too_deep = _depth(body) > MAX_BODY_DEPTH
     except RecursionError:
-        raise _too_deep() from None
+        too_deep = True
     except ValueError as error:
         raise HTTPException(400, f"body: JSON decode error: {error}") from None
-    if _depth(body) > MAX_BODY_DEPTH:
-        raise _too_deep()
+    if too_deep:
+        raise HTTPException(400, f"body: must be nested at most {MAX_BODY_DEPTH} deep")
     return body
 
 
@@ -44,10 +45,6 @@ async def _read(request: Request) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "body: the client has left before its end") from None
     return bytes(content)
-
-
-def _too_deep() -> HTTPException:
-    return HTTPException(400, f"body: must be nested at most {MAX_BODY_DEPTH} deep")
 
 
 def _depth(body: object) -> int:

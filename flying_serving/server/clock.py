@@ -8,7 +8,6 @@ import contextlib
 from msgspec.structs import astuple
 
 from flying_serving.errors import EngineLost
-from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.predict.steps import Step
 from flying_serving.server.figures.spans import trace_switches
@@ -46,22 +45,17 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
 
 async def _start(shell: Shell, started: asyncio.Event) -> None:
     """Take what the engines measured when they started, and put them into the first layout of a fixed policy."""
-    with contextlib.suppress(EngineLost):
-        await _calibrate(shell)
-    started.set()
-
-
-async def _calibrate(shell: Shell) -> None:
     calls, controller = shell.calls, shell.controller
-    for rows in await asyncio.gather(*calls.all("flying_calibration")):
-        controller.steps.calibrate(Step.of_probe(*astuple(row)) for row in rows)
-    rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
-    controller.migrates = fit_migrations(rows)
-    first, engines = controller.layout, calls.deployment.engines
-    if first != Layout.uniform(engines, 1):
-        now_s = shell.clock()
-        groups = [list(first.group_of(engine)) for engine in range(engines)]
-        await asyncio.gather(*(calls.utility(e, "flying_switch", groups[e], "weave", 1, now_s) for e in range(engines)))
+    with contextlib.suppress(EngineLost):
+        for rows in await asyncio.gather(*calls.all("flying_calibration")):
+            controller.steps.calibrate(Step.of_probe(*astuple(row)) for row in rows)
+        rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
+        controller.migrates = fit_migrations(rows)
+        layout, engines, now_s = controller.layout, range(calls.deployment.engines), shell.clock()
+        if layout.widest > 1:
+            orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in engines)
+            await asyncio.gather(*(calls.utility(*order) for order in orders))
+    started.set()
 
 
 async def _measure(shell: Shell, engine: int, asked: set[int]) -> None:
