@@ -1,7 +1,5 @@
 """Why an engine could not start, told to the server in one line: vLLM's own says only which process failed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

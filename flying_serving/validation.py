@@ -1,7 +1,5 @@
 """Errors of pydantic as the field, its value and what is allowed, without the names of pydantic's types."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """What engines answer to the API server: types of the results of utility calls, in which vLLM carries plain values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

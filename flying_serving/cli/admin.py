@@ -4,8 +4,6 @@ None of them imports vLLM or torch. Errors are one line on stderr. Exit code 2: 
 server does not answer, or `doctor` found something bad.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

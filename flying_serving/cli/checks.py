@@ -4,8 +4,6 @@ torch and vLLM are imported in processes of their own: their output stays out of
 process (a wrong CPU, a broken wheel) is a finding.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

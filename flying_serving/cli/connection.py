@@ -1,7 +1,5 @@
 """A connection of the command line to a running server, and the printing of answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

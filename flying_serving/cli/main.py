@@ -1,7 +1,5 @@
 """Entry point of the `flying-serving` command."""
 
-from __future__ import annotations
-
 import sys
 
 from flying_serving.errors import FlyingError

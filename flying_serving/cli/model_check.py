@@ -5,8 +5,6 @@ whole model, whose modules are built without weights, and the engines that check
 with random weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import os

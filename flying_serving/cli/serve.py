@@ -1,7 +1,5 @@
 """`flying-serving serve`: vLLM's own server and flags, with engines that merge and split."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import glob

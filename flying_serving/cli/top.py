@@ -1,7 +1,5 @@
 """`flying-serving top`: the live view in a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from time import sleep

@@ -1,7 +1,5 @@
 """What engines let each other see without a message: when each ended its last step in each lane."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from flying_serving.comm.mapped import MappedArray

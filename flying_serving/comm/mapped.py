@@ -1,7 +1,5 @@
 """Files in shared memory that several processes map."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -5,8 +5,6 @@ in the order of its own numbers, in whatever order messages came, and from any s
 members therefore meet in the same order at both, so engines never wait for each other in a cycle.
 """
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Sequence
 

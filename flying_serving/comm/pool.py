@@ -1,7 +1,5 @@
 """The communicator pool (paper): every aligned group's communicator, built and warmed once, at start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any

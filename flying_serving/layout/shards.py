@@ -4,8 +4,6 @@ A fused weight consists of *segments* (q, k, v; gate, up; or a single one). Each
 finest shards that any lane asks for. In a lane of degree p, rank r works on a run of consecutive units of each segment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

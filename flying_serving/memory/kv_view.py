@@ -1,7 +1,5 @@
 """A lane's KV cache, token by token (torch, no vLLM)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@
 | lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader returned v   |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol
 

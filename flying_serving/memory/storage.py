@@ -5,8 +5,6 @@ dimension costs nothing). `Packed` keeps each unit in the library's blocked form
 on packed weights at small batches, and a packed matrix cannot be cut afterwards). Either way there is one copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Bodies of requests to the admin routes: read up to a bound, once the request is known to be allowed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of engine utilities, to one engine or to all: sent at once, answered in time; and background tasks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from http import HTTPStatus

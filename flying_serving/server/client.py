@@ -1,7 +1,5 @@
 """vLLM's engine client of a Flying Serving server: each method that it overrides is the shell's."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """What the server does as time passes: calibrate at the start, tick the controller, fetch measured steps, trace."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """Requests that cannot be encoded for an engine: refused before anything is booked, with the field that is wrong."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The server drains, not the engines: only it knows which requests wait, migrate o
 as long as a leader of its groups needs it (`engine/ending.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

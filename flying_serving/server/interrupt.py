@@ -1,7 +1,5 @@
 """SIGTERM and interrupts while engines start: vLLM's handlers raise, and pyzmq, in which it waits, swallows that."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

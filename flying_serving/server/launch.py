@@ -1,7 +1,5 @@
 """Turn vLLM's configuration into a deployment of engines with lanes, before the engines start."""
 
-from __future__ import annotations
-
 import os
 from multiprocessing import resource_tracker
 from typing import Any

@@ -1,7 +1,5 @@
 """Changes of the layout, for the controller and for operators: engines are told, and orders are answered."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine

@@ -3,8 +3,6 @@
 Imports are inside: vLLM loads its plugins, and so this module, in every process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Entry point `vllm.general_plugins`: vLLM calls it in every process that it starts."""
 
-from __future__ import annotations
-
 from flying_serving.config import KEY
 from flying_serving.errors import HookError
 from flying_serving.log import logger

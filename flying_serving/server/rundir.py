@@ -1,7 +1,5 @@
 """A server's run directory: sockets and shared memory. It goes with the server, or else at the next start of any."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The controller's settings from vLLM's configuration and ours, and what operators are shown of it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The controller's shell in the API server: tells it what happens and carries out its commands."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

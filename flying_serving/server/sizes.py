@@ -1,7 +1,5 @@
 """Which group sizes a server offers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What this version does not serve, refused at start in one line that names the flag."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Routes of the live view: the page, which holds no data, and its data, which the API key guards."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -1,7 +1,5 @@
 """Server processes: started, waited for, paused, and ended with all their children."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

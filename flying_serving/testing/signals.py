@@ -1,7 +1,5 @@
 """Programs that have servers to end, whatever signal ends them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

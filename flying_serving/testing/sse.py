@@ -1,7 +1,5 @@
 """Streamed completions: the request, and the events of the answer, taken from its bytes."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What hooks go by while a body runs: vLLM calls them without telling why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

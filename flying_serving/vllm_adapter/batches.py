@@ -1,7 +1,5 @@
 """Steps of made-up requests, as vLLM's scheduler would order them: with attention, KV memory and sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from vllm.sampling_params import SamplingParams

@@ -1,7 +1,5 @@
 """vLLM's block pool behind the protocol that lending needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the server uses of vLLM's engine client: messages to engines, their answers, and the queue of outputs."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """How vLLM's API server starts engines, and what it does with requests that an engine client refuses."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 from collections.abc import Iterator

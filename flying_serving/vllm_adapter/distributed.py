@@ -1,7 +1,5 @@
 """One torch world over all engines, and the switch of vLLM's tensor-parallel group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

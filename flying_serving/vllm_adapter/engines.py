@@ -1,7 +1,5 @@
 """Where vLLM chooses the class of its engines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -2,8 +2,6 @@
 computes a preempted request again. To the scheduler, penalties, logits processors, grammars and the request's own
 random numbers these tokens are outputs; they are not given out a second time."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A lane's KV cache is a view of lane 1's bytes, and a group may hold what no engine alone can."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Weights stay as loaded until they are shared; random ones for a check; and the product with a packed matrix."""
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """vLLM's priority scheduling: the places of requests changed after they were given to a scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

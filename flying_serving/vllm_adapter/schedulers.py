@@ -1,7 +1,5 @@
 """vLLM's scheduler for a lane, beside the one that vLLM's engine makes for itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name

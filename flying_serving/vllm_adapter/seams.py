@@ -1,7 +1,5 @@
 """Methods of vLLM that our subclasses override or call: not patched, but they have to look the same."""
 
-from __future__ import annotations
-
 SEAMS = (
     "vllm.v1.engine.core:EngineCoreProc.run_engine_core(args, dp_rank, local_dp_rank, kwargs)",
     "vllm.v1.engine.core:EngineCoreProc.run_busy_loop(self)",

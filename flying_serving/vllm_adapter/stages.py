@@ -1,7 +1,5 @@
 """The parts of a vLLM model with outputs that are whole on every rank of a group, so that lanes can be compared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """vLLM's own statistics of each batch of outputs, handed to the live view."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

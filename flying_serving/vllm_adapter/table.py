@@ -4,8 +4,6 @@ A patch wraps: it gets the original as its first argument. `install` compares ea
 and refuses another vLLM with one clear line; `uninstall` undoes everything, for tests.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

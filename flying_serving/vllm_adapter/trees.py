@@ -1,7 +1,5 @@
 """A model's modules without its weights, as a rank of any degree would build them."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections import defaultdict

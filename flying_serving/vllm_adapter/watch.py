@@ -1,7 +1,5 @@
 """Where a scheduler's steps begin and end, and what is in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which group sizes a model admits: asked of its real module tree, without weights and before any engine starts."""
 
-from __future__ import annotations
-
 import functools
 import linecache
 import logging

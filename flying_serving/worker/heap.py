@@ -1,7 +1,5 @@
 """The C heap of an engine's process."""
 
-from __future__ import annotations
-
 import ctypes
 
 

@@ -1,7 +1,5 @@
 """All lanes of a worker: built over lane 1's weights and KV memory, checked and measured at start, stepped later."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine does not outlive the server that started it, not even one that the kernel kills."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

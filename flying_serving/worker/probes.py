@@ -5,8 +5,6 @@ nothing of what a device with much arithmetic does with large ones. Decoding is 
 much, prompts also with much before them: else lanes that have not served yet would seem not to mind it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ENOUGH_S = 0.5

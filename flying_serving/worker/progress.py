@@ -1,7 +1,5 @@
 """Phases of an engine's start, a log line for each: a long start shows which engine waits where."""
 
-from __future__ import annotations
-
 from flying_serving.log import logger
 
 

@@ -5,8 +5,6 @@ logits are kept. A lane then runs the same steps, and every output is compared w
 each is compared by its own work alone: rounding does not add up, and the first that differs is the one that is wrong.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """vLLM's worker with lanes: lane 1 is the worker as it is, each further lane another runner over the same bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

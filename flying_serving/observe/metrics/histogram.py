@@ -1,7 +1,5 @@
 """Counts of values in fixed buckets, cheap enough for every step, and plain enough to be sent between processes."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate

@@ -4,8 +4,6 @@ Names and labels follow Prometheus' rules (base units, `_total` for counters) an
 `model_name` and `engine`).
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from typing import Literal
 

@@ -5,8 +5,6 @@ Source: the "Trace Event Format" document of the Chromium project. Of its phases
 CLOCK_MONOTONIC, which all processes of a host share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -6,8 +6,6 @@ was written. A process that has it open holds a shared lock of it, so that the s
 others, and two servers do not write into one file.
 """
 
-from __future__ import annotations
-
 import atexit
 import errno
 import fcntl

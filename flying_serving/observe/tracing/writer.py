@@ -1,7 +1,5 @@
 """Events on their way to the file: adding one costs a step about a microsecond, a thread writes them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The page of the live view: one HTML document with its style and script in it, and nothing from elsewhere."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from functools import cache

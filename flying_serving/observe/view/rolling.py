@@ -1,7 +1,5 @@
 """Times and tokens of the last seconds, kept only while the live view is open, in a bounded number of sums."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The live view in a terminal: from the JSON of `GET /flying/view` to what rich draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any

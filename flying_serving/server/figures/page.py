@@ -1,7 +1,5 @@
 """The metrics of one moment as Prometheus' client library wants them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

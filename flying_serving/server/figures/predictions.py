@@ -6,8 +6,6 @@ the layout that was chosen the same is measured here, for the same requests, by 
 predicted only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

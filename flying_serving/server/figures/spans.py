@@ -1,7 +1,5 @@
 """What the server traces: switches, from the records that `GET /flying/switches` shows."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

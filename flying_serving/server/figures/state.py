@@ -1,7 +1,5 @@
 """What the live view shows of a server at one moment, as plain JSON."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

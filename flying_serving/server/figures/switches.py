@@ -1,7 +1,5 @@
 """Switches as counters and histograms, from the records that the controller keeps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Reversible
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """How finely the layers of a model can be cut: the segments of each weight, or why there are none."""
 
-from __future__ import annotations
-
 from torch.nn import Module
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (

@@ -1,7 +1,5 @@
 """Routed experts, cut into units that each look like a rank of the widest lane."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM linear methods that multiply with a lane's part of the shared storage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ tensor that can be reached from it is lane 1's or a view of it, or one of few th
 or the lane is refused: a tensor that is not bound has no values of a checkpoint.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from collections import deque

@@ -1,7 +1,5 @@
 """Share lane 1's weights with lanes of other degrees, layer by layer."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch
