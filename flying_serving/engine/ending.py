@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +10,7 @@ from torch.distributed import DistError
 from vllm.v1.engine.core import EngineShutdownState
 
 from flying_serving.errors import EngineLost
-
-logger = logging.getLogger("vllm.flying_serving")
+from flying_serving.log import logger
 
 _GLOO = "gloo/transport"
 """What is in the text of Gloo's errors, plain RuntimeErrors, when a peer is gone."""
