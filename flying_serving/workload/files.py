@@ -10,10 +10,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from flying_serving.errors import WorkloadError
-from flying_serving.workload.json_rows import decode_row
-from flying_serving.workload.json_traces import HashedRow
-from flying_serving.workload.lines import located
 from flying_serving.workload.model import MAX_TOKENS, Request, Workload, blocks_of, check_blocks, check_order
+from flying_serving.workload.rows import checked, located
+from flying_serving.workload.traces import HashedRow
 
 FORMAT: Final = "flying-serving-workload"
 
@@ -53,10 +52,10 @@ def load(lines: Iterable[tuple[int, str]], file: str, limit: int | None = None) 
     """
     numbered = iter(lines)
     number, first = next(numbered)
-    header = decode_row(_HEADER, first, file, number)
+    header = checked(_HEADER.decode, first, file, number)
     requests: list[Request] = []
     for number, text in itertools.islice(numbered, limit):
-        request = decode_row(_REQUEST, text, file, number)
+        request = checked(_REQUEST.decode, text, file, number)
         with located(file, number):
             check_order(requests[-1] if requests else None, request)
             check_blocks(request, header.block_tokens)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flying_serving.errors import WorkloadError
-from flying_serving.workload import csv_traces, files, json_traces
-from flying_serving.workload.json_rows import decode_row
-from flying_serving.workload.lines import numbered_lines
+from flying_serving.workload import files, traces
 from flying_serving.workload.model import Format, Workload
+from flying_serving.workload.rows import checked, numbered_lines
+from flying_serving.workload.traces import FORMATS
 
 HEAD_LINES = 1000
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
-_COLUMNS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 def read_workload(
@@ -27,7 +27,7 @@ def read_workload(
     format: Format | None = None,
     limit: int | None = None,
     sec_multiplier: float = 1.0,
-    block_tokens: int = json_traces.TIMED_BLOCK_TOKENS,
+    block_tokens: int = FORMATS["timed_trace"].block_tokens,
 ) -> Workload:
     """The workload in a file.
 
@@ -49,20 +49,15 @@ def read_workload(
     lines = itertools.chain(head, stream)
     if found == "flying":
         return files.load(lines, file, limit)
-    with_header = itertools.islice(lines, None if limit is None else limit + 1)
-    units = json_traces.MOONCAKE
-    if found == "azure":
-        requests = csv_traces.azure(with_header, file)
-    elif found == "burstgpt":
-        requests = csv_traces.burstgpt(with_header, file, seed)
-    else:
-        if found == "timed_trace":
-            units = json_traces.Units(sec_multiplier, block_tokens)
-        requests = json_traces.read(itertools.islice(lines, limit), file, units, seed)
-    return Workload(path.stem, seed, tuple(requests), units.block_tokens, f"{found} trace {path.name}")
+    form = FORMATS[found]
+    if found == "timed_trace":
+        form = replace(form, seconds=sec_multiplier, block_tokens=block_tokens)
+    limited = itertools.islice(lines, None if limit is None else limit + form.is_csv)
+    requests = tuple(traces.read(limited, file, form, seed))
+    return Workload(path.stem, seed, requests, form.block_tokens, f"{found} trace {path.name}")
 
 
-def detect(head: Sequence[tuple[int, str]], file: str) -> Format:
+def detect(head: Sequence[tuple[int, str]], file: str) -> str:
     """The format of a file by its first line, or its first lines where that does not tell.
 
     Raises:
@@ -70,18 +65,18 @@ def detect(head: Sequence[tuple[int, str]], file: str) -> Format:
     """
     number, first = head[0]
     if not first.startswith("{"):
-        names = csv_traces.header(first)
-        if csv_traces.is_azure(names):
-            return "azure"
-        if csv_traces.is_burstgpt(names):
-            return "burstgpt"
-        allowed = f"JSONL, or the header {','.join(csv_traces.AZURE)} or {','.join(csv_traces.BURSTGPT)}"
-        raise WorkloadError("header", first, allowed, file=file, line=number)
-    row = decode_row(_OBJECT, first, file, number)
+        tables = {name: form for name, form in FORMATS.items() if form.is_csv}
+        for name, form in tables.items():
+            if form.is_header(first):
+                return name
+        headers = " or ".join(",".join(form.columns) for form in tables.values())
+        raise WorkloadError("header", first, f"JSONL, or the header {headers}", file=file, line=number)
+    row = checked(_OBJECT.decode, first, file, number)
     if "format" in row:
         return "flying"
-    missing = [name for name in _COLUMNS if name not in row]
+    columns = FORMATS["mooncake"].columns
+    missing = [name for name in columns if name not in row]
     if missing:
-        allowed = f"columns {', '.join(_COLUMNS)} (missing: {', '.join(missing)}), or the header of a workload file"
+        allowed = f"columns {', '.join(columns)} (missing: {', '.join(missing)}), or the header of a workload file"
         raise WorkloadError("row", first, allowed, file=file, line=number)
-    return "mooncake" if json_traces.guess_units(head, file) is json_traces.MOONCAKE else "timed_trace"
+    return traces.guess_units(head, file)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from flying_serving.errors import WorkloadError
-from flying_serving.workload import files, json_traces, shape
-from flying_serving.workload.lines import numbered_lines
+from flying_serving.workload import files, shape
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.read import read_workload
 from tests.workload.workloads import workloads
@@ -86,8 +85,7 @@ def test_a_timed_trace_has_the_same_times_lengths_and_sharing(
     """Written for vLLM's own bench and read back; prompts without ids get ids that nobody else has."""
     path = tmp_path_factory.mktemp("timed") / "trace.jsonl"
     files.save_timed_trace(workload, path)
-    units = json_traces.Units(seconds=1.0, block_tokens=workload.block_tokens)
-    read = json_traces.read(numbered_lines(path), "trace", units, 0)
+    read = read_workload(path, format="timed_trace", block_tokens=workload.block_tokens).requests
     seen: set[int] = set()
     for request, other in zip(workload.requests, read, strict=True):
         assert other.arrival_s == request.arrival_s

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.errors import WorkloadError
-from flying_serving.workload import lines
+from flying_serving.workload import rows as row_reader
 from flying_serving.workload.read import read_workload
-from flying_serving.workload.times import spread
+from flying_serving.workload.traces import spread
 
 DATA = Path(__file__).parent / "data"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.9799600,10,2\n2023-11-17 00:00:00.0000001,20,3\n"
@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_read_into_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a longest line."""
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(row_reader, "MAX_LINE_BYTES", 100)
     with pytest.raises(WorkloadError, match="at most 100 bytes"):
         read_workload(write(AZURE + "x" * 1000))
 

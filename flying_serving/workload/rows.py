@@ -1,15 +1,23 @@
-"""Lines of a text file as a stream, with their numbers. A line that cannot be read is an error, never skipped."""
+"""Rows of text files as a stream. What cannot be read is an error with its line, column and value, never skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from flying_serving.errors import WorkloadError
 
 MAX_LINE_BYTES = 2**26
 BOM = b"\xef\xbb\xbf"
+G = TypeVar("G")
+T = TypeVar("T")
+_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_FIELD = re.compile(r"field `(?P<field>[^`]*)`")
 
 
 @contextmanager
@@ -48,7 +56,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _text(raw: bytes, number: int) -> str:
-    """One line as text."""
     if len(raw) > MAX_LINE_BYTES:
         raise WorkloadError("line", raw[:40], f"at most {MAX_LINE_BYTES} bytes")
     if number == 1:
@@ -61,3 +68,40 @@ def _text(raw: bytes, number: int) -> str:
     if "\0" in text:
         raise WorkloadError("line", text[:40], "text without NUL bytes")
     return text.strip()
+
+
+def checked(decode: Callable[[G], T], given: G, file: str, line: int) -> T:
+    """What msgspec makes of one line of JSON, or of cells by their columns.
+
+    Raises:
+        WorkloadError: with file, line, column and value.
+    """
+    with located(file, line):
+        try:
+            return decode(given)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, WorkloadError):
+                raise error.__cause__ from None
+            column, allowed = _problem(str(error))
+            raise WorkloadError(column, _value(given, column), allowed) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise WorkloadError("row", given, f"one JSON object ({error})") from None
+
+
+def _problem(message: str) -> tuple[str, str]:
+    """The column that msgspec complains about, and what it says."""
+    place, missing = _PLACE.search(message), _FIELD.search(message)
+    if missing is not None:
+        return missing["field"], message
+    if place is None:
+        return "row", message
+    return re.split(r"[.\[]", place["path"])[0] or "row", message[: place.start()]
+
+
+def _value(given: Any, column: str) -> Any:
+    """What a row has in a column."""
+    try:
+        row = msgspec.json.decode(given) if isinstance(given, str) else given
+    except (msgspec.DecodeError, RecursionError):
+        return given
+    return row.get(column) if isinstance(row, dict) and column != "row" else row
