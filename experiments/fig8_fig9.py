@@ -25,7 +25,8 @@ from experiments.common import (
 )
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, row, spread, table, write
-from flying_serving.sim.figures import distributions, over_time
+from flying_serving.bench.report.page import pictures
+from flying_serving.cli.simulation import measured
 
 SYSTEMS = ("auto", "static-dp", "static-tp", "shift-parallel", "fork")
 GROUPED = (
@@ -47,8 +48,8 @@ def _measure(model: str, setting: Setting) -> Numbers:
     faster, workload = calibrated(model, setting)
     runs = [run(system(name, model, setting), model, workload) for name in SYSTEMS]
     if setting.draws:
-        over_time(runs, RESULTS / f"fig8_{model}.png")
-        distributions(runs, RESULTS / f"fig9_{model}.png")
+        paths = {"over_time": RESULTS / f"fig8_{model}.png", "distributions": RESULTS / f"fig9_{model}.png"}
+        pictures([measured(one) for one in runs], paths)
     return {"faster": faster, **{one.system.name: _numbers(one, model, setting) for one in runs}}
 
 

@@ -67,18 +67,24 @@ def replay_one(
     with view.Watch(console, len(workload.requests)) as watch:
         results = measure(workload, target, served, options, watch.follow, *beside, made=watch.made)
     summary = summarise(results, options.slo)
-    results.save(out / RESULTS)
-    (out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     try:
         log = switchlog.fetch(target)
     except BenchError as error:
         _warn(str(error))
         log = None
-    if log is not None:
-        switchlog.save(log, out / SWITCHES)
+    save(out, results, summary, log)
     if warning := view.lag_warning(summary):
         _warn(warning)
     return Replayed(results, summary)
+
+
+def save(out: Path, results: Results, summary: dict[str, Any], log: dict[str, Any] | None) -> None:
+    """Write results, summary and the log of switches, if there is one, into a directory of their own."""
+    out.mkdir(exist_ok=True)
+    results.save(out / RESULTS)
+    for name, value in ((SUMMARY, summary), (SWITCHES, log)):
+        if value is not None:
+            (out / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def _warn(message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,13 +75,8 @@ def fetch(target: Target) -> dict[str, Any] | None:
             raise BenchError(f"{target.url}/flying/switches: the log of switches cannot be read ({error!r})") from None
 
 
-def save(log: dict[str, Any], path: Path) -> None:
-    """Write what `fetch` gave."""
-    path.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
-
-
 def load(path: Path) -> SwitchLog | None:
-    """Read what `save` wrote; None if there is no such file.
+    """Read the log beside results; None if there is no such file.
 
     Raises:
         BenchError: if the file is something else.
@@ -102,7 +96,7 @@ def at_s(switch: LoggedSwitch, run: Run) -> float:
 
 def carried_out(log: SwitchLog) -> list[LoggedSwitch]:
     """The switches that engines were told of, in the order of time."""
-    return sorted((switch for switch in log.switches if switch.time_s > 0), key=lambda switch: switch.time_s)
+    return sorted((switch for switch in log.switches if switch.time_s), key=lambda switch: switch.time_s)
 
 
 def during(log: SwitchLog, run: Run) -> list[LoggedSwitch]:

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flying_serving.bench import view
+from flying_serving.bench import replay, view
 from flying_serving.bench.options import WorkloadOptions
 from flying_serving.bench.plan import workload_of
+from flying_serving.bench.report.load import MeasuredSystem
+from flying_serving.bench.switchlog import SwitchLog
 from flying_serving.cli.connection import output
 from flying_serving.cli.simulator_options import SimulatorOptions
 from flying_serving.errors import ConfigError
@@ -119,16 +122,17 @@ def run(system: System, workload: Workload, where: str, console: Console, slo: S
     return Simulated(system, outcome, found, summary)
 
 
+def measured(one: Simulated) -> MeasuredSystem:
+    """A simulated system as figures take it."""
+    return MeasuredSystem(one.system.name, one.results, one.summary, msgspec.convert(one.log, SwitchLog))
+
+
 def save(runs: Sequence[Simulated], workload: Workload, out: Path) -> None:
-    """Write the workload, and of each system its requests (parquet), summary and layouts (JSON); then figures."""
-    from flying_serving.sim import figures
+    """Write what `bench --compare` writes: the workload, each system's results in its directory, figures and a page."""
+    from flying_serving.bench.report import load, page  # matplotlib
 
     files.save(workload, out / "workload.jsonl")
     for one in runs:
-        one.results.save(out / f"{one.system.name}.parquet")
-        layouts = [{"at_s": at_s, "layout": layout.to_lists()} for at_s, layout in one.outcome.layouts]
-        switches = [switch.to_json() for switch in one.outcome.switches]
-        text = json.dumps({"summary": one.summary, "layouts": layouts, "switches": switches}, indent=1)
-        (out / f"{one.system.name}.json").write_text(text + "\n", encoding="utf-8")
-    figures.over_time(runs, out / "over_time.png")
-    figures.distributions(runs, out / "distributions.png")
+        replay.save(out / one.system.name, one.results, one.summary, one.log)
+    load.save_comparison(dict.fromkeys(one.system.name for one in runs), out)
+    page.draw_all(out, None, "png")

@@ -36,7 +36,8 @@ class SimulatorOptions(BaseModel):
         default=SERVER.horizon_s, ge=0.1, le=3600, description="How far ahead layouts are compared."
     )
     out: Path | None = Field(
-        default=None, description="Directory for requests (parquet), summaries (JSON) and figures."
+        default=None,
+        description="Directory for the same files as those of `bench --compare`.",
     )
     slo: SloOption = None
     as_json: AsJson = False

@@ -210,6 +210,7 @@ class SimNode:
 
     def _send_order(self, switch: Switch, weave_steps: int) -> None:
         self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
+        switch.wall_time_s = self.clock.now_s
         self.outcome.switches.append(switch)
         answers = _Answers(self, self.clock.now_s)
         for engine in range(self.shape.engines):

@@ -29,6 +29,15 @@ class Simulated:
     results: Results
     summary: dict[str, Any]
 
+    @property
+    def log(self) -> dict[str, Any]:
+        """Its switches in the form of a live server's log; times are since the start of the workload."""
+        return {
+            "layout": self.outcome.layouts[-1].layout.to_lists(),
+            "devices_per_engine": self.system.settings.capacity.degree(1),
+            "switches": [switch.to_json() for switch in self.outcome.switches],
+        }
+
 
 class ArrivalStream:
     """Requests from a stream, read one ahead, so that a long stream takes no more memory than a short one."""

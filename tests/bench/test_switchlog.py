@@ -83,7 +83,7 @@ def test_a_log_is_kept_with_all_its_fields(tmp_path: Path) -> None:
     path = tmp_path / "switches.json"
     assert switchlog.load(path) is None
     one = {"number": 1, "time": START_S, "from": [[0], [1]], "to": [[0, 1]], "reason": "load", "work_ms": 1.5}
-    switchlog.save({"layout": [[0, 1]], "devices_per_engine": 2, "switches": [one]}, path)
+    path.write_text(json.dumps({"layout": [[0, 1]], "devices_per_engine": 2, "switches": [one]}))
     assert json.loads(path.read_text())["switches"][0]["work_ms"] == 1.5
     kept = switchlog.load(path)
     assert kept is not None and (kept.engines, kept.devices_per_engine) == (2, 2)

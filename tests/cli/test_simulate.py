@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flying_serving.bench.report import load
 from flying_serving.cli import simulate
 from flying_serving.cli.admin import app
 from flying_serving.config import FlyingConfig
@@ -32,11 +33,11 @@ def test_tables_and_files(tmp_path: Path) -> None:
     """One row for each system; requests, summaries, layouts and figures in the directory."""
     text = run(*SMALL, "--policy", "auto,static-tp2", "--out", str(tmp_path / "out"))
     assert "auto" in text and "static-tp2" in text and "30/30" in text
-    kept = Results.load(tmp_path / "out" / "auto.parquet")
+    kept = Results.load(tmp_path / "out" / "auto" / "results.parquet")
     assert len(kept) == 30 and kept.ok.all()
-    described = json.loads((tmp_path / "out" / "auto.json").read_text())
-    assert described["summary"]["completed"] == 30 and described["layouts"]
-    for name in ("over_time.png", "distributions.png", "workload.jsonl", "static-tp2.parquet"):
+    auto, fixed = load.comparison(tmp_path / "out")
+    assert auto.summary["completed"] == 30 and auto.spans and fixed.name == "static-tp2"
+    for name in ("over_time.png", "distributions.png", "workload.jsonl", "report.html", "static-tp2/results.parquet"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
 
 

@@ -29,7 +29,7 @@ from flying_serving.bench.report.style import (
 )
 from flying_serving.results.metrics import e2el_s, queue_s, token_gaps, tpot_s, ttft_s
 from flying_serving.results.results import Floats, Results
-from flying_serving.results.timeline import concurrency, stretches
+from flying_serving.results.timeline import concurrency, stretches, tokens_per_s
 
 LABEL_SHARE = 0.045
 """A layout that takes less of the width than this has no label inside."""
@@ -41,14 +41,14 @@ SHORTEST_MS = 0.1
 
 @styled
 def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
-    """Requests at a time, P90 TTFT and queue time over time; below, each changing layout as a coloured band.
+    """Requests at a time, P90 TTFT, queue time and tokens/s over time; below, each changing layout as a coloured band.
 
     After Fig. 8 of the Flying Serving paper (arXiv 2602.22593).
     """
     queued = any(not np.isnan(queue_s(one.results)).all() for one in systems)
     banded = [one for one in systems if one.switches] or [one for one in systems if one.spans]
-    curves = 3 if queued else 2
-    heights = [1.5, 1.5, 1.5][:curves] + [0.34 + 0.13 * _engines(one) for one in banded]
+    curves = 4 if queued else 3
+    heights = [1.5] * curves + [0.34 + 0.13 * _engines(one) for one in banded]
     figure = Figure(figsize=(WIDTH_IN, 1.0 + sum(heights) + 0.1 * len(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False)[:, 0]
     duration_s = max(one.results.run.duration_s for one in systems)
@@ -63,6 +63,7 @@ def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
     if queued:
         _percentile(axes[2], systems, queue_s, width_s, f"P90 time in the engine's queue, {window}")
     _not_completed(axes[1], systems)
+    _throughput(axes[curves - 1], systems, width_s)
     for axis, one in zip(axes[curves:], banded, strict=True):
         band(axis, one)
     axes[-1].set(xlabel="time since the start of the replay (s)", xlim=(0, duration_s))
@@ -88,6 +89,15 @@ def _percentile(
     axis.set_title(title)
     if len(drawn):
         scale(axis.yaxis, drawn.min() * factor, drawn.max() * factor)
+
+
+def _throughput(axis: Any, systems: Sequence[MeasuredSystem], width_s: float) -> None:
+    """Output tokens of all requests over time."""
+    for place, one in enumerate(systems):
+        rates = tokens_per_s(one.results, width_s) / width_s
+        axis.step(np.arange(len(rates)) * width_s, rates, where="post", **line(place))
+    axis.set(ylabel="tokens/s", ylim=(0, None))
+    axis.set_title(f"Output tokens per second, in each {width_s:g} s")
 
 
 def _unit(values_s: Floats) -> tuple[str, float]:

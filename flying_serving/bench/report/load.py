@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class _Comparison(msgspec.Struct, frozen=True):
-    systems: dict[str, Started]
+    systems: dict[str, Started | None]
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def comparison(path: Path) -> list[MeasuredSystem]:
     return [_system(directory.name, directory, None) for directory in found]
 
 
-def save_comparison(systems: dict[str, Started], path: Path) -> None:
-    """Write how the servers of a comparison were started, in the order in which they were measured."""
-    text = msgspec.json.format(msgspec.json.encode(_Comparison(systems)), indent=1)
+def save_comparison(systems: Mapping[str, Started | None], path: Path) -> None:
+    """Write how servers were started, None if they were not, in the order in which they were measured."""
+    text = msgspec.json.format(msgspec.json.encode(_Comparison(dict(systems))), indent=1)
     (path / COMPARISON).write_bytes(text + b"\n")
 
 

@@ -30,8 +30,8 @@ MOST_DRIFT_S = 0.05
 FIGURES: dict[str, tuple[Callable[[Sequence[MeasuredSystem]], Figure | None], str]] = {
     "over_time": (
         figures.over_time,
-        "Load, P90 latencies and layouts over time. A layout is drawn from the moment in the server's own log at which "
-        "its engines were told of it; engines in one block work as one group.",
+        "Load, P90 latencies, tokens/s and layouts over time. A layout is drawn from the moment in the server's log "
+        "at which its engines were told of it; engines in one block work as one group.",
     ),
     "bars": (figures.bars, "Time per output token of completed requests, and the most output tokens in one second."),
     "distributions": (figures.distributions, "Share of completed requests that took no longer than this."),
@@ -145,12 +145,12 @@ def write(systems: Sequence[MeasuredSystem], out: Path) -> Path:
 
 def _facts(systems: Sequence[MeasuredSystem]) -> str:
     run, summary = systems[0].results.run, systems[0].summary
-    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.started_wall_s))
+    began = time.strftime("replayed from %Y-%m-%d %H:%M:%S UTC", time.gmtime(run.started_wall_s))
     several = "each the same " if len(systems) > 1 else ""
     workload = f"{run.workload} ({run.origin})" if run.origin else run.workload
     return (
-        f"{run.model}, replayed from {began}: {several}{summary['num_prompts']:,} requests of the workload {workload}, "
-        f"seed {run.seed}."
+        f"{run.model}, {began if run.started_wall_s else 'simulated'}: {several}{summary['num_prompts']:,} requests of "
+        f"the workload {workload}, seed {run.seed}."
     )
 
 

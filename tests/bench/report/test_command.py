@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flying_serving.bench import switchlog
+from flying_serving.bench import replay
 from flying_serving.bench.report import load
 from flying_serving.bench.report.load import MeasuredSystem
 from flying_serving.cli import plot  # noqa: F401 - adds its command
@@ -17,15 +17,13 @@ from tests.bench.report.systems import system
 
 def kept(one: MeasuredSystem, directory: Path) -> Path:
     """Write a system's results as `bench` does."""
-    directory.mkdir(parents=True)
-    one.results.save(directory / "results.parquet")
-    (directory / "summary.json").write_text(json.dumps(one.summary))
     assert one.log is not None
     rows = [
         {"number": s.number, "time": s.time_s, "from": s.old, "to": s.new, "cutover_ms": s.cutover_ms}
         for s in one.log.switches
     ]
-    switchlog.save({"layout": one.log.layout, "devices_per_engine": 1, "switches": rows}, directory / "switches.json")
+    log = {"layout": one.log.layout, "devices_per_engine": 1, "switches": rows}
+    replay.save(directory, one.results, one.summary, log)
     return directory
 
 

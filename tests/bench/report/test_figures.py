@@ -73,7 +73,7 @@ def test_without_switches_the_layout_is_one_block_and_gaps_have_no_figure() -> N
     figure = figures.over_time([fixed])
     assert band_edges(figure) == [0.0, fixed.results.run.duration_s]
     without = type(fixed)("stock-dp", fixed.results, fixed.summary)
-    assert len(figures.over_time([without]).axes) == 3
+    assert len(figures.over_time([without]).axes) == 4
 
 
 def test_requests_that_were_not_completed_are_marked() -> None:
