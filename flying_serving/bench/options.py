@@ -14,25 +14,26 @@ from flying_serving.results.slo import Slo, parse_slo
 from flying_serving.workload.model import MAX_TOKENS, Format
 
 
+def _parsed(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Parse a value if it is text."""
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+
+
 def _numbers(form: str, *kinds: Callable[[str], float]) -> BeforeValidator:
     """Parse numbers with colons between them, one of each kind."""
 
-    def parse(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
+    def parse(text: str) -> tuple[float, ...]:
         try:
-            return tuple(kind(part) for kind, part in zip(kinds, value.split(":"), strict=True))
+            return tuple(kind(part) for kind, part in zip(kinds, text.split(":"), strict=True))
         except ValueError:
             raise ValueError(f"{form} is expected") from None
 
-    return BeforeValidator(parse)
+    return _parsed(parse)
 
 
-def _object(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _object(text: str) -> Any:
     try:
-        return json.loads(value)
+        return json.loads(text)
     except ValueError as error:
         raise ValueError(f"a JSON object is expected ({error})") from None
 
@@ -43,10 +44,8 @@ def _several(pair: tuple[int, int]) -> tuple[int, int]:
     return pair
 
 
-def _systems(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    names = tuple(name.strip() for name in value.split(","))
+def _systems(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names) or not set(names) <= set(SYSTEMS):
         raise ValueError(f"names with commas between, each once, of {', '.join(SYSTEMS)}")
     return names
@@ -57,7 +56,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 SloOption = Annotated[
     Slo | None,
-    BeforeValidator(lambda value: parse_slo(value) if isinstance(value, str) else value),
+    _parsed(parse_slo),
     Field(description="Limits in ms for the goodput, like ttft:2000,tpot:100."),
 ]
 AsJson = Annotated[bool, Field(description="Print the summary as JSON.")]
@@ -114,7 +113,7 @@ class BenchOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compare: Annotated[tuple[str, ...], BeforeValidator(_systems)] = Field(
+    compare: Annotated[tuple[str, ...], _parsed(_systems)] = Field(
         default=(),
         description="Start these servers one after the other and compare them: static-dp, static-tp, auto, ..., "
         "stock-dp, stock-tp; their model and flags follow after --.",
@@ -141,7 +140,7 @@ class BenchOptions(BaseModel):
     prompt_seed: int | None = Field(
         default=None, ge=0, description="Other prompts for the same workload; default: its seed."
     )
-    extra_body: Annotated[dict[str, Any], BeforeValidator(_object)] = Field(
+    extra_body: Annotated[dict[str, Any], _parsed(_object)] = Field(
         default={}, description='JSON object to add to each request, like {"temperature": 0}.'
     )
     dry_run: bool = Field(default=False, description="Make and save the workload only.")

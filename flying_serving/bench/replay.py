@@ -140,15 +140,9 @@ def measure(
     *beside: Beside,
     made: Callable[[int], None] | None = None,
 ) -> Results:
-    """Replay a workload. SIGINT ends it early: completed requests are kept, the others are unfinished.
+    """Replay a workload on a server that was probed. `made` is called with the number of request bodies made so far.
 
-    Args:
-        workload: the requests.
-        target: the server.
-        served: what `probe` found there.
-        options: token ids, prompt seed, timeout and extra fields of requests.
-        beside: run in the event loop while it runs.
-        made: called with the number of request bodies made so far.
+    SIGINT ends it early: completed requests are kept, the others are unfinished.
     """
     prompts = Prompts(workload, options.vocabulary, options.prompt_seed)
     with Bodies(workload, served.model, prompts, options.extra_body, made) as bodies:

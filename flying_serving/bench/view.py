@@ -114,10 +114,7 @@ def _outcome(summary: dict[str, Any]) -> str:
 
 
 def _latencies(summary: dict[str, Any]) -> Table:
-    table = Table(title="\ntimes in ms, of completed requests", title_justify="left", title_style="", box=SIMPLE)
-    table.add_column("")
-    for statistic in STATISTICS:
-        table.add_column(statistic, justify="right")
+    table = _table("", STATISTICS, "times in ms, of completed requests")
     for name, label in LATENCIES:
         values = [summary[f"{statistic}_{name}_ms"] for statistic in STATISTICS]
         if any(value is not None for value in values):
@@ -125,12 +122,18 @@ def _latencies(summary: dict[str, Any]) -> Table:
     return table
 
 
+def _table(first: str, headings: Sequence[str], title: str | None = None) -> Table:
+    """A table of numbers, each row with its name in front."""
+    table = Table(title=title and f"\n{title}", title_justify="left", title_style="", box=SIMPLE)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
 def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
     """One row for each phase or priority."""
-    table = Table(box=SIMPLE)
-    table.add_column(title)
-    for heading in ("completed", "tokens/s", "TTFT mean", "p90", "TPOT median", "ITL p99"):
-        table.add_column(heading, justify="right")
+    table = _table(title, ("completed", "tokens/s", "TTFT mean", "p90", "TPOT median", "ITL p99"))
     for name, group in groups.items():
         tokens = group.get("output_throughput_during", group["output_throughput"])
         keys = ("mean_ttft_ms", "p90_ttft_ms", "median_tpot_ms", "p99_itl_ms")
@@ -142,10 +145,7 @@ def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
 
 def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """One row for each system; `columns`: (heading, key of its summary)."""
-    table = Table(title=f"\n{title}", title_justify="left", title_style="", box=SIMPLE)
-    table.add_column("system", no_wrap=True)
-    for heading in ("completed", *(heading for heading, _ in columns)):
-        table.add_column(heading, justify="right")
+    table = _table("system", ("completed", *(heading for heading, _ in columns)), title)
     for name, summary in summaries.items():
         values = (number(summary[key]) for _, key in columns)
         table.add_row(name, f"{summary['completed']}/{summary['num_prompts']}", *values)

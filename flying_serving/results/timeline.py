@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -38,16 +40,8 @@ def concurrency(results: Results) -> tuple[Floats, Ints]:
 
 def stretches(results: Results) -> list[Stretch]:
     """The phases in the order of time: each from its first arrival to the first of the next, the last to its last."""
-    arrivals, phases = results.floats("arrival_s"), results.texts("phase")
-    found: list[Stretch] = []
-    for position, phase in enumerate(phases):
-        at = float(arrivals[position])
-        if phase is None:
-            continue
-        if found and found[-1].phase == phase:
-            found[-1] = Stretch(phase, found[-1].start_s, at)
-        else:
-            if found:
-                found[-1] = Stretch(found[-1].phase, found[-1].start_s, at)
-            found.append(Stretch(phase, at, at))
-    return found
+    arrivals = zip(results.texts("phase"), results.floats("arrival_s").tolist(), strict=True)
+    phased = [(phase, at) for phase, at in arrivals if phase is not None]
+    found = [(phase, [at for _, at in run]) for phase, run in itertools.groupby(phased, key=itemgetter(0))]
+    ends = [times[0] for _, times in found[1:]] + [times[-1] for _, times in found[-1:]]
+    return [Stretch(phase, times[0], end) for (phase, times), end in zip(found, ends, strict=True)]

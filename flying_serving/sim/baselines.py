@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.placing import Placing
@@ -23,7 +24,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES, Policy, least_gain
 from flying_serving.policy.snapshot import Decision, Snapshot
-from flying_serving.predict.work import LaneFigures, Objective
+from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Options
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
@@ -43,13 +44,7 @@ def names(machine: Machine) -> list[str]:
 
 
 def build(name: str, machine: Machine, devices: int, options: Options) -> System:
-    """The system of a name.
-
-    Args:
-        name: one of `names`.
-        machine: where it runs.
-        devices: devices per engine of those whose degree the name does not say.
-        options: of all systems that are compared.
+    """The system of a name; `devices` are those of an engine if the name does not say its degree.
 
     Raises:
         ConfigError: an unknown name, with those that there are; or what the machine cannot do.
@@ -126,14 +121,7 @@ class RoundRobin(Placing):
 
     _next = 0
 
-    def place(
-        self,
-        state: RequestState,
-        layout: Layout,
-        loads: Loads,
-        lanes: Mapping[int, LaneFigures],
-        expected_tokens: float,
-    ) -> Group | None:
+    def place(self, state: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
         """The next one."""
         self._next += 1
         return layout.groups[(self._next - 1) % len(layout.groups)]
@@ -142,14 +130,7 @@ class RoundRobin(Placing):
 class LeastLoad(Placing):
     """The group with the fewest requests."""
 
-    def place(
-        self,
-        state: RequestState,
-        layout: Layout,
-        loads: Loads,
-        lanes: Mapping[int, LaneFigures],
-        expected_tokens: float,
-    ) -> Group | None:
+    def place(self, state: RequestState, layout: Layout, loads: Loads, *_: Any, **__: Any) -> Group:
         """The first of those with the fewest."""
         return min(layout.groups, key=lambda group: len(loads[group].requests))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -35,43 +35,6 @@ class Engine:
     block_tokens: Mapping[int, int]
 
 
-class Machine(Protocol):
-    """Devices with a model on them."""
-
-    @property
-    def devices(self) -> int:
-        """How many."""
-
-    @property
-    def frontend_s(self) -> float:
-        """What a server adds to a first token outside of steps."""
-
-    @property
-    def smallest_engine(self) -> int:
-        """Devices that one engine needs at least, to hold the weights and a KV cache."""
-
-    def degrees(self, least: int) -> list[int]:
-        """Degrees from `least` upwards that the model can be split in here."""
-
-    def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """An engine and its memory.
-
-        Args:
-            resident: devices that hold the weights once.
-            sizes: group sizes.
-            devices: devices of the engine.
-        """
-
-    def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
-        """Step times of a degree."""
-
-    def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
-        """Step times of a lane of ours: those of its degree, and the coordination of `size` engines."""
-
-    def migration(self, degree: int) -> MigrationCost | None:
-        """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate."""
-
-
 @dataclass(frozen=True)
 class Modelled:
     """A model on devices of the cost model.
@@ -93,14 +56,17 @@ class Modelled:
 
     @property
     def devices(self) -> int:
+        """How many."""
         return self.kind.count
 
     @property
     def frontend_s(self) -> float:
+        """What a server adds to a first token outside of steps."""
         return self.kind.hardware.coefficients.frontend_s.value
 
     @property
     def smallest_engine(self) -> int:
+        """Devices that one engine needs at least, to hold the weights and a KV cache."""
         for degree in self.degrees(1):
             try:
                 kv_pool_bytes(self.model, self.kind.hardware, degree, self.utilization)
@@ -111,17 +77,22 @@ class Modelled:
         raise problem
 
     def degrees(self, least: int) -> list[int]:
+        """Degrees from `least` upwards that the model can be split in here."""
         able = [d for d in (1, *RANKS) if degree_obstacle(d, self.model.heads, self.model.kv_heads) is None]
         return [d for d in able if least <= d <= self.devices]
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """As many blocks as fit beside the weights."""
+        """An engine of `devices` for groups of these sizes, with as many blocks as fit beside the weights.
+
+        `resident` devices hold the weights once.
+        """
         pool = kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization)
         blocks = int(pool / (BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)))
         heads = self.model.kv_heads
         return Engine(devices, blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
 
     def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
+        """Step times of a degree."""
         cost = LaneCost(self.model, self.kind.hardware, degree, execution)
 
         def seconds(step: SimStep) -> float:
@@ -130,10 +101,14 @@ class Modelled:
         return seconds
 
     def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
+        """Step times of a lane of ours: those of its degree, and the coordination of `size` engines."""
         return coordinated(self.step_time(degree, execution), size)
 
     def migration(self, degree: int) -> MigrationCost | None:
-        """Modelled, not measured: every device receives all heads, from one rank after the other, after a header."""
+        """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate.
+
+        Modelled, not measured: every device receives all heads, from one rank after the other, after a header.
+        """
         hardware = self.kind.hardware
         lines = hardware.all_reduce.get(degree)
         if lines is None:
@@ -211,6 +186,10 @@ class Measured(BaseModel):
     def migration(self, degree: int) -> MigrationCost | None:
         """As measured."""
         return self.migration_cost.get(degree // self.devices_per_engine)
+
+
+Machine = Modelled | Measured
+"""Devices with a model on them."""
 
 
 def load_measured(path: Path) -> Measured:

@@ -59,13 +59,7 @@ class ArrivalStream:
 
 
 def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
-    """Serve requests until all have ended or were refused.
-
-    Args:
-        system: the server.
-        requests: in the order of their arrival.
-        progress: called now and then with how many requests are over.
-    """
+    """Serve requests, in the order of arrival, until all are over; `progress` gets their number now and then."""
     clock = Clock(-LEAD_S)
     node = system.node(clock)
     node.start()
@@ -81,13 +75,7 @@ def simulate(system: System, requests: Iterable[Request], progress: Callable[[in
 def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:
     """The same table that `flying-serving bench` makes of a live server.
 
-    Without kept times, a request gets its first token and, at its end, all others.
-
-    Args:
-        system: which server.
-        workload: what it served.
-        outcome: what became of it.
-        where: model and hardware.
+    Without kept times, a request gets its first token and, at its end, all others. `where`: model and hardware.
     """
     over = {request.request_id: request for request in outcome.ended}
     reasons = {request.request_id: reason for request, reason in outcome.refused}

@@ -82,10 +82,7 @@ def static(
     """Stock vLLM: engines of `degree` devices that stay apart.
 
     Args:
-        machine: where.
-        degree: devices of an engine.
-        policy: one that never changes the layout.
-        options: of all systems.
+        machine, degree, policy, options: devices of an engine; a policy that never changes the layout.
         resident: devices that hold the weights once, if not those of an engine.
         time: how long steps take, if not as usual.
     """

@@ -73,9 +73,10 @@ class Synthesis(BaseModel):
         """The name on the command line."""
         return type(self).__name__.lower()
 
+    @property
     def gap_shape(self) -> float:
-        """The gamma's shape of the gaps; 1 is Poisson."""
-        return 1.0
+        """The gamma's shape of the gaps; 1 is Poisson, also of a kind without burstiness."""
+        return float(getattr(self, "burstiness", 1.0))
 
 
 class Poisson(Synthesis):
@@ -93,10 +94,6 @@ class Gamma(Poisson):
 
     burstiness: Burstiness = 0.25
 
-    def gap_shape(self) -> float:
-        """The burstiness."""
-        return self.burstiness
-
 
 class Alternating(Synthesis):
     """Low phases and bursts in turn, each with its own fixed rate."""
@@ -112,10 +109,6 @@ class Alternating(Synthesis):
         return itertools.cycle(
             [Phase("low", self.low_rate_rps, self.low_s), Phase("burst", self.burst_rate_rps, self.burst_s)]
         )
-
-    def gap_shape(self) -> float:
-        """The burstiness."""
-        return self.burstiness
 
 
 class Paper(Synthesis):
@@ -187,7 +180,7 @@ def synthesise(synthesis: Synthesis, seed: int) -> Workload:
 def _arrivals(synthesis: Synthesis, seed: int) -> Iterator[tuple[float, str | None]]:
     """Yield (time in s, phase label) of each arrival before `duration_s`."""
     rng = np.random.default_rng([seed, 1])
-    shape = synthesis.gap_shape()
+    shape = synthesis.gap_shape
     end_s = synthesis.duration_s or math.inf
     start_s, due = 0.0, rng.gamma(shape, 1 / shape)
     for phase in synthesis.phases(np.random.default_rng([seed, 3])):

@@ -101,12 +101,7 @@ def _best(systems: Sequence[MeasuredSystem], key: str, better: int) -> float | N
 
 
 def draw_all(path: Path, out: Path | None, form: str) -> list[Path]:
-    """Draw every figure and the page. Returns the files that were written.
-
-    Args:
-        path: directory that `flying-serving bench` wrote, of one server or of several.
-        out: directory for the files; by default that of the results.
-        form: one of FORMATS.
+    """Draw every figure and the page of results, into their directory or into `out`. Returns the files.
 
     Raises:
         ConfigError: if the format is unknown or files cannot be written.

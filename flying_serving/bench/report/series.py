@@ -26,17 +26,9 @@ def window_s(duration_s: float) -> float:
 def rolling(
     times_s: Floats, values: Floats, width_s: float, duration_s: float, percentile: float
 ) -> tuple[Floats, Floats]:
-    """A percentile over time.
+    """(points from 0 to `duration_s`, the percentile of the values in the window of `width_s` around each).
 
-    Args:
-        times_s: when each value is from; values or times that are NaN do not count.
-        values: as many.
-        width_s: of the window around each point.
-        duration_s: points lie between 0 and this.
-        percentile: 0 to 100.
-
-    Returns:
-        The points in time, and the percentile of the values in the window around each; NaN where there are none.
+    NaN where there are no values; values or times that are NaN do not count.
     """
     known = ~(np.isnan(times_s) | np.isnan(values))
     order = np.argsort(times_s[known], kind="stable")
