@@ -36,8 +36,8 @@ from flying_serving.bench.replay import measure, probe
 from flying_serving.results.results import Results
 from flying_serving.testing.tiny import SHAPES, make_model
 from flying_serving.workload.files import save
-from flying_serving.workload.mixes import with_long_prompts
 from flying_serving.workload.model import Request, Workload
+from flying_serving.workload.shape import with_long_prompts
 from flying_serving.workload.synth import Poisson, synthesise
 
 MOST_SHORT_TOKENS = LENGTHS["prompt_tokens"][1]

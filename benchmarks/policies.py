@@ -31,10 +31,9 @@ from flying_serving.predict.work import Objective
 from flying_serving.results.metrics import summarise
 from flying_serving.testing.tiny import make_model
 from flying_serving.workload.files import save
-from flying_serving.workload.mixes import with_priority
 from flying_serving.workload.model import Workload
 from flying_serving.workload.read import read_workload
-from flying_serving.workload.shape import scale_lengths, scale_time, window
+from flying_serving.workload.shape import scale_lengths, scale_time, window, with_priority
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 
 STOCK = {"stock-dp": DP, "stock-tp": TP}

@@ -18,8 +18,8 @@ from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Options
 from flying_serving.sim.machine import Modelled
+from flying_serving.sim.node import System
 from flying_serving.sim.run import results, simulate
-from flying_serving.sim.system import System
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Paper, Poisson, synthesise
 

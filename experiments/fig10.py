@@ -49,7 +49,7 @@ def measure_one(rate: float, mode: str, setting: Setting) -> Numbers:
 def _run(rate: float, mode: str, setting: Setting) -> SimNode:
     clock = Clock()
     server = flying(machine(MODEL, setting, "h200x4"), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS))
-    node = server.node(clock)
+    node = SimNode(server, clock)
     end_s = FIRST_S + SWITCHES * EVERY_S
     shape = Poisson(duration_s=end_s, rate_rps=rate, prompt_tokens=(4096, 4096), output_tokens=(256, 256))
     ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)

@@ -6,10 +6,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
 from flying_serving.sim.cluster import Clock
-from flying_serving.sim.node import SimNode
+from flying_serving.sim.node import SimNode, System
 from flying_serving.sim.requests import SimRequest
 from flying_serving.sim.run import LEAD_S, ArrivalStream
-from flying_serving.sim.system import System
 from flying_serving.workload.model import Request
 
 _GROWTH = 1.02
@@ -59,7 +58,7 @@ class Fleet:
     def __init__(self, system: System, nodes: int, on_end: Callable[[SimRequest], None] | None = None) -> None:
         self.clock = Clock(-LEAD_S)
         self._on_end = on_end
-        self.nodes: list[SimNode] = [system.node(self.clock, self._ended) for _ in range(nodes)]
+        self.nodes: list[SimNode] = [SimNode(system, self.clock, self._ended) for _ in range(nodes)]
         self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
         self.refused = 0
         self.output_tokens = 0

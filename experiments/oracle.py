@@ -46,7 +46,7 @@ class World:
     def __post_init__(self) -> None:
         options = Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False)
         manual = flying(machine(MODEL, self.setting), 2, POLICIES["manual"], options)
-        self.node = manual.node(self.clock, self.over)
+        self.node = SimNode(manual, self.clock, self.over)
 
     def over(self, request) -> None:  # type: ignore[no-untyped-def]
         """A request has ended."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.common import PAPER, Kept, Numbers, Setting, peak_tokens_per_s, run, system
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, row, spread, table, write
-from flying_serving.workload import mixes
+from flying_serving.workload import shape
 from flying_serving.workload.synth import Poisson, synthesise
 
 MODEL = "llama-3-70b"
@@ -39,7 +39,7 @@ def measure(setting: Setting) -> Numbers:
 
 def _measure(longest: int, setting: Setting) -> Numbers:
     plain = synthesise(Poisson(requests=1500, rate_rps=4.0, prompt_tokens=(128, longest)), setting.seed)
-    workload = mixes.with_priority(plain, SHARE, -1, seed=setting.seed)
+    workload = shape.with_priority(plain, SHARE, -1, seed=setting.seed)
     found = {}
     for name in SYSTEMS:
         summary = run(system(name, MODEL, setting), MODEL, workload).summary

@@ -14,6 +14,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock, Options
+from flying_serving.sim.node import SimNode
 from flying_serving.sim.run import ArrivalStream
 from flying_serving.sim.system import flying
 from flying_serving.workload.model import Request, Workload
@@ -54,7 +55,7 @@ def cutover_ms(setting: Setting) -> float:
     server = flying(
         machine(LLAMA, setting), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False)
     )
-    node = server.node(clock := Clock())
+    node = SimNode(server, clock := Clock())
     shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
     ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):

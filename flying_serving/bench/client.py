@@ -75,10 +75,7 @@ class Replay:
         self._url = target.url + "/v1/completions"
         self._timeout_s = timeout_s
         self._start_s = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = asyncio.Event()
-        self._all_sent = False
-        self._broken: BaseException | None = None
+        self._until_stopped = asyncio.Timeout(None)
 
     @property
     def elapsed_s(self) -> float:
@@ -92,60 +89,29 @@ class Replay:
 
     def stop(self) -> None:
         """Send nothing more and cut off what runs; `run` then returns."""
-        self._stopped.set()
+        self._until_stopped.reschedule(0.0)
 
     async def run(self) -> None:
-        """Send everything and wait until every request has ended."""
+        """Send everything and wait until every request has ended; an error that is no answer to a request ends it."""
         async with self._target.session() as session:
             with _few_collections():
                 self._start_s, self.started_wall_s = clock.together()
                 self.lag.start()
                 try:
-                    await self._send_all(session)
-                    self._all_sent = True
-                    if self._tasks:
-                        await self._stopped.wait()
+                    async with self._until_stopped, asyncio.TaskGroup() as requests:
+                        await self._send_all(session, requests)
+                except TimeoutError:
+                    pass  # it was stopped
+                except BaseExceptionGroup as errors:
+                    raise errors.exceptions[0] from None
                 finally:
                     self.lag.stop()
-                    await self._cut_off()
-        if self._broken is not None:
-            raise self._broken
 
-    async def _send_all(self, session: aiohttp.ClientSession) -> None:
+    async def _send_all(self, session: aiohttp.ClientSession, requests: asyncio.TaskGroup) -> None:
         for position, record in enumerate(self.records):
-            wait_s = record.request.arrival_s - self.elapsed_s
-            if wait_s > 0:
-                await self._sleep(wait_s)
-            else:
-                await asyncio.sleep(0)  # in a flood of requests, what has come is still read
-            if self._stopped.is_set():
-                return
-            task = asyncio.create_task(self._request(session, position, record))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A request has come to its end; an error that is no answer to a request ends the replay."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken = error
-            self.stop()
-        if self._all_sent and not self._tasks:
-            self._stopped.set()
-
-    async def _sleep(self, seconds: float) -> None:
-        """Until then, or until the replay is stopped."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            pass
-
-    async def _cut_off(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            # with no time to wait either: in a flood of requests, what has come is still read
+            await asyncio.sleep(max(0.0, record.request.arrival_s - self.elapsed_s))
+            requests.create_task(self._request(session, position, record))
 
     async def _request(self, session: aiohttp.ClientSession, position: int, record: Record) -> None:
         record.error = INTERRUPTED

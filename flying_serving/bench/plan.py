@@ -6,7 +6,7 @@ from typing import Any
 
 from flying_serving.bench.options import WorkloadOptions
 from flying_serving.errors import ConfigError
-from flying_serving.workload import mixes, shape
+from flying_serving.workload import shape
 from flying_serving.workload.model import MAX_TOKENS, Workload
 from flying_serving.workload.read import read_workload
 from flying_serving.workload.synth import parse_synthesis, synthesise
@@ -28,10 +28,10 @@ def workload_of(options: WorkloadOptions) -> Workload:
     workload = shape.scale_lengths(workload, options.prompt_scale, options.output_scale)
     workload = shape.clip(workload, options.max_prompt_tokens or MAX_TOKENS, options.max_output_tokens or MAX_TOKENS)
     if options.priority_share:
-        workload = mixes.with_priority(workload, options.priority_share, options.priority, seed=options.seed)
+        workload = shape.with_priority(workload, options.priority_share, options.priority, seed=options.seed)
     if options.long_prompts is not None:
         every_s, prompt, output = options.long_prompts
-        workload = mixes.with_long_prompts(workload, prompt, output, every_s, seed=options.seed)
+        workload = shape.with_long_prompts(workload, prompt, output, every_s, seed=options.seed)
     return workload
 
 

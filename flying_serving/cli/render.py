@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -43,15 +43,8 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
 
 def _engines(answer: Mapping[str, Any]) -> Table:
     sizes = answer["group_sizes"]
-    table = Table()
-    table.add_column("engine", justify="right")
-    table.add_column("group")
-    table.add_column("blocks", justify="right")
-    table.add_column("free", justify="right")
-    for size in sizes[1:]:
-        table.add_column(f"lent to {size}", justify="right")
-    for size in sizes:
-        table.add_column(f"lane {size}", justify="right")
+    columns = [f"lent to {size}" for size in sizes[1:]] + [f"lane {size}" for size in sizes]
+    table = _table("engine", "group", "blocks", "free", *columns, left=("group",))
     group_of = {engine: group for group in answer["layout"] for engine in group}
     for engine in answer["engines"]:
         number = engine["engine"]
@@ -59,6 +52,14 @@ def _engines(answer: Mapping[str, Any]) -> Table:
         lanes = [_lane(engine["lanes"].get(str(size))) for size in sizes]
         group = ",".join(map(str, group_of[number]))
         table.add_row(str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes)
+    return table
+
+
+def _table(*columns: str, left: Collection[str]) -> Table:
+    """A table of numbers, but for the columns of text, which stay `left` and on one line."""
+    table = Table()
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name in left)
     return table
 
 
@@ -70,22 +71,18 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One row for each switch, times in ms."""
     if not records:
         return "no switches yet"
-    table = Table()
-    table.add_column("no.", justify="right")
-    table.add_column("from", no_wrap=True)
-    table.add_column("to", no_wrap=True)
-    table.add_column("mode")
-    for name in ("in flight", "waited", "cutover", "step", "overhead", "work", "drain", "worst gap"):
-        table.add_column(name, justify="right")
+    text = ("from", "to", "mode")
+    times = ("waited", "cutover", "step", "overhead", "work", "drain", "worst gap")
+    table = _table("no.", *text, "in flight", *times, left=text)
     for record in records:
-        times = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms", "drain_ms")
+        keys = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms", "drain_ms")
         table.add_row(
             str(record["number"]),
             layout_text(record["from"]),
             layout_text(record["to"]),
             str(record["mode"]),
             str(record["requests_in_flight"]),
-            *(milliseconds(record[name]) for name in (*times, "worst_token_gap_ms")),
+            *(milliseconds(record[name]) for name in (*keys, "worst_token_gap_ms")),
         )
     return Group(
         table,

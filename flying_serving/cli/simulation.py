@@ -17,7 +17,7 @@ from flying_serving.bench.plan import workload_of
 from flying_serving.bench.report.load import MeasuredSystem
 from flying_serving.bench.switchlog import SwitchLog
 from flying_serving.cli.connection import output
-from flying_serving.cli.simulator_options import SimulatorOptions
+from flying_serving.cli.simulate import SimulatorOptions
 from flying_serving.errors import ConfigError
 from flying_serving.results.metrics import summarise
 from flying_serving.results.slo import Slo
@@ -25,8 +25,9 @@ from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names
 from flying_serving.sim.cluster import Options
 from flying_serving.sim.machine import Machine, Modelled, load_measured
+from flying_serving.sim.node import System
 from flying_serving.sim.run import Simulated, results, simulate
-from flying_serving.sim.system import System, check_engine
+from flying_serving.sim.system import check_engine
 from flying_serving.workload import files
 from flying_serving.workload.model import Workload
 

@@ -30,8 +30,9 @@ from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.machine import Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES
+from flying_serving.sim.node import System
 from flying_serving.sim.requests import Chunk, SimStep
-from flying_serving.sim.system import System, flying, static
+from flying_serving.sim.system import flying, static
 
 FLYING = ("auto", "load", "priority", "context")
 

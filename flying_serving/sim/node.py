@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,35 +56,42 @@ class Outcome:
     switches: list[Switch] = field(default_factory=list)
 
 
-class SimNode:
-    """A server with its engines on a virtual clock.
+@dataclass(frozen=True)
+class System:
+    """A server that can be simulated any number of times.
 
     Args:
+        name: for tables.
         settings: of its controller.
         shape: of its engines.
         step_time: how long their steps take.
-        clock: shared with other nodes.
         calibration: steps that a live server would have measured at its start.
-        on_end: called with each request that has ended or was refused, instead of keeping it in `outcome`.
-        placing: how the controller chooses groups, if not in its own way.
+        placing: how its controller chooses groups.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        shape: ClusterShape,
-        step_time: StepTime,
-        clock: Clock,
-        calibration: Iterable[Step] = (),
-        on_end: Callable[[SimRequest], None] | None = None,
-        placing: Placing | None = None,
-    ) -> None:
+    name: str
+    settings: Settings
+    shape: ClusterShape
+    step_time: StepTime
+    calibration: Sequence[Step]
+    placing: type[Placing] = Placing
+
+
+class SimNode:
+    """A server with its engines on a virtual clock, which nodes may share.
+
+    `on_end` is called with each request that has ended or was refused, instead of keeping it in `outcome`.
+    """
+
+    def __init__(self, system: System, clock: Clock, on_end: Callable[[SimRequest], None] | None = None) -> None:
+        settings, shape = system.settings, system.shape
+        placing = system.placing(settings.capacity, settings.limits, settings.engines)
         self.controller = Controller(settings, placing)
-        self.controller.steps.calibrate(calibration)
+        self.controller.steps.calibrate(system.calibration)
         self.controller.migrates = dict(shape.migrations)
         self.clock = clock
         self.shape = shape
-        self.cluster = Cluster(shape, step_time, clock, self._on_tokens, self._on_step)
+        self.cluster = Cluster(shape, system.step_time, clock, self._on_tokens, self._on_step)
         self._migrations = KVMigrations(self.cluster, self._deliver)
         for number, engine in enumerate(self.cluster.engines):
             engine.arbiter.present = len(self.controller.layout.group_of(number))

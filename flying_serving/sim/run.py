@@ -10,9 +10,8 @@ from typing import Any
 from flying_serving.results.record import Record
 from flying_serving.results.results import Results, Run
 from flying_serving.sim.cluster import Clock
-from flying_serving.sim.node import Outcome
+from flying_serving.sim.node import Outcome, SimNode, System
 from flying_serving.sim.requests import SimRequest
-from flying_serving.sim.system import System
 from flying_serving.workload.model import Request, Workload
 
 LEAD_S = 10.0
@@ -61,7 +60,7 @@ class ArrivalStream:
 def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
     """Serve requests, in the order of arrival, until all are over; `progress` gets their number now and then."""
     clock = Clock(-LEAD_S)
-    node = system.node(clock)
+    node = SimNode(system, clock)
     node.start()
     ArrivalStream(requests, clock, node.arrive)
     events = 0

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.placing import Limits, Placing
+from flying_serving.controller.placing import Limits
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Objective
-from flying_serving.sim.cluster import Clock, ClusterShape, Options, StepTime
+from flying_serving.sim.cluster import ClusterShape, Options
 from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import Execution
 from flying_serving.sim.machine import Engine, Machine
-from flying_serving.sim.node import SimNode
-from flying_serving.sim.requests import Chunk, SimRequest, SimStep
+from flying_serving.sim.node import System
+from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.worker.probes import ENOUGH_S, probes
-
-
-@dataclass(frozen=True)
-class System:
-    """A server that can be started any number of times. `placing` is how its controller chooses groups."""
-
-    name: str
-    settings: Settings
-    shape: ClusterShape
-    step_time: StepTime
-    calibration: tuple[Step, ...]
-    placing: type[Placing] = Placing
-
-    def node(self, clock: Clock, on_end: Callable[[SimRequest], None] | None = None) -> SimNode:
-        """A fresh server."""
-        settings = self.settings
-        placing = self.placing(settings.capacity, settings.limits, settings.engines)
-        return SimNode(settings, self.shape, self.step_time, clock, self.calibration, on_end, placing)
 
 
 def check_engine(machine: Machine, devices: int) -> None:

@@ -1,13 +1,18 @@
-"""Cut and scale workloads. A request keeps its index, so its prompt stays the same as far as it goes."""
+"""Cut, scale and mix workloads.
+
+A request that is cut or scaled keeps its index, so its prompt stays the same as far as it goes.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
 
+import numpy as np
 from msgspec.structs import replace
 
 from flying_serving.errors import WorkloadError
-from flying_serving.workload.model import MAX_TOKENS, Request, Workload, blocks_of
+from flying_serving.workload.model import MAX_PRIORITY, MAX_TOKENS, Request, Workload, blocks_of
 
 
 def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) -> Workload:
@@ -87,3 +92,47 @@ def _with_prompt(request: Request, tokens: int, block_tokens: int) -> Request:
 def _check_factor(field: str, factor: float) -> None:
     if not 0 < factor < math.inf:
         raise WorkloadError(field, factor, "a finite number above 0")
+
+
+def with_priority(workload: Workload, share: float, priority: int = -1, *, seed: int | None = None) -> Workload:
+    """Give each request this priority with probability `share`; lower is more urgent, as in vLLM."""
+    if not 0 <= share <= 1:
+        raise WorkloadError("priority_share", share, "a share from 0 to 1")
+    if abs(priority) > MAX_PRIORITY:
+        raise WorkloadError("priority", priority, f"{-MAX_PRIORITY} to {MAX_PRIORITY}")
+    draws = _rng(workload, seed, 4).random(len(workload.requests))
+    return workload.having(
+        replace(request, priority=priority) if draw < share else request
+        for request, draw in zip(workload.requests, draws, strict=True)
+    )
+
+
+def with_long_prompts(
+    workload: Workload, prompt_tokens: int, output_tokens: int, every_s: float = 60.0, *, seed: int | None = None
+) -> Workload:
+    """Add one long request in each `every_s` seconds, at a time drawn uniformly, in the phase of its neighbours.
+
+    Requests are numbered anew, so that indices ascend.
+    """
+    if not every_s > 0:
+        raise WorkloadError("long_every_s", every_s, "seconds, above 0")
+    starts = np.arange(0.0, workload.duration_s, every_s)
+    times = starts + _rng(workload, seed, 5).random(len(starts)) * every_s
+    arrivals = [request.arrival_s for request in workload.requests]
+    added = [
+        Request(0, at, prompt_tokens, output_tokens, phase=_phase_at(workload, arrivals, at))
+        for at in times.tolist()
+        if at <= workload.duration_s
+    ]
+    merged = sorted([*workload.requests, *added], key=lambda request: request.arrival_s)
+    return workload.having(replace(request, index=index) for index, request in enumerate(merged))
+
+
+def _phase_at(workload: Workload, arrivals: list[float], at_s: float) -> str | None:
+    """The phase of the last request before a time."""
+    return workload.requests[max(0, bisect.bisect_right(arrivals, at_s) - 1)].phase
+
+
+def _rng(workload: Workload, seed: int | None, stream: int) -> np.random.Generator:
+    """Draws that no other part of the workload uses."""
+    return np.random.default_rng([workload.seed if seed is None else seed, stream])

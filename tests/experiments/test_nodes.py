@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from experiments.nodes import Fleet, Tally
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
+from flying_serving.sim.cluster import Options
 from flying_serving.sim.machine import Modelled
+from flying_serving.sim.node import System
 from flying_serving.sim.requests import SimRequest
 from flying_serving.sim.run import simulate
-from flying_serving.sim.system import Options, System
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Poisson, synthesise
 

@@ -8,7 +8,7 @@ from flying_serving.controller.settings import Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Clock, ClusterShape, Options
-from flying_serving.sim.node import SimNode
+from flying_serving.sim.node import SimNode, System
 from flying_serving.sim.requests import SimStep
 from flying_serving.workload.model import Request
 from tests.policy.costs import Costs, measured
@@ -43,7 +43,7 @@ def serve(
     def step_s(size: int, plan: SimStep) -> float:
         return lanes[size].step_s(plan.prefill_tokens, plan.sequences, plan.context_tokens)
 
-    node = SimNode(chosen, shape, step_s, Clock(), measured(lanes))
+    node = SimNode(System(policy, chosen, shape, step_s, measured(lanes)), Clock())
     node.start()
     for request in requests:
         node.clock.at(request.arrival_s, node.arrive, request)

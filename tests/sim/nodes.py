@@ -12,7 +12,7 @@ from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Clock, ClusterShape, Options
-from flying_serving.sim.node import SimNode
+from flying_serving.sim.node import SimNode, System
 from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.workload.model import Request
 
@@ -46,7 +46,8 @@ def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> S
         for tokens, count in ((0, 1), (0, 8), (64, 0), (120, 0))
     ]
     settings = Settings(engines, capacity, chosen, limits, Objective(10.0))
-    return SimNode(settings, shape_of(engines, sizes, blocks, **other), step_time, Clock(), measured)
+    shape = shape_of(engines, sizes, blocks, **other)
+    return SimNode(System(policy, settings, shape, step_time, measured), Clock())
 
 
 def run(node: SimNode, requests: Iterable[Request]) -> SimNode:

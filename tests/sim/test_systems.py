@@ -19,6 +19,7 @@ from flying_serving.sim.baselines import build, names, shifting
 from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.coordination import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S
 from flying_serving.sim.machine import Measured, Modelled, load_measured
+from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.sim.run import results, simulate
 from flying_serving.workload.model import Request, Workload
@@ -181,7 +182,7 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     assert build("auto", unknown, 1, Options()).shape.migrations == {}
     known = load_measured(machine_file(tmp_path / "known.json", {2: MigrationCost(0.001, 1e-5)}))
     system = build("auto", known, 1, Options())
-    assert system.shape.migrations == system.node(Clock()).controller.migrates == {2: MigrationCost(0.001, 1e-5)}
+    assert system.shape.migrations == SimNode(system, Clock()).controller.migrates == {2: MigrationCost(0.001, 1e-5)}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.errors import WorkloadError
-from flying_serving.workload.mixes import with_long_prompts, with_priority
+from flying_serving.workload.shape import with_long_prompts, with_priority
 from flying_serving.workload.synth import KINDS, parse_synthesis, synthesise
 
 
