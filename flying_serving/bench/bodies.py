@@ -33,7 +33,7 @@ class Bodies:
         extra: Mapping[str, Any] | None = None,
         made: Callable[[int], None] | None = None,
     ) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._ends = array("q", [0])
         encoder = msgspec.json.Encoder()
         for request in workload.requests:
@@ -52,16 +52,12 @@ class Bodies:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def close(self) -> None:
-        """Give the file back."""
-        self._map.close()
-        self._file.close()
-
     def __enter__(self) -> Bodies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._map.close()
+        self._file.close()
 
 
 def body_of(request: Request, model: str, token_ids: list[int]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flying_serving.bench import view
-from flying_serving.bench.options import BenchOptions, WorkloadOptions
+from flying_serving.bench.options import BenchOptions, WorkloadOptions, make_out
 from flying_serving.bench.plan import workload_of
 from flying_serving.bench.replay import RESULTS, SUMMARY, replay_one
 from flying_serving.bench.servers import ServerArgs, parse_server_args
@@ -76,10 +76,7 @@ def _directory(options: BenchOptions, workload: Workload) -> Path:
     if any([*out.glob(RESULTS), *out.glob(f"*/{RESULTS}")]):
         raise ConfigError(f"--out={str(out)!r}: there are results already")
     if not options.dry_run or options.save_workload is None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out={str(out)!r}: {error.strerror}") from None
+        make_out(out)
     return out
 
 

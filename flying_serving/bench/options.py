@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from flying_serving.bench.servers import SYSTEMS
+from flying_serving.errors import ConfigError
 from flying_serving.results.slo import Slo, parse_slo
 from flying_serving.workload.model import MAX_TOKENS, Format
 
@@ -60,6 +61,14 @@ SloOption = Annotated[
     Field(description="Limits in ms for the goodput, like ttft:2000,tpot:100."),
 ]
 AsJson = Annotated[bool, Field(description="Print the summary as JSON.")]
+
+
+def make_out(out: Path) -> None:
+    """Make the directory of --out."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out={str(out)!r}: {error.strerror}") from None
 
 
 class WorkloadOptions(BaseModel):

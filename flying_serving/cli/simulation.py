@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flying_serving.bench import replay, view
-from flying_serving.bench.options import WorkloadOptions
+from flying_serving.bench.options import WorkloadOptions, make_out
 from flying_serving.bench.plan import workload_of
 from flying_serving.bench.report.load import MeasuredSystem
 from flying_serving.bench.switchlog import SwitchLog
@@ -64,7 +64,7 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
     workload = workload_of(workload_options)
     if asked.out is not None:
-        _make(asked.out)
+        make_out(asked.out)
     console = output(stderr=asked.as_json, width=150)
     where = f"{asked.model or 'measured'} on {asked.hardware}"
     runs = [run(system, workload, where, console, asked.slo) for system in systems]
@@ -99,13 +99,6 @@ def _split(text: str, machine: Machine) -> list[str]:
     if not asked or len(set(asked)) < len(asked):
         raise ConfigError(f"--policy={text!r}: names with commas between, each once: {', '.join(names(machine))}")
     return asked
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out={str(out)!r}: cannot be made ({error})") from None
 
 
 def run(system: System, workload: Workload, where: str, console: Console, slo: Slo | None = None) -> Simulated:

@@ -26,9 +26,8 @@ from flying_serving.policy.policies import POLICIES, Policy, least_gain
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Options
-from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.machine import Machine, Modelled
+from flying_serving.sim.machine import DegreeTime, Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES
 from flying_serving.sim.node import System
 from flying_serving.sim.requests import Chunk, SimStep

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from flying_serving.errors import ConfigError
@@ -74,8 +75,8 @@ class LaneCost:
         self._pair_s /= spec.peak_flops.value * fitted.attention_flops_efficiency.value
         self._key_s = model.kv_bytes_per_token(degree) / model.layers
         self._key_s /= spec.memory_bandwidth.value * fitted.attention_memory_efficiency.value
-        self._tokens_s: dict[float, float] = {}
-        self._heads_s: dict[float, float] = {}
+        self._tokens_time = cache(self._tokens_s)
+        self._head_time = cache(self._head_s)
 
     def step_s(self, decodes: float, context_tokens: float, prefills: Sequence[Prefill] = ()) -> float:
         """Seconds of one step.
@@ -140,28 +141,20 @@ class LaneCost:
             keys += model.sliding_layers * min(context_tokens, decodes * model.sliding_window)
         return keys * self._key_s
 
-    def _tokens_time(self, tokens: float) -> float:
+    def _tokens_s(self, tokens: float) -> float:
         """What depends on the number of tokens alone: products, elementwise operations, all-reduces."""
-        seconds = self._tokens_s.get(tokens)
-        if seconds is None:
-            model = self.model
-            layer_s = sum(self.gemm_times_s(tokens))
-            if model.experts:
-                layer_s += self._experts_s(tokens)
-            message_bytes = tokens * model.hidden * ACTIVATION_BYTES
-            layer_s += 2 * self.all_reduce_s(message_bytes)
-            seconds = model.layers * (layer_s + tokens * self._elementwise_s) + self._fixed_s
-            seconds += self.all_reduce_s(message_bytes)  # of the embedding, whose vocabulary is divided
-            self._tokens_s[tokens] = seconds
-        return seconds
+        model = self.model
+        layer_s = sum(self.gemm_times_s(tokens))
+        if model.experts:
+            layer_s += self._experts_s(tokens)
+        message_bytes = tokens * model.hidden * ACTIVATION_BYTES
+        layer_s += 2 * self.all_reduce_s(message_bytes)
+        seconds = model.layers * (layer_s + tokens * self._elementwise_s) + self._fixed_s
+        return seconds + self.all_reduce_s(message_bytes)  # of the embedding, whose vocabulary is divided
 
-    def _head_time(self, rows: float) -> float:
-        seconds = self._heads_s.get(rows)
-        if seconds is None:
-            seconds = self._gemm_s(self._head, rows)
-            seconds += self.all_reduce_s(rows * self.model.vocab * ACTIVATION_BYTES / 2)  # gathering half an all-reduce
-            self._heads_s[rows] = seconds
-        return seconds
+    def _head_s(self, rows: float) -> float:
+        gather_s = self.all_reduce_s(rows * self.model.vocab * ACTIVATION_BYTES / 2)  # half an all-reduce
+        return self._gemm_s(self._head, rows) + gather_s
 
     def _gemm(self, inputs: float, outputs: float, weight_bytes: float) -> _Gemm:
         return _Gemm(

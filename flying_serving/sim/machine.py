@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
-from flying_serving.sim.coordination import GROUP_STEP_S, DegreeTime, coordinated
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices, problems
 from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, kv_pool_bytes
@@ -24,6 +23,21 @@ from flying_serving.sim.requests import SimStep
 
 BLOCK_TOKENS = 16
 """vLLM's default on CUDA."""
+DegreeTime = Callable[[SimStep], float]
+"""Contents of a step of one degree -> seconds."""
+
+# What groups and lanes add to a step's time: host time, which `benchmarks.coordination` measures live on CPUs, as it is
+# for the hosts of modelled devices: no part of it is the model's arithmetic. docs/simulator.md has medians and spread.
+GROUP_STEP_S = 367e-6
+"""A step of a group, from planned by its leader to begun by its last member.
+
+372, 412 and 538 us for 1, 8 and 32 requests, the 10th percentile of the least disturbed of 20 rounds, and a line
+through them.
+"""
+GROUP_REQUEST_S = 5.35e-6
+"""The same, more for each request in the step."""
+LANE_STEP_S = 250e-6
+"""A step of an engine alone, more than without lanes: processor time of a tiny model's, median of 10 rounds."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +105,18 @@ class Modelled:
         heads = self.model.kv_heads
         return Engine(devices, blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
 
-    def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
-        """Step times of a degree."""
+    def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
+        """Step times of a degree; in lanes of ours, whose groups have a size, with the coordination of its engines."""
         cost = LaneCost(self.model, self.kind.hardware, degree, execution)
+        fixed_s, request_s = LANE_STEP_S if size else 0.0, 0.0
+        if size > 1:
+            fixed_s, request_s = GROUP_STEP_S, GROUP_REQUEST_S
 
         def seconds(step: SimStep) -> float:
-            return cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
+            alone_s = cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
+            return alone_s + fixed_s + request_s * (step.sequences + len(step.chunks))
 
         return seconds
-
-    def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
-        """Step times of a lane of ours: those of its degree, and the coordination of `size` engines."""
-        return coordinated(self.step_time(degree, execution), size)
 
     def migration(self, degree: int) -> MigrationCost | None:
         """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate.
@@ -164,7 +178,7 @@ class Measured(BaseModel):
         first = devices // self.devices_per_engine
         return Engine(devices, self.blocks, {size: self.block_tokens[size * first] for size in sizes})
 
-    def step_time(self, degree: int, execution: Execution = "graph") -> DegreeTime:
+    def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
         """As measured: in lanes, coordination included.
 
         Raises:
@@ -178,10 +192,6 @@ class Measured(BaseModel):
             return cost.step_s(step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs)
 
         return seconds
-
-    def lane_time(self, degree: int, size: int, execution: Execution = "graph") -> DegreeTime:
-        """The same."""
-        return self.step_time(degree, execution)
 
     def migration(self, degree: int) -> MigrationCost | None:
         """As measured."""

@@ -13,9 +13,8 @@ from flying_serving.policy.policies import Policy
 from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import ClusterShape, Options
-from flying_serving.sim.coordination import DegreeTime
 from flying_serving.sim.cost import Execution
-from flying_serving.sim.machine import Engine, Machine
+from flying_serving.sim.machine import DegreeTime, Engine, Machine
 from flying_serving.sim.node import System
 from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.worker.probes import ENOUGH_S, probes
@@ -44,7 +43,7 @@ def flying(
     """Our server with a policy: engines of `devices` devices in groups of every size that the model allows."""
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
-    times = {size: machine.lane_time(size * devices, size, execution) for size in sizes}
+    times = {size: machine.step_time(size * devices, execution, size) for size in sizes}
     system = _system(machine, policy, options, machine.engine(devices, sizes, devices), times)
     if recomputes:
         return replace(system, shape=replace(system.shape, recomputes=True))

@@ -17,8 +17,7 @@ from flying_serving.results.metrics import summarise
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names, shifting
 from flying_serving.sim.cluster import Clock, Options
-from flying_serving.sim.coordination import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S
-from flying_serving.sim.machine import Measured, Modelled, load_measured
+from flying_serving.sim.machine import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S, Measured, Modelled, load_measured
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.sim.run import results, simulate

@@ -67,10 +67,15 @@ def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
     for axis, one in zip(axes[curves:], banded, strict=True):
         band(axis, one)
     axes[-1].set(xlabel="time since the start of the replay (s)", xlim=(0, duration_s))
-    handles, labels = axes[0].get_legend_handles_labels()
-    if len(systems) > 1:
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(systems)))
+    _legend(figure, len(systems))
     return figure
+
+
+def _legend(figure: Figure, systems: int) -> None:
+    """The systems' names above a figure of several, as its first axes have them."""
+    if systems > 1:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(6, systems))
 
 
 def _percentile(
@@ -242,9 +247,7 @@ def distributions(systems: Sequence[MeasuredSystem]) -> Figure:
         if len(drawn):
             scale(axis.xaxis, drawn.min() * factor, drawn.max() * factor)
     axes[0].set(ylabel="completed requests (%)")
-    if len(systems) > 1:
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(systems)))
+    _legend(figure, len(systems))
     return figure
 
 
