@@ -17,12 +17,7 @@ from flying_serving.workload.prompts import Prompts
 class Bodies:
     """JSON bodies in a temporary file, so that an hour of long prompts does not have to fit in memory.
 
-    Args:
-        workload: what will be sent.
-        model: its name on the server.
-        prompts: makes the token ids.
-        extra: fields that are added to each body, over ours.
-        made: called with the number of bodies that are made, now and then.
+    `extra` fields are added to each body, over ours; `made` is called with the number of bodies that are made.
     """
 
     def __init__(

@@ -58,11 +58,7 @@ class BodySource(Protocol):
 class Replay:
     """One replay of a workload. `records` and the counts are up to date while it runs.
 
-    Args:
-        workload: when what is sent.
-        bodies: the body of each request, in the workload's order.
-        target: where to.
-        timeout_s: how long a request may take; what takes longer is unfinished.
+    `bodies` are in the workload's order; a request that takes longer than `timeout_s` is unfinished.
     """
 
     def __init__(self, workload: Workload, bodies: BodySource, target: Target, timeout_s: float) -> None:

@@ -23,10 +23,7 @@ from flying_serving.workload.read import read_workload
 
 
 def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]) -> int:
-    """Run the command; `server` is the command line after `--`.
-
-    Returns:
-        The exit code: 1 if the server cannot be measured, or completed nothing.
+    """Run the command, `server` behind the `--`; its exit code, 1 if a server cannot be measured or completed nothing.
 
     Raises:
         FlyingError: if the options or the trace cannot be used.

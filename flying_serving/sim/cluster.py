@@ -110,14 +110,10 @@ class Clock:
 
 
 class Cluster:
-    """The engines of one node on a virtual clock.
+    """The engines of one node on a virtual clock, which nodes may share.
 
-    Args:
-        shape: what they are.
-        step_time: how long steps take.
-        clock: shared with other nodes.
-        on_tokens: called with the requests that got their first token of a lane and those that have ended.
-        on_step: called with a lane, the seconds of the step that it begins, and its contents.
+    `on_tokens` is called with the requests that got their first token of a lane and those that have ended, `on_step`
+    with a lane, the seconds of the step that it begins, and its contents.
     """
 
     def __init__(

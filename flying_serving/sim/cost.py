@@ -36,16 +36,10 @@ class _Gemm:
 
 
 class LaneCost:
-    """Seconds per step of one lane: a model on `degree` devices of one kind.
-
-    Args:
-        model: what runs.
-        hardware: the kind of device.
-        degree: devices that share each step by tensor parallelism: 1, 2, 4 or 8, a divisor of the query heads.
-        execution: with CUDA graphs, or eager.
+    """Seconds per step of one lane: a model that `degree` devices share by tensor parallelism.
 
     Raises:
-        ConfigError: a degree that is not possible.
+        ConfigError: the degree is none of 1, 2, 4 and 8, or does not divide the query heads.
     """
 
     def __init__(self, model: Model, hardware: Hardware, degree: int, execution: Execution = "graph") -> None:

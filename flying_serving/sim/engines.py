@@ -59,12 +59,7 @@ class SimEngine:
     wakes_at_s: float = -math.inf
 
     def choose(self, now_s: float, starved: Collection[int]) -> ServeMessage | StepLane | Wait:
-        """The arbiter's choice, without asking it where no older lane has work, which takes less time.
-
-        Args:
-            now_s: time.
-            starved: sizes of lanes that lack blocks.
-        """
+        """The arbiter's choice, without asking it where no older lane has work; `starved` lanes lack blocks."""
         if self.awaits_announcement:
             return SERVE if self.inbox else Wait(None)
         ready = []

@@ -31,14 +31,7 @@ class Finished(NamedTuple):
 
 
 class SimLane:
-    """The requests of one group; `requests` is their number.
-
-    Args:
-        group: the engines.
-        blocks: their KV memory.
-        decoding: the requests of the lane that decode, none yet.
-        limits: of its scheduler.
-    """
+    """The requests of one group, whose engines have these KV blocks; `requests` is their number."""
 
     def __init__(self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: SchedulerLimits) -> None:
         self.group = group

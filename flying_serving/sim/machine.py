@@ -51,13 +51,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Modelled:
-    """A model on devices of the cost model.
-
-    Args:
-        model: what runs.
-        kind: the devices.
-        utilization: share of the devices' memory that the server may use.
-    """
+    """A model on devices of the cost model; the server may use a share of their memory, `utilization`."""
 
     model: Model
     kind: Devices
@@ -217,12 +211,7 @@ def load_measured(path: Path) -> Measured:
 
 
 def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Measured:
-    """The machine behind an answer of `GET /flying/status`.
-
-    Args:
-        status: the answer.
-        source: its origin, for the file and for messages.
-        frontend_s: what the server adds to a first token outside of steps; the status does not say.
+    """The machine behind an answer of `GET /flying/status`, which lacks `frontend_s`; errors name `source`.
 
     Raises:
         ConfigError: a field is missing, or a lane's steps were never measured.

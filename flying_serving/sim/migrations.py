@@ -17,12 +17,7 @@ RETAINED_S = 5.0
 
 
 class KVMigrations:
-    """Carries requests to groups.
-
-    Args:
-        cluster: the engines.
-        deliver: lets a request begin in a group, unless it was dispatched elsewhere meanwhile.
-    """
+    """Carries requests to groups; `deliver` lets one begin there, unless it was dispatched elsewhere meanwhile."""
 
     def __init__(self, cluster: Cluster, deliver: Callable[[SimRequest, Group], None]) -> None:
         self._cluster = cluster

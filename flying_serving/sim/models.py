@@ -124,12 +124,7 @@ def load(name_or_path: str) -> Model:
 
 
 def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
-    """Read a Hugging Face configuration.
-
-    Args:
-        name: what to call the model.
-        config: the content of `config.json`; of a multimodal model, its `text_config` is read.
-        where: the file, for messages.
+    """Read a Hugging Face configuration, of a multimodal model its `text_config`; `where` is the file, for messages.
 
     Raises:
         ConfigError: a field is missing, out of range, or of an architecture that is not covered.

@@ -62,12 +62,7 @@ class BlockPool:
 
 
 class GroupBlocks:
-    """The KV blocks of a group: each is one block of every member.
-
-    Args:
-        pools: of the members.
-        block_tokens: tokens in one block.
-    """
+    """The KV blocks of a group: each is one block of every member."""
 
     def __init__(self, pools: Sequence[BlockPool], block_tokens: int) -> None:
         self._pools = pools

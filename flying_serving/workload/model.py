@@ -42,7 +42,6 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject values out of range."""
         if self.index < 0:
             raise WorkloadError("index", self.index, "at least 0")
         if not 0 <= self.arrival_s < math.inf:
@@ -78,7 +77,6 @@ class Workload(msgspec.Struct, frozen=True):
     origin: str = ""
 
     def __post_init__(self) -> None:
-        """Reject what is not a workload."""
         if self.seed < 0:
             raise WorkloadError("seed", self.seed, "at least 0")
         if not 1 <= self.block_tokens <= MAX_TOKENS:
@@ -118,11 +116,7 @@ def blocks_of(prompt_tokens: int, block_tokens: int) -> int:
 
 
 def check_order(before: Request | None, request: Request) -> None:
-    """Reject a request that does not come after the one before it.
-
-    Raises:
-        WorkloadError: naming `arrival_s` or `index`.
-    """
+    """Raise WorkloadError, naming `arrival_s` or `index`, for a request that does not come after the one before it."""
     if before is None:
         return
     if request.arrival_s < before.arrival_s:
@@ -133,11 +127,7 @@ def check_order(before: Request | None, request: Request) -> None:
 
 
 def check_blocks(request: Request, block_tokens: int) -> None:
-    """Reject hash ids that are not one for each block of the prompt.
-
-    Raises:
-        WorkloadError: naming `hash_ids`.
-    """
+    """Raise WorkloadError, naming `hash_ids`, for hash ids that are not one for each block of the prompt."""
     if not request.hash_ids:
         return
     expected = blocks_of(request.prompt_tokens, block_tokens)

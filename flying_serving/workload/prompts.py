@@ -22,10 +22,8 @@ class Prompts:
     its own name in base `len(vocabulary)`, lowest digit first, so beyond that, and for requests without `hash_ids`,
     prompts part within a few tokens (nine with 256 token ids, five with 32,000).
 
-    Args:
-        workload: gives the block size and, if none is given, the seed.
-        vocabulary: token ids to draw from; leave out special tokens.
-        seed: other seeds give other prompts, which a server's prefix cache does not know.
+    Token ids are drawn from `vocabulary`; leave out special tokens. Another seed than the workload's gives other
+    prompts, which a server's prefix cache does not know.
     """
 
     def __init__(self, workload: Workload, vocabulary: range, seed: int | None = None) -> None:

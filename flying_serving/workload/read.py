@@ -29,10 +29,10 @@ def read_workload(
     sec_multiplier: float = 1.0,
     block_tokens: int = FORMATS["timed_trace"].block_tokens,
 ) -> Workload:
-    """The workload in a file.
+    """The workload in a file, which is read once as a stream.
 
     Args:
-        path: of the file, read once as a stream.
+        path: of the file.
         seed: of the prompts, and of the draws that spread rounded times; a workload in our own format keeps its own.
         format: the format, None to detect it from the content.
         limit: requests to read, at least 1; nothing behind them is read.
