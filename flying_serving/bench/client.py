@@ -85,7 +85,8 @@ class Replay:
 
     def stop(self) -> None:
         """Send nothing more and cut off what runs; `run` then returns."""
-        self._until_stopped.reschedule(0.0)
+        if not self._until_stopped.expired():
+            self._until_stopped.reschedule(0.0)
 
     async def run(self) -> None:
         """Send everything and wait until every request has ended; an error that is no answer to a request ends it."""

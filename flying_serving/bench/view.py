@@ -89,8 +89,9 @@ def lag_warning(summary: dict[str, Any]) -> str | None:
 
 def _totals(summary: dict[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
+    outcome = ", ".join(f"{summary[name]} {name}" for name in ("completed", "failed", "unfinished"))
     rows = [
-        ("requests", f"{summary['num_prompts']}: {_outcome(summary)}"),
+        ("requests", f"{summary['num_prompts']}: {outcome}"),
         ("duration", f"{summary['duration']:.2f} s"),
         ("requests/s", number(summary["request_throughput"])),
         ("output tokens/s", f"{number(summary['output_throughput'])}, at most {summary['max_output_tokens_per_s']}"),
@@ -107,10 +108,6 @@ def _totals(summary: dict[str, Any]) -> RenderableType:
     for name, value in rows:
         table.add_row(name, value)
     return table
-
-
-def _outcome(summary: dict[str, Any]) -> str:
-    return ", ".join(f"{summary[name]} {name}" for name in ("completed", "failed", "unfinished"))
 
 
 def _latencies(summary: dict[str, Any]) -> Table:

@@ -119,18 +119,12 @@ def with_long_prompts(
     starts = np.arange(0.0, workload.duration_s, every_s)
     times = starts + _rng(workload, seed, 5).random(len(starts)) * every_s
     arrivals = [request.arrival_s for request in workload.requests]
-    added = [
-        Request(0, at, prompt_tokens, output_tokens, phase=_phase_at(workload, arrivals, at))
-        for at in times.tolist()
-        if at <= workload.duration_s
-    ]
+    added = []
+    for at in times[times <= workload.duration_s].tolist():
+        before = workload.requests[max(0, bisect.bisect_right(arrivals, at) - 1)]
+        added.append(Request(0, at, prompt_tokens, output_tokens, phase=before.phase))
     merged = sorted([*workload.requests, *added], key=lambda request: request.arrival_s)
     return workload.having(replace(request, index=index) for index, request in enumerate(merged))
-
-
-def _phase_at(workload: Workload, arrivals: list[float], at_s: float) -> str | None:
-    """The phase of the last request before a time."""
-    return workload.requests[max(0, bisect.bisect_right(arrivals, at_s) - 1)].phase
 
 
 def _rng(workload: Workload, seed: int | None, stream: int) -> np.random.Generator:

@@ -48,7 +48,7 @@ def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
     queued = any(not np.isnan(queue_s(one.results)).all() for one in systems)
     banded = [one for one in systems if one.switches] or [one for one in systems if one.spans]
     curves = 4 if queued else 3
-    heights = [1.5] * curves + [0.34 + 0.13 * _engines(one) for one in banded]
+    heights = [1.5] * curves + [0.34 + 0.13 * one.log.engines for one in banded if one.log is not None]
     figure = Figure(figsize=(WIDTH_IN, 1.0 + sum(heights) + 0.1 * len(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False)[:, 0]
     duration_s = max(one.results.run.duration_s for one in systems)
@@ -136,10 +136,6 @@ def _phases(axes: Sequence[Any], results: Results) -> None:
             middle = (phase.start_s + phase.end_s) / 2
             where = axes[0].get_xaxis_transform()
             axes[0].text(middle, 1.02, phase.phase, ha="center", va="bottom", transform=where, color=FAINT, size=8)
-
-
-def _engines(one: MeasuredSystem) -> int:
-    return one.log.engines if one.log is not None else 1
 
 
 def band(axis: Any, one: MeasuredSystem) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.ticker import FuncFormatter
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 INK, FAINT, GRID, SHADE = "#222222", "#6b6b6b", "#e4e4e4", "#f3f1ea"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -59,15 +55,8 @@ _RC = {
 }
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Draw with this style, whatever the caller's is."""
-
-    @functools.wraps(draw)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-        with rc_context(_RC):
-            return draw(*args, **kwargs)
-
-    return inside
+styled = rc_context(_RC)
+"""Decorator: draw with this style, whatever the caller's is."""
 
 
 def line(position: int) -> dict[str, Any]:
