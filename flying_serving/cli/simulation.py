@@ -17,7 +17,7 @@ from flying_serving.bench.plan import workload_of
 from flying_serving.bench.report.load import MeasuredSystem
 from flying_serving.bench.switchlog import SwitchLog
 from flying_serving.cli.connection import output
-from flying_serving.cli.simulate import SimulatorOptions
+from flying_serving.cli.simulator_options import SimulatorOptions
 from flying_serving.errors import ConfigError
 from flying_serving.results.metrics import summarise
 from flying_serving.results.slo import Slo
