@@ -18,7 +18,7 @@ from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_di
 
 DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512
-LONGEST_STEP = 64
+LONGEST_STEP = 32
 LEAVE_SHARE = 0.15
 
 
