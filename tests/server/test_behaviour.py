@@ -412,7 +412,7 @@ async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: S
     """Requests go on with the same tokens, also when they are reset while a step of their group is ordered."""
     bodies = [streamed_body(server.model, prompt(110 + d, 40), **sampling(110, 120, d)) for d in LANES]
     reference = [await stream(http, body) for body in bodies]
-    for _ in range(4):
+    for _ in range(2):
         begun = [Stream() for _ in bodies]
         tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, begun, strict=True)]
         while not all(into.tokens for into in begun):
