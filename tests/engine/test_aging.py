@@ -16,9 +16,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.engine.aging import Aging
-from flying_serving.testing.tiny import make_model
 from flying_serving.vllm_adapter.priorities import FOREMOST
-from tests.live import ROOT
+from tests.live import tiny
 
 AGING_S = 10.0
 BLOCK = 16
@@ -28,9 +27,8 @@ class Lane:
     """One of vLLM's schedulers without a model: every request gets the same token again and again."""
 
     def __init__(self, policy: str, *, blocks: int = 100, max_num_seqs: int = 1) -> None:
-        model = make_model(ROOT / ".models" / "llama", "llama")
         args = EngineArgs(
-            str(model),
+            str(tiny("llama")),
             max_model_len=512,
             max_num_seqs=max_num_seqs,
             scheduling_policy=policy,

@@ -38,6 +38,22 @@ from tests.memory.pools import PlainPool
 GROUP = (0, 1)
 
 
+def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
+    """Do what a message about blocks says, as an engine's loop does; return how many blocks the member misses."""
+    if isinstance(message, ReserveBlocks):
+        return member.offer(message)
+    if isinstance(message, LendBlocks):
+        member.lent.commit(message.blocks)
+    elif isinstance(message, ReturnBlocks):
+        member.lent.take_back(message.blocks)
+    elif isinstance(message, BlocksReserved):
+        leader.granted(message, now)
+    else:
+        assert isinstance(message, RecallBlocks)
+        leader.give_back(message.count)
+    return 0
+
+
 class Pair:
     """A group of engines 0 and 1, each with its own scheduler, and the leader's for the group."""
 
@@ -58,21 +74,11 @@ class Pair:
         """Let an engine do what its next message says, as its loop does; return a step's plan in its own blocks."""
         message = self.inboxes.read(engine)
         member = self.members[engine]
-        if isinstance(message, ReserveBlocks):
-            member.offer(message)
-        elif isinstance(message, LendBlocks):
-            member.lent.commit(message.blocks)
-        elif isinstance(message, ReturnBlocks):
-            member.lent.take_back(message.blocks)
-        elif isinstance(message, BlocksReserved):
-            self.leader.granted(message, now)
-        elif isinstance(message, RecallBlocks):
-            self.leader.give_back(message.count)
-        else:
-            assert isinstance(message, RunStep)
-            member.in_use = message.in_use
-            return in_physical_blocks(message.plan, member.lent)
-        return None
+        if not isinstance(message, RunStep):
+            handle(message, member, self.leader, now)
+            return None
+        member.in_use = message.in_use
+        return in_physical_blocks(message.plan, member.lent)
 
     def serve_all(self, now: float) -> None:
         """Serve what there is, but for steps."""
@@ -549,16 +555,8 @@ class Lives(RuleBasedStateMachine):
         message = self.inboxes.read(engine)
         member = self.members[engine][len(message.group)]
         (leader,) = [leader for leader in self.leaders if leader.group == message.group]
-        if isinstance(message, ReserveBlocks):
-            self.want_back(engine, member.offer(message), but=member.size)
-        elif isinstance(message, LendBlocks):
-            member.lent.commit(message.blocks)
-        elif isinstance(message, ReturnBlocks):
-            member.lent.take_back(message.blocks)
-        elif isinstance(message, BlocksReserved):
-            leader.granted(message, self.now)
-        elif isinstance(message, RecallBlocks):
-            leader.give_back(message.count)
+        if not isinstance(message, RunStep):
+            self.want_back(engine, handle(message, member, leader, self.now), but=member.size)
         else:
             self.write(engine, in_physical_blocks(message.plan, member.lent))
             self.inside[engine] = message
