@@ -1,10 +1,22 @@
-"""Settings of all tests: hypothesis does not judge by the clock, since machines are shared; logs are as at first."""
+"""Settings of all tests: hypothesis does not judge by the clock, since machines are shared; logs are as at first.
+
+And the servers that several modules share. Their tests leave them idle, and change the layout as they need it.
+"""
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.live import Server
+
+MAX_PAUSE_S = 0.3
+SMALL_BLOCKS = 33
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
@@ -17,3 +29,36 @@ def log_levels_stay() -> Iterator[None]:
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def two_engines() -> Iterator[tuple[Server, str]]:
+    """Two engines with vLLM's dev mode and an API key, and the first scrape of their metrics."""
+    from tests.live import KEY, Server
+
+    name = "a-tiny-llama"
+    flags = (f"--served-model-name={name}", f"--max-pause-ms={MAX_PAUSE_S * 1000:g}", "--enable-prompt-tokens-details")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        live = Server("llama", 2, *flags, key=KEY)
+    with live:
+        live.model = name
+        yield live, live.http.get("/metrics").raise_for_status().text
+
+
+@pytest.fixture(scope="session")
+def small_engines() -> Iterator[Server]:
+    """Four engines with 32 blocks of 32 tokens each beside vLLM's null block: 1,024 tokens, together 4,096."""
+    from tests.live import BLOCK_BYTES, KEY, Server
+
+    flags = (
+        "--max-model-len=4096",
+        "--max-num-batched-tokens=256",
+        f"--kv-cache-memory-bytes={SMALL_BLOCKS * BLOCK_BYTES}",
+        "--lend-blocks=4",
+        "--enable-prompt-tokens-details",
+        "--enable-prompt-embeds",
+        "--enable-scale-out",
+    )
+    with Server("llama", 4, *flags, key=KEY) as live:
+        yield live

@@ -112,6 +112,14 @@ def run(arguments: Sequence[str], timeout_s: float, preamble: str = "") -> subpr
     return subprocess.CompletedProcess(["flying-serving", *arguments], status, *said)
 
 
+def by_shell(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end as a user would, in an interpreter of its own."""
+    line = [sys.executable, "-m", "flying_serving.cli.main", *arguments]
+    return subprocess.run(
+        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
 def _run(arguments: list[str], environment: dict[str, str], files: Sequence[Path], preamble: str) -> None:
     _be_like_a_command()
     for number, path in enumerate(files, start=1):

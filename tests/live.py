@@ -6,21 +6,26 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from flying_serving.testing.servers import HOST, ServerProcess, command, free_port
 from flying_serving.testing.tiny import make_model
 from tests.forked import ENVIRONMENT, ROOT, forked
 
 READY_S = 240.0
-IDLE_S = 30.0
-"""How long a server may take to be idle once it has answered everything."""
+WAIT_S = 60.0
+"""How long to wait for what a server does by itself; to be idle once it has answered everything, for example."""
 KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
 """An idle connection is not used again after a second: the server closes it after five, and may be about to."""
+KEY = "a-key"
+BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4
+"""Of the tiny llama's KV: layers, KV heads, tokens, keys and values, head size, bytes of a float32."""
 COMMAND = ("flying_serving.cli.main", "serve")
 STOCK = ("vllm.entrypoints.openai.api_server", "--model")
 FLAGS = (
@@ -33,6 +38,14 @@ FLAGS = (
     "--kv-cache-memory-bytes=67108864",
     "--logits-processors=tests.stock.force:ForceTokens",
 )
+
+
+def wait_until(true: Callable[[], object], what: Callable[[], object] = lambda: None, within_s: float = WAIT_S) -> None:
+    """Return once `true()` is; fail with `what()` if it is not in time."""
+    deadline_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline_s, what()
+        time.sleep(0.02)
 
 
 def tiny(shape: str) -> Path:
@@ -50,6 +63,7 @@ class Server(ServerProcess):
         base: flags that come first.
         program: what `python -m` runs; by default `flying-serving serve` is forked.
         preamble: Python code that runs before the server, if it is forked.
+        key: the API key that it asks for, and that the client gives.
     """
 
     def __init__(
@@ -60,6 +74,7 @@ class Server(ServerProcess):
         base: Sequence[str] = FLAGS,
         program: Sequence[str] | None = None,
         preamble: str = "",
+        key: str | None = None,
     ) -> None:
         self.port = free_port()
         self.model = str(tiny(model) if isinstance(model, str) else model)
@@ -70,6 +85,7 @@ class Server(ServerProcess):
             f"--data-parallel-size={engines}",
             *base,
             *flags,
+            *([f"--api-key={key}"] if key else []),
         ]
         if program is None:
             start = forked(["serve", *arguments], preamble)
@@ -78,6 +94,8 @@ class Server(ServerProcess):
         self._files = tempfile.TemporaryDirectory()
         super().__init__(start, os.environ | ENVIRONMENT, f"http://{HOST}:{self.port}", Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
+        if key:
+            self.http.headers["Authorization"] = f"Bearer {key}"
 
     def __enter__(self) -> Self:
         try:
@@ -104,6 +122,13 @@ class Server(ServerProcess):
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
+    def post(self, prompt: Sequence[int], max_tokens: int, degree: int | None = None, **fields: Any) -> httpx.Response:
+        """The answer to a completion that always samples the same tokens, `max_tokens` of them, by default."""
+        body: dict[str, Any] = {"model": self.model, "prompt": list(prompt), "max_tokens": max_tokens, "seed": 7}
+        body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
+        xargs = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
+        return self.http.post("/v1/completions", json=body | xargs | fields)
+
     def layout(self, groups: list[list[int]], mode: str = "weave") -> dict[str, Any]:
         """Change the layout and return the record of the switch."""
         answer = self.http.post("/flying/layout", json={"groups": groups, "mode": mode})
@@ -112,16 +137,38 @@ class Server(ServerProcess):
         record: dict[str, Any] = answer.json()
         return record
 
+    def status(self) -> dict[str, Any]:
+        """What `/flying/status` says."""
+        found: dict[str, Any] = self.http.get("/flying/status").json()
+        return found
+
+    def requests(self, what: str) -> int:
+        """How many requests are "running" or "held"."""
+        count: int = self.status()["requests"][what]
+        return count
+
+    def switches(self) -> list[dict[str, Any]]:
+        """The records of all switches."""
+        found: list[dict[str, Any]] = self.http.get("/flying/switches").json()["switches"]
+        return found
+
+    def metric(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """The values of a metric by these of its labels, over all others added up."""
+        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        text = self.http.get("/metrics").raise_for_status().text
+        for sample in (one for family in text_string_to_metric_families(text) for one in family.samples):
+            if sample.name == name:
+                found[tuple(sample.labels[label] for label in labels)] += sample.value
+        return dict(found)
+
     def until_idle(self) -> None:
         """Wait until nothing runs or waits, in the controller or in the engines."""
-        deadline = time.monotonic() + IDLE_S
-        while True:
-            status = self.http.get("/flying/status").json()
-            lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
-            if status["requests"] == {"running": 0, "held": 0} and not any(x["running"] + x["waiting"] for x in lanes):
-                return
-            assert time.monotonic() < deadline, status
-            time.sleep(0.05)
+        wait_until(self._is_idle, self.status)
+
+    def _is_idle(self) -> bool:
+        status = self.status()
+        lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
+        return not any(status["requests"].values()) and not any(any(lane.values()) for lane in lanes)
 
     def check(self) -> None:
         """Check the block bookkeeping of every engine."""

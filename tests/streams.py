@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from flying_serving.testing.sse import EventStream, streamed
 
 WORST_LOGPROB = 1e-4
 """How far logprobs of one request may differ between degrees and batches: float32, some ten times what is seen."""
+BEGUN_S = 60.0
 
 
 @dataclass
@@ -91,6 +93,21 @@ async def stream(
                 break
         result.done = incoming.done
     return result
+
+
+async def begin(
+    http: httpx.AsyncClient, bodies: Sequence[dict[str, Any]], tokens: int = 1
+) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
+    """Stream completions, and return once each of them has so many tokens. Raises what ends one of them before."""
+    streams = [Stream() for _ in bodies]
+    tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
+    async with asyncio.timeout(BEGUN_S):
+        while any(len(into.tokens) < tokens for into in streams):
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.01)
+    return streams, tasks
 
 
 def worst_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.worker.admission import KVPlan, anatomy
-from tests.forked import ENVIRONMENT, ROOT, run
+from tests.forked import by_shell, run
 from tests.live import Server
 
 DOCTOR_S = 120
@@ -113,6 +111,7 @@ GEMMA3N = {
     "laurel_rank": 16,
     "sliding_window": 64,
 }
+NO_WEIGHTS = ("--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
 NO_TOKENIZER = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=2048", "--dtype=float32")
 BLOCK_BYTES = 2 * 128 * 192 * 4 * SIX_HEADS["num_hidden_layers"]
 
@@ -135,35 +134,27 @@ def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, An
 
 @pytest.mark.server
 @pytest.mark.parametrize(
-    ("config", "code", "says"),
+    ("config", "says"),
     [
-        pytest.param(GEMMA2, 0, ("the first 2 of 6 layers", "group size 2 ok, longest context 2048"), id="gemma2"),
-        pytest.param(GPT_OSS, 1, ("refused: --quantization: quantized models cannot be served",), id="gpt-oss"),
-        pytest.param(DEEPSEEK_V3, 1, ("refused: --model: models with latent attention, MLA",), id="deepseek-v3"),
-        pytest.param(HRM, 1, ("refused: --model: models with attention that is not causal (HrmText",), id="hrm"),
+        (GPT_OSS, "--quantization: quantized models cannot be served"),
+        (DEEPSEEK_V3, "--model: models with latent attention, MLA"),
+        (HRM, "--model: models with attention that is not causal (HrmText"),
     ],
+    ids=["gpt-oss", "deepseek-v3", "hrm"],
 )
-def test_a_configuration_alone_is_enough(
-    tmp_path: Path, config: dict[str, Any], code: int, says: tuple[str, ...]
-) -> None:
-    flags = ("--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
-    done = command("doctor", written(tmp_path, config), *flags)
-    said = " ".join(done.stdout.split())
-    assert done.returncode == code, done.stdout + done.stderr[-3000:]
-    for text in says:
-        assert text in said, done.stdout
+def test_a_configuration_alone_is_enough_to_refuse(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    done = command("doctor", written(tmp_path, config), *NO_WEIGHTS)
+    assert done.returncode == 1, done.stdout + done.stderr[-3000:]
+    assert f"refused: {says}" in " ".join(done.stdout.split()), done.stdout
 
 
 @pytest.mark.server
-def test_doctor_is_a_command_that_says_nothing_else(tmp_path: Path) -> None:
+def test_doctor_needs_a_configuration_alone_and_says_nothing_else(tmp_path: Path) -> None:
     """Started by a shell: no line of vLLM's log stands beside the table."""
-    line = [sys.executable, "-m", "flying_serving.cli.main", "doctor", str(written(tmp_path, GEMMA2))]
-    line += ["--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864"]
-    done = subprocess.run(
-        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=DOCTOR_S, check=False
-    )
+    done = by_shell(["doctor", str(written(tmp_path, GEMMA2)), *NO_WEIGHTS], DOCTOR_S)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "group size 2" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "the first 2 of 6 layers" in said and "group size 2 ok, longest context 2048" in said, done.stdout
     assert "INFO" not in done.stdout + done.stderr
 
 
@@ -177,7 +168,7 @@ def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
     ok = {int(size): int(tokens) for size, tokens in re.findall(r"group size (\d) +ok, .*holds (\d+)\)", done.stdout)}
     refused = {size: text.strip() for size, text in re.findall(r"group size (\d) +not offered: (.*)", done.stdout)}
     with Server(model, 4, *flags, base=()) as server:
-        status = server.http.get("/flying/status").json()
+        status = server.status()
     assert list(ok) == status["group_sizes"] == [1, 2]
     assert refused == status["not_offered"] != {}
     assert {str(size): tokens for size, tokens in ok.items()} == status["capacity_tokens"]

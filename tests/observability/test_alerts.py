@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,13 @@ import pytest
 import yaml
 
 from flying_serving.observe.metrics.table import TABLE
-from tests.live import Server
+from tests.live import WAIT_S, Server, wait_until
 from tests.observability.dashboards import DASHBOARD, OBSERVABILITY, expressions
 from tests.observability.programs import Prometheus, promtool
+from tests.stock.requests import tokens
 
 ALERTS, EXAMPLE = OBSERVABILITY / "alerts.yml", OBSERVABILITY / "prometheus.yml"
 CASES = Path(__file__).with_name("alerts.test.yml")
-WAIT_S = 60.0
 SECONDS = {"s": 1, "m": 60}
 
 
@@ -81,14 +79,6 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield live
 
 
-def wait_until(true: Callable[[], object], what: Callable[[], object]) -> None:
-    """Return once `true()` is."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline_s, what()
-        time.sleep(0.2)
-
-
 def engines(server: Server) -> list[psutil.Process]:
     """The processes of the engines, in the order of their numbers."""
     children = psutil.Process(server.process.pid).children()
@@ -99,8 +89,7 @@ def engines(server: Server) -> list[psutil.Process]:
 
 def complete(server: Server, seed: int, max_tokens: int, over: threading.Event | None = None) -> int:
     """The status of a completion; with `over`, of a stream that its client leaves then."""
-    draw = random.Random(seed)
-    body = {"model": server.model, "prompt": [draw.randrange(512) for _ in range(50)], "stream": over is not None}
+    body: dict[str, Any] = {"model": server.model, "prompt": tokens(seed, 50), "stream": over is not None}
     body |= {"max_tokens": max_tokens, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body) as answer:
         for _ in answer.iter_lines():

@@ -6,20 +6,18 @@ A slow link makes a group the worse layout for every load, so one is formed for 
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.live import Server
+from tests.live import BLOCK_BYTES, Server, wait_until
+from tests.stock.requests import tokens
 from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 
-BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4
 MOST_TOKENS = 2500
 SLOW = "from benchmarks.emulated_link import slow; slow(1000, 10)"
 SETTINGS = (
@@ -32,8 +30,6 @@ SETTINGS = (
     "--no-enable-prefix-caching",
 )
 WAIT_S = 120.0
-APART: dict[str, Any] = {"vllm_xargs": {"tp_degree": 1}}
-"""Four such requests take all slots of single engines."""
 
 
 @pytest.fixture(scope="module")
@@ -42,51 +38,21 @@ def server() -> Iterator[Server]:
         yield live
 
 
-def prompt(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(512) for _ in range(count)]
-
-
-def post(server: Server, tokens: list[int], max_tokens: int, **fields: Any) -> Any:
-    body: dict[str, Any] = {"model": server.model, "prompt": tokens, "max_tokens": max_tokens, "seed": 7}
-    body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0, **fields}
-    return server.http.post("/v1/completions", json=body, timeout=WAIT_S)
-
-
-def status(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = server.http.get("/flying/status").json()
-    return found
-
-
-def switches(server: Server) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = server.http.get("/flying/switches").json()["switches"]
-    return found
-
-
-def wait_until(server: Server, what: str, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while status(server)["requests"][what] != count:
-        assert time.monotonic() < deadline, status(server)
-        time.sleep(0.02)
-
-
 def formed_since(server: Server, count: int) -> list[str]:
     """Why groups of both engines were formed after the first `count` switches."""
-    return [switch["reason"] for switch in switches(server)[count:] if switch["to"] == [[0, 1]]]
+    return [switch["reason"] for switch in server.switches()[count:] if switch["to"] == [[0, 1]]]
 
 
 @pytest.fixture
 def apart(server: Server) -> int:
     """How many switches there have been once the engines are apart and nothing runs."""
-    deadline = time.monotonic() + 30
-    while (shown := status(server))["layout"] != [[0], [1]] or any(shown["requests"].values()):
-        assert time.monotonic() < deadline, (shown, switches(server))
-        time.sleep(0.02)
-    return len(switches(server))
+    server.until_idle()
+    wait_until(lambda: server.status()["layout"] == [[0], [1]], server.switches)
+    return len(server.switches())
 
 
 def test_step_costs_are_known_from_the_start(server: Server) -> None:
-    cost = status(server)["step_cost"]
+    cost = server.status()["step_cost"]
     assert set(cost) == {"1", "2"}
     assert all(lane["fixed_s"] + lane["sequence_s"] > 0 for lane in cost.values())
 
@@ -99,7 +65,7 @@ def test_an_operators_layout_is_refused(server: Server) -> None:
 
 
 def test_a_prompt_too_long_for_an_engine_is_served_by_a_group(server: Server, apart: int) -> None:
-    answer = post(server, prompt(1, 2300), 60)
+    answer = server.post(tokens(1, 2300), 60)
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"][0]["token_ids"]) == 60
     reasons = formed_since(server, apart)
@@ -108,15 +74,15 @@ def test_a_prompt_too_long_for_an_engine_is_served_by_a_group(server: Server, ap
 
 def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, apart: int) -> None:
     """To the end of the model's length, with the tokens and logprobs that a group gives from the start."""
-    tokens = prompt(2, 1900)
-    migrated = post(server, tokens, MOST_TOKENS - 1900)
+    prompt = tokens(2, 1900)
+    migrated = server.post(prompt, MOST_TOKENS - 1900)
     assert migrated.status_code == 200, migrated.text
     reasons = formed_since(server, apart)
     assert len(reasons) == 1 and "context" in reasons[0]
     choice = migrated.json()["choices"][0]
     assert len(choice["token_ids"]) == MOST_TOKENS - 1900
     assert choice["finish_reason"] == "length"
-    whole = post(server, tokens, MOST_TOKENS - 1900, vllm_xargs={"tp_degree": 2}).json()["choices"][0]
+    whole = server.post(prompt, MOST_TOKENS - 1900, 2).json()["choices"][0]
     assert choice["token_ids"] == whole["token_ids"]
     ours, theirs = (c["logprobs"]["token_logprobs"] for c in (choice, whole))
     assert worst_difference(ours, theirs) <= WORST_LOGPROB
@@ -125,10 +91,10 @@ def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, a
 def test_an_urgent_request_does_not_wait_for_those_before_it(server: Server, apart: int) -> None:
     """All slots are taken by long requests, two more wait, and the urgent one gets a group and ends before any."""
     with ThreadPoolExecutor(8) as threads:
-        long = [threads.submit(post, server, prompt(10 + i, 50), 600, **APART) for i in range(6)]
-        wait_until(server, "running", 4)
-        wait_until(server, "held", 2)
-        urgent = threads.submit(post, server, prompt(20, 50), 5, priority=-1)
+        long = [threads.submit(server.post, tokens(10 + i, 50), 600, 1) for i in range(6)]
+        wait_until(lambda: server.requests("running") == 4, server.status)
+        wait_until(lambda: server.requests("held") == 2, server.status)
+        urgent = threads.submit(server.post, tokens(20, 50), 5, priority=-1)
         answer = urgent.result(WAIT_S)
         assert answer.status_code == 200, answer.text
         assert not any(request.done() for request in long)
@@ -139,7 +105,7 @@ def test_an_urgent_request_does_not_wait_for_those_before_it(server: Server, apa
 
 def test_more_than_may_wait_are_told_when_to_come_back(server: Server) -> None:
     with ThreadPoolExecutor(12) as threads:
-        asked = [threads.submit(post, server, prompt(30 + i, 50), 300) for i in range(12)]
+        asked = [threads.submit(server.post, tokens(30 + i, 50), 300) for i in range(12)]
         answers = [request.result(WAIT_S) for request in asked]
     codes = sorted({answer.status_code for answer in answers})
     assert codes == [200, 429]
@@ -150,9 +116,9 @@ def test_more_than_may_wait_are_told_when_to_come_back(server: Server) -> None:
 
 def test_a_queue_deadline_ends_the_wait(server: Server) -> None:
     with ThreadPoolExecutor(8) as threads:
-        long = [threads.submit(post, server, prompt(50 + i, 50), 800, **APART) for i in range(4)]
-        wait_until(server, "running", 4)
-        expired = post(server, prompt(60, 50), 5, vllm_xargs={"queue_deadline_s": 0.2})
+        long = [threads.submit(server.post, tokens(50 + i, 50), 800, 1) for i in range(4)]
+        wait_until(lambda: server.requests("running") == 4, server.status)
+        expired = server.post(tokens(60, 50), 5, vllm_xargs={"queue_deadline_s": 0.2})
         assert expired.status_code == 504, expired.text
         assert "queue_deadline_s" in expired.json()["error"]["message"]
         assert all(request.result(WAIT_S).status_code == 200 for request in long)
@@ -160,11 +126,10 @@ def test_a_queue_deadline_ends_the_wait(server: Server) -> None:
 
 @pytest.mark.parametrize("deadline", [0, -1, "soon", 1e9])
 def test_a_wrong_queue_deadline_is_refused(server: Server, deadline: Any) -> None:
-    answer = post(server, prompt(61, 5), 5, vllm_xargs={"queue_deadline_s": deadline})
+    answer = server.post(tokens(61, 5), 5, vllm_xargs={"queue_deadline_s": deadline})
     assert answer.status_code == 400, answer.text
 
 
 def test_nothing_is_left_behind(server: Server) -> None:
-    wait_until(server, "running", 0)
-    assert status(server)["requests"]["held"] == 0
-    assert server.http.post("/flying/check", json={}).status_code == 200
+    server.until_idle()
+    server.check()

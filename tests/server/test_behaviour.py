@@ -8,36 +8,27 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from flying_serving.testing.sse import EventStream, streamed
-from tests.live import KEEP_ALIVE, Server
-from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+from tests.live import KEEP_ALIVE, KEY, Server, wait_until
+from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
-KEY = "secret"
-MAX_PAUSE_S = 0.3
 ALONE, TOGETHER = [[0], [1]], [[0, 1]]
 LANES = (1, 2)
-SETTLE_S = 10.0
 PROGRESS_S = 60.0
 LONG_TOKENS = 2000
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    flags = (f"--api-key={KEY}", f"--max-pause-ms={MAX_PAUSE_S * 1000:g}", "--enable-prompt-tokens-details")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        live = Server("llama", 2, *flags)
-    live.http.headers["Authorization"] = f"Bearer {KEY}"
-    with live:
-        yield live
+def server(two_engines: tuple[Server, str]) -> Server:
+    return two_engines[0]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +36,7 @@ def at_rest(server: Server) -> Iterator[None]:
     """Each test begins with two engines alone, and leaves nothing behind."""
     server.layout(ALONE)
     yield
-    settle(server)
+    server.until_idle()
     server.check()
 
 
@@ -76,23 +67,6 @@ def post(server: Server, path: str, **fields: Any) -> dict[str, Any]:
     return result
 
 
-def status(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = server.http.get("/flying/status").json()
-    return found
-
-
-def settle(server: Server) -> dict[str, Any]:
-    """Wait until no lane has a request."""
-    deadline = time.monotonic() + SETTLE_S
-    while True:
-        found = status(server)
-        lanes = [lane for engine in found["engines"] for lane in engine["lanes"].values()]
-        if not any(found["requests"].values()) and not any(any(lane.values()) for lane in lanes):
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-
-
 def same(ours: Stream, reference: Stream) -> None:
     assert ours.tokens == reference.tokens
     assert ours.finish_reason == reference.finish_reason
@@ -109,14 +83,16 @@ async def test_client_that_leaves_frees_its_blocks_and_disturbs_nobody(
     stay = [streamed_body(server.model, prompt(i, 40 + i), **sampling(i, 40, degree)) for i in range(3)]
     leave = streamed_body(server.model, prompt(9, 900), **sampling(9, 1000, degree))
     reference = [await stream(http, body) for body in stay]
-    before = settle(server)["engines"]
+    server.until_idle()
+    before = server.status()["engines"]
     leaving = asyncio.create_task(stream(http, leave, leave_after=4))
     staying = [asyncio.create_task(stream(http, body)) for body in stay]
     left = await leaving
     assert 4 <= len(left.tokens) < 100
     for ours, theirs in zip(await asyncio.gather(*staying), reference, strict=True):
         same(ours, theirs)
-    after = settle(server)["engines"]
+    server.until_idle()
+    after = server.status()["engines"]
     for old, new in zip(before, after, strict=True):
         unused = [sum(engine["lent_blocks"].values()) + engine["free_blocks"] for engine in (old, new)]
         assert unused == [old["blocks"] - 1] * 2, "every block but the null block is free or lent, for prefix caches"
@@ -337,47 +313,24 @@ def test_openai_client(server: Server, degree: int) -> None:
 # ---- operation
 
 
-def metrics(server: Server) -> dict[tuple[str, str], float]:
-    """Value by (name, engine)."""
-    found: dict[tuple[str, str], float] = {}
-    for line in server.http.get("/metrics").text.splitlines():
-        match = re.match(r'(vllm:\w+)\{(?:.*,)?engine="(\d+)".*\} (\S+)$', line)
-        if match:
-            key = match[1], match[2]
-            found[key] = found.get(key, 0) + float(match[3])
-    return found
-
-
-def test_metrics_of_both_engines(server: Server) -> None:
-    before = metrics(server)
+async def test_metrics_of_both_engines(server: Server, http: httpx.AsyncClient) -> None:
+    counted = ("generation_tokens", "prompt_tokens", "request_success")
+    before = [server.metric(f"vllm:{name}_total", "engine") for name in counted]
     for groups, degree in ((ALONE, 1), (TOGETHER, 2)):
-        server.layout(groups)
-        bodies = [sampling(None, 50, degree, prompt=prompt(90 + i, 20)) for i in range(4)]
-        asyncio.run(_all(server, bodies))
+        await asyncio.to_thread(server.layout, groups)
+        bodies = [streamed_body(server.model, prompt(90 + i, 20), **sampling(None, 50, degree)) for i in range(4)]
+        answers = await asyncio.gather(*(stream(http, body) for body in bodies))
+        assert all(answer.done for answer in answers)
     time.sleep(0.2)
-    after = metrics(server)
-    for name in (
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "e2e_request_latency_seconds_sum",
-    ):
-        assert {engine for found, engine in after if found == f"vllm:{name}"} == {"0", "1"}
-    grown = {key: after[key] - before.get(key, 0) for key in after}
-    assert grown["vllm:generation_tokens_total", "0"] == 2 * 50 + 4 * 50, "a group's requests count for its leader"
-    assert grown["vllm:generation_tokens_total", "1"] == 2 * 50
-    assert grown["vllm:prompt_tokens_total", "0"] + grown["vllm:prompt_tokens_total", "1"] == 8 * 20
-    assert grown["vllm:request_success_total", "0"] + grown["vllm:request_success_total", "1"] == 8
-    assert after["vllm:num_requests_running", "0"] == after["vllm:num_requests_running", "1"] == 0
-
-
-async def _all(server: Server, bodies: Sequence[dict[str, Any]]) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120, limits=KEEP_ALIVE) as http:
-        answers = await asyncio.gather(
-            *(http.post("/v1/completions", json={"model": server.model, **body}) for body in bodies)
-        )
-    assert all(answer.status_code == 200 for answer in answers)
+    for name in ("num_requests_waiting", "kv_cache_usage_perc", "e2e_request_latency_seconds_sum"):
+        assert server.metric(f"vllm:{name}", "engine").keys() == {("0",), ("1",)}
+    after = [server.metric(f"vllm:{name}_total", "engine") for name in counted]
+    generated, prompts, done = (
+        [new[engine,] - old.get((engine,), 0) for engine in "01"] for old, new in zip(before, after, strict=True)
+    )
+    assert generated == [2 * 50 + 4 * 50, 2 * 50], "a group's requests count for its leader"
+    assert (sum(prompts), sum(done)) == (8 * 20, 8)
+    assert server.metric("vllm:num_requests_running", "engine") == {("0",): 0, ("1",): 0}
 
 
 @pytest.mark.parametrize(
@@ -390,7 +343,7 @@ def test_admin_routes_ask_for_the_key(server: Server, method: str, path: str, he
     with httpx.Client(base_url=server.url) as stranger:
         answer = stranger.request(method, path, headers=headers, json={"groups": TOGETHER})
     assert answer.status_code == 401
-    assert status(server)["layout"] == ALONE
+    assert server.status()["layout"] == ALONE
 
 
 @pytest.mark.parametrize("degree", LANES)
@@ -401,7 +354,7 @@ def test_prefix_caches_are_reset(server: Server, degree: int) -> None:
 
     cached()
     assert cached() >= 256
-    settle(server)
+    server.until_idle()
     answer = server.http.post("/reset_prefix_cache")
     assert (answer.status_code, answer.json()) == (200, {"success": True})
     assert cached() == 0
@@ -413,10 +366,7 @@ async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: S
     bodies = [streamed_body(server.model, prompt(110 + d, 40), **sampling(110, 120, d)) for d in LANES]
     reference = [await stream(http, body) for body in bodies]
     for _ in range(2):
-        begun = [Stream() for _ in bodies]
-        tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, begun, strict=True)]
-        while not all(into.tokens for into in begun):
-            await asyncio.sleep(0.01)
+        _, tasks = await begin(http, bodies)
         assert (await http.post("/reset_prefix_cache")).json() == {"success": False}
         for number in range(100):
             assert (await http.post("/reset_prefix_cache?reset_running_requests=true")).json() == {"success": True}
@@ -431,24 +381,18 @@ async def test_paused_requests_make_progress(
 ) -> None:
     """Who runs steps more often than who is paused. By how much: tests/engine/test_arbiter.py."""
     await asyncio.to_thread(server.layout, old)
-    paused = [Stream() for _ in range(2)]
-    tasks = [asyncio.create_task(_long(server, http, 120 + i, into)) for i, into in enumerate(paused)]
+    paused, tasks = await begin(http, [_long(server, 120 + i) for i in range(2)])
+    await asyncio.to_thread(server.layout, new, "hard")
+    _, more = await begin(http, [_long(server, 130 + i) for i in range(4)])
     async with asyncio.timeout(PROGRESS_S):
-        while not all(into.tokens for into in paused):
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(server.layout, new, "hard")
-        busy = [Stream() for _ in range(4)]
-        tasks += [asyncio.create_task(_long(server, http, 130 + i, into)) for i, into in enumerate(busy)]
-        while not all(into.tokens for into in busy):
-            await asyncio.sleep(0.01)
         counts, before = [len(into.tokens) for into in paused], await _steps(http)
         while any(len(into.tokens) < count + 6 for into, count in zip(paused, counts, strict=True)):
             await asyncio.sleep(0.01)
         made = await _steps(http) - before
     assert made[len(new[0])] > made[len(old[0])] > 0
-    for task in tasks:
+    for task in (*tasks, *more):
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*tasks, *more, return_exceptions=True)
 
 
 async def _steps(http: httpx.AsyncClient) -> Counter[int]:
@@ -460,8 +404,8 @@ async def _steps(http: httpx.AsyncClient) -> Counter[int]:
     return made
 
 
-async def _long(server: Server, http: httpx.AsyncClient, seed: int, into: Stream) -> None:
-    await stream(http, streamed_body(server.model, prompt(seed, 20), **sampling(seed, LONG_TOKENS)), into=into)
+def _long(server: Server, seed: int) -> dict[str, Any]:
+    return streamed_body(server.model, prompt(seed, 20), **sampling(seed, LONG_TOKENS))
 
 
 # ---- pauses, as vLLM's dev mode has them
@@ -471,13 +415,8 @@ async def _begun(
     server: Server, http: httpx.AsyncClient, degree: int, count: int, tokens: int
 ) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
     """Streams in a lane, with tokens."""
-    streams = [Stream() for _ in range(count)]
     bodies = [streamed_body(server.model, prompt(200 + i, 30), **sampling(i, tokens, degree)) for i in range(count)]
-    tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
-    async with asyncio.timeout(PROGRESS_S):
-        while not all(into.tokens for into in streams):
-            await asyncio.sleep(0.01)
-    return streams, tasks
+    return await begin(http, bodies)
 
 
 async def _paused(http: httpx.AsyncClient) -> bool:
@@ -524,16 +463,14 @@ async def test_a_pause_ends_all_requests_by_default(server: Server, http: httpx.
     streams, tasks = await _begun(server, http, degree, 4, 1900)
     order = asyncio.create_task(http.post("/flying/layout", json={"groups": other, "mode": "sequential"}))
     held = Stream()
-    tasks.append(asyncio.create_task(_long(server, http, 300, held)))
-    async with asyncio.timeout(PROGRESS_S):
-        while not (await http.get("/flying/status")).json()["requests"]["held"]:
-            await asyncio.sleep(0.01)
+    tasks.append(asyncio.create_task(stream(http, _long(server, 300), into=held)))
+    await asyncio.to_thread(wait_until, lambda: server.requests("held"))
     await http.post("/pause")
     await asyncio.gather(*tasks)
     assert (await order).status_code == 200, "nothing is left to wait for"
     assert {into.finish_reason for into in streams} == {"abort"}
     assert (held.done, held.tokens) == (True, []), "vLLM has no chunk for what had no token"
-    assert (await http.get("/flying/status")).json()["requests"] == {"running": 0, "held": 0}
+    assert server.status()["requests"] == {"running": 0, "held": 0}
     await http.post("/resume")
 
 

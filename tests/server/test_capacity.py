@@ -1,6 +1,6 @@
 """Prompts that only a group can hold, and lanes that compete for the same blocks.
 
-Each of four engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; a group of four has 8,192.
+Each of four engines has 32 blocks of 32 tokens beside vLLM's null block, so 1,024 tokens; a group of four has 4,096.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import io
 import random
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,21 +18,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.live import Server
+from tests.conftest import SMALL_BLOCKS as BLOCKS
+from tests.live import Server, wait_until
+from tests.stock.requests import tokens
 from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 
-BLOCKS = 65
-BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4  # layers, KV heads, tokens, keys and values, head size, bytes of a float32
-LIMITED = (
-    "--max-model-len=8192",
-    "--max-num-batched-tokens=512",
-    f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}",
-    "--lend-blocks=8",
-    "--enable-prompt-tokens-details",
-    "--enable-prompt-embeds",
-)
 ALONE = [[0], [1], [2], [3]]
 PAIRS = [[0, 1], [2, 3]]
 TOGETHER = [[0, 1, 2, 3]]
@@ -41,9 +32,8 @@ WAIT_S = 120
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("llama", 4, *LIMITED) as live:
-        yield live
+def server(small_engines: Server) -> Server:
+    return small_engines
 
 
 @dataclass(frozen=True)
@@ -55,21 +45,8 @@ class Answer:
     cached: int
 
 
-def prompt(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(512) for _ in range(count)]
-
-
-def post(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None, **fields: Any) -> Any:
-    body: dict[str, Any] = {"model": server.model, "prompt": tokens, "max_tokens": max_tokens, "seed": 7}
-    body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
-    if degree is not None:
-        body["vllm_xargs"] = {"tp_degree": degree}
-    return server.http.post("/v1/completions", json=body | fields)
-
-
-def ask(server: Server, tokens: list[int], max_tokens: int, degree: int | None = None, **fields: Any) -> Answer:
-    answer = post(server, tokens, max_tokens, degree, **fields)
+def ask(server: Server, prompt: Sequence[int], max_tokens: int, degree: int | None = None, **fields: Any) -> Answer:
+    answer = server.post(prompt, max_tokens, degree, **fields)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     details = answer.json()["usage"]["prompt_tokens_details"] or {}
@@ -83,42 +60,30 @@ def same(ours: Answer, reference: Answer) -> None:
     assert worst_difference(ours.logprobs, reference.logprobs) <= WORST_LOGPROB
 
 
-def status(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = server.http.get("/flying/status").json()
-    return found
-
-
-def wait_for(server: Server, what: str, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while status(server)["requests"][what] != count:
-        assert time.monotonic() < deadline, status(server)
-        time.sleep(0.05)
-
-
-def exact_logprobs(server: Server, tokens: list[int], output: list[int]) -> list[float]:
+def exact_logprobs(server: Server, prompt: Sequence[int], output: list[int]) -> list[float]:
     """What transformers, which has neither blocks nor lanes, gives the output's tokens."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     with torch.inference_mode():
-        logits = model(torch.tensor([tokens + output[:-1]]), logits_to_keep=len(output)).logits[0]
+        logits = model(torch.tensor([[*prompt, *output[:-1]]]), logits_to_keep=len(output)).logits[0]
     chosen = logits.log_softmax(-1).gather(-1, torch.tensor(output)[:, None])
     return [float(logprob) for logprob in chosen[:, 0]]
 
 
-LONG = prompt(1, 7500)
+LONG = tokens(1, 3750)
 
 
 @pytest.fixture(scope="module")
 def long_answer(server: Server) -> Answer:
-    """7,500 tokens, served by the group of four."""
+    """3,750 tokens, served by the group of four."""
     server.layout(TOGETHER)
     return ask(server, LONG, 16)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_group_serves_a_prompt_that_no_engine_can_hold(server: Server, long_answer: Answer) -> None:
-    assert status(server)["capacity_tokens"] == {"1": 2048, "2": 4096, "4": 8192}
+    assert server.status()["capacity_tokens"] == {"1": 1024, "2": 2048, "4": 4096}
     assert long_answer.cached == 0
     assert worst_difference(long_answer.logprobs, exact_logprobs(server, LONG, long_answer.tokens)) <= WORST_LOGPROB
     server.check()
@@ -128,35 +93,35 @@ def test_a_prompt_waits_for_a_layout_that_holds_it_and_finds_its_prefix(server: 
     server.layout(ALONE)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(ask, server, LONG, 16)
-        wait_for(server, "held", 1)
-        ask(server, prompt(2, 200), 16)  # others are served meanwhile
+        wait_until(lambda: server.requests("held") == 1, server.status)
+        ask(server, tokens(2, 100), 16)  # others are served meanwhile
         server.layout(PAIRS)
-        ask(server, prompt(3, 200), 16)
+        ask(server, tokens(3, 100), 16)
         assert not held.done()
-        assert status(server)["requests"]["held"] == 1
+        assert server.status()["requests"]["held"] == 1
         server.layout(TOGETHER)
         answer = held.result(WAIT_S)
     same(answer, long_answer)
-    # the requests in between took some of its blocks: 8 at a time, least recently used first
-    assert answer.cached > 6000, "the group's prefix cache outlives its release"
+    # the requests in between took some of its blocks: 4 at a time, least recently used first
+    assert answer.cached > 3000, "the group's prefix cache outlives its release"
     server.check()
 
 
 def test_prefix_cache_of_an_engine_outlives_a_group(server: Server) -> None:
-    tokens = prompt(4, 1000)
+    prompt = tokens(4, 500)
     server.layout(ALONE)
-    first = ask(server, tokens, 16, degree=1)
+    first = ask(server, prompt, 16, degree=1)
     server.layout(TOGETHER)
-    ask(server, prompt(5, 300), 16)
+    ask(server, tokens(5, 150), 16)
     server.layout(ALONE)
-    again = ask(server, tokens, 16, degree=1)
+    again = ask(server, prompt, 16, degree=1)
     same(again, first)
-    assert again.cached == 992  # 31 whole blocks
+    assert again.cached == 480  # 15 whole blocks
 
 
-@pytest.mark.parametrize(("degree", "holds"), [(1, 2048), (2, 4096)])
+@pytest.mark.parametrize(("degree", "holds"), [(1, 1024), (2, 2048)])
 def test_degree_that_is_too_narrow_is_refused_with_one_that_would_do(server: Server, degree: int, holds: int) -> None:
-    answer = post(server, LONG, 16, degree)
+    answer = server.post(LONG, 16, degree)
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert f"tp_degree={degree}" in message
@@ -165,10 +130,10 @@ def test_degree_that_is_too_narrow_is_refused_with_one_that_would_do(server: Ser
 
 
 def test_prompt_that_no_group_holds_is_refused(server: Server) -> None:
-    answer = post(server, prompt(6, 8500), 16)
+    answer = server.post(tokens(6, 4250), 16)
     assert answer.status_code == 400
-    assert "8192" in answer.json()["error"]["message"]
-    assert status(server)["requests"] == {"running": 0, "held": 0}
+    assert "4096" in answer.json()["error"]["message"]
+    assert server.status()["requests"] == {"running": 0, "held": 0}
 
 
 def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
@@ -181,18 +146,16 @@ def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
                 server.http.post("/v1/completions", json=body, timeout=1)
 
         left = pool.submit(leave)
-        wait_for(server, "held", 1)
+        wait_until(lambda: server.requests("held") == 1, server.status)
         left.result(WAIT_S)
-    wait_for(server, "held", 0)
+    wait_until(lambda: server.requests("held") == 0, server.status)
     server.check()
 
 
 def usage(server: Server) -> list[float]:
     """The share of its blocks that each engine says requests hold."""
-    found = dict(
-        re.findall(r'^vllm:kv_cache_usage_perc\{engine="(\d)".*?\} (\S+)', server.http.get("/metrics").text, re.M)
-    )
-    return [float(found[str(engine)]) for engine in range(4)]
+    found = server.metric("vllm:kv_cache_usage_perc", "engine")
+    return [found[str(engine),] for engine in range(4)]
 
 
 def test_usage_is_what_requests_hold_on_every_member(server: Server) -> None:
@@ -200,36 +163,33 @@ def test_usage_is_what_requests_hold_on_every_member(server: Server) -> None:
     server.layout(TOGETHER)
     most = [0.0] * 4
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ask, server, prompt(7, 4000), 100, 4)
+        running = pool.submit(ask, server, tokens(7, 2000), 100, 4)
         while not running.done():
             most = [max(pair) for pair in zip(most, usage(server), strict=True)]
             time.sleep(0.05)
         running.result()
-    lent = [sum(engine["lent_blocks"].values()) for engine in status(server)["engines"]]
-    held = [-(-tokens // 128) / (BLOCKS - 1) for tokens in (4000, 4100)]
+    lent = [sum(engine["lent_blocks"].values()) for engine in server.status()["engines"]]
+    held = [-(-count // 128) / (BLOCKS - 1) for count in (2000, 2100)]
     assert all(held[0] <= share <= held[1] for share in most), (most, held)
-    deadline = time.monotonic() + 20
-    while any(usage(server)):
-        assert time.monotonic() < deadline, usage(server)
-        time.sleep(0.05)
-    assert min(lent) > 30
+    wait_until(lambda: not any(usage(server)), lambda: usage(server))
+    assert min(lent) > 15
 
 
 def test_lanes_give_up_idle_blocks_to_each_other(server: Server) -> None:
     """Whatever lane ran last keeps nearly all blocks, as its prefix cache; the next one gets them nevertheless."""
     server.layout(ALONE)
-    lengths = {1: 1900, 2: 3900, 4: 7900}
+    lengths = {1: 950, 2: 1950, 4: 3950}
     reference: dict[int, Answer] = {}
     for degree in (1, 2, 4, 1, 4, 2, 1):
-        answer = ask(server, prompt(100 * degree, lengths[degree]), 24, degree)
+        answer = ask(server, tokens(100 * degree, lengths[degree]), 24, degree)
         same(answer, reference.setdefault(degree, answer))
         server.check()
 
 
 def test_lanes_share_blocks_under_pressure(server: Server) -> None:
     """Twice the memory is asked for at once, in all lanes, while the layout changes."""
-    kinds = ((1, 750, 6), (2, 1500, 3), (4, 3000, 2))
-    jobs = [(prompt(1000 * degree + i, length), 48, degree) for degree, length, n in kinds for i in range(n)]
+    kinds = ((1, 375, 6), (2, 750, 3), (4, 1500, 2))
+    jobs = [(tokens(1000 * degree + i, length), 48, degree) for degree, length, n in kinds for i in range(n)]
     server.layout(ALONE)
     reference = [ask(server, *job) for job in jobs]
     random.Random(0).shuffle(order := list(range(len(jobs))))
@@ -242,7 +202,7 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
         for i in order:
             same(answers[i].result(WAIT_S), reference[i])
     server.check()
-    engines = status(server)["engines"]
+    engines = server.status()["engines"]
     for engine in engines:
         assert engine["free_blocks"] + sum(engine["lent_blocks"].values()) == BLOCKS - 1
 
@@ -251,43 +211,40 @@ def test_who_waits_for_blocks_leaves_the_engines_to_who_has_them(server: Server)
     """A hard switch gives an older lane a step a second; 150 of those would take longer than a client waits."""
     server.layout(TOGETHER)
     with ThreadPoolExecutor(5) as pool:
-        has = pool.submit(ask, server, prompt(40, 6500), 150, 4)
-        deadline = time.monotonic() + 20
-        while not status(server)["engines"][0]["lanes"]["4"]["running"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        has = pool.submit(ask, server, tokens(40, 3250), 150, 4)
+        wait_until(lambda: server.status()["engines"][0]["lanes"]["4"]["running"])
         server.layout(ALONE, "hard")
-        waits = [pool.submit(ask, server, prompt(41 + number, 1900), 16, 1) for number in range(4)]
+        waits = [pool.submit(ask, server, tokens(41 + number, 950), 16, 1) for number in range(4)]
         for answer in (has, *waits):
             answer.result(WAIT_S)
     server.check()
 
 
-def as_embeddings(server: Server, tokens: list[int]) -> str:
+def as_embeddings(server: Server, prompt: Sequence[int]) -> str:
     """A prompt's embeddings, as vLLM's API takes them."""
     table = load_file(f"{server.model}/model.safetensors")["model.embed_tokens.weight"]
     written = io.BytesIO()
-    torch.save(table[tokens], written)
+    torch.save(table[list(prompt)], written)
     return base64.b64encode(written.getvalue()).decode()
 
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree: int) -> None:
-    tokens = prompt(20, 300)
-    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
-    same(ask(server, tokens, 16, degree, **given), ask(server, tokens, 16, degree))
+    prompt = tokens(20, 150)
+    given = {"prompt": None, "prompt_embeds": as_embeddings(server, prompt)}
+    same(ask(server, prompt, 16, degree, **given), ask(server, prompt, 16, degree))
     server.check()
 
 
 def test_embeddings_count_as_tokens(server: Server) -> None:
     """More than an engine holds goes to a group at once, and what no group holds is refused, in a stream too."""
     server.layout(PAIRS)
-    tokens = prompt(21, 2500)
-    given = {"prompt": None, "prompt_embeds": as_embeddings(server, tokens)}
-    alone = post(server, tokens, 8, 1, **given)
+    prompt = tokens(21, 1250)
+    given = {"prompt": None, "prompt_embeds": as_embeddings(server, prompt)}
+    alone = server.post(prompt, 8, 1, **given)
     assert alone.status_code == 400
-    assert "prompt plus max_tokens are 2508" in alone.text
-    same(ask(server, tokens, 8, **given), ask(server, tokens, 8))
-    streamed = post(server, tokens, 8, 1, stream=True, **given)
+    assert "prompt plus max_tokens are 1258" in alone.text
+    same(ask(server, prompt, 8, **given), ask(server, prompt, 8))
+    streamed = server.post(prompt, 8, 1, stream=True, **given)
     assert streamed.status_code == 400
     server.check()

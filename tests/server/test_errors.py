@@ -11,8 +11,7 @@ import json
 import math
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,7 +24,8 @@ from typer.testing import CliRunner
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
 from flying_serving.cli.serve import _explain, _flying_settings
-from flying_serving.config import KEY, MODES
+from flying_serving.config import KEY as CONFIG_KEY
+from flying_serving.config import MODES
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
@@ -33,18 +33,9 @@ from flying_serving.server.sizes import choose_group_sizes
 from flying_serving.server.support import no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.servers import free_port
 from flying_serving.vllm_adapter import table
-from tests.live import ROOT, Server
+from tests.live import KEY, ROOT, Server, wait_until
 
 DOCUMENT = ROOT / "docs" / "errors.md"
-API_KEY = "secret"
-BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4  # layers, KV heads, tokens, keys and values, head size, bytes of a float32
-SMALL = (
-    "--max-model-len=3000",
-    f"--kv-cache-memory-bytes={33 * BLOCK_BYTES}",
-    f"--api-key={API_KEY}",
-    "--enable-scale-out",
-)
-"""One engine holds 1024 tokens, two hold 2048, four hold 4096."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +106,7 @@ def flags(**arguments: str) -> None:
 
 def additional(value: Any) -> None:
     """--additional-config '{"flying_serving": ...}'."""
-    _flying_settings(SimpleNamespace(additional_config={KEY: value}))
+    _flying_settings(SimpleNamespace(additional_config={CONFIG_KEY: value}))
 
 
 def model(path: str) -> None:
@@ -158,13 +149,18 @@ def _unsupported(flag: str, what: str, **send: Any) -> Start:
     return features, Case(what, says, 2, send)
 
 
+def _engines(count: int) -> Start:
+    says = f"--data-parallel-size={count}: must be 1, 2, 4 or 8"
+    return engines, Case(f"`--data-parallel-size {count}`", says, 2, {"data_parallel_size": count})
+
+
 def _flag(name: str, value: str, allowed: str) -> Start:
     return flags, Case(f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value})
 
 
 def _additional(value: Any, problem: str) -> Start:
-    what = f"`--additional-config '{json.dumps({KEY: value})}'`"
-    return additional, Case(what, f"--additional-config {KEY}{problem}", 2, {"value": value})
+    what = f"`--additional-config '{json.dumps({CONFIG_KEY: value})}'`"
+    return additional, Case(what, f"--additional-config {CONFIG_KEY}{problem}", 2, {"value": value})
 
 
 def _model(call: Callable[..., None], path: str, problem: str) -> Start:
@@ -176,16 +172,8 @@ def _trace(path: str, problem: str) -> Start:
 
 
 FLAG_CASES: tuple[Start, ...] = (
-    (
-        engines,
-        Case("`--data-parallel-size 3`", "--data-parallel-size=3: must be 1, 2, 4 or 8", 2, {"data_parallel_size": 3}),
-    ),
-    (
-        engines,
-        Case(
-            "`--data-parallel-size 16`", "--data-parallel-size=16: must be 1, 2, 4 or 8", 2, {"data_parallel_size": 16}
-        ),
-    ),
+    _engines(3),
+    _engines(16),
     _flag("group-sizes", "1,x", "'x' must be a whole number"),
     _flag("group-sizes", "1,3", "group size 3 is not one of 1, 2, 4, 8"),
     _flag("group-sizes", "2,4", "1 must be among the group sizes"),
@@ -303,6 +291,14 @@ def _xarg(name: str, value: Any, shown: str) -> Case:
     return Case(f'`"{name}": {shown}`', says, 400, {"vllm_xargs": {name: value}})
 
 
+TOO_LONG_PROMPT = "This model's maximum context length is 4096 tokens"
+
+
+def _long(what: str, prompt_tokens: int, degree: int | None, says: str) -> Case:
+    xargs = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
+    return Case(what, says, 400, {"prompt": [1] * prompt_tokens, **xargs})
+
+
 REQUEST_CASES = (
     _degree(3, "3"),
     _degree(0, "0"),
@@ -317,33 +313,23 @@ REQUEST_CASES = (
     _xarg("queue_deadline_s", "x", '"x"'),
     Case('`"flying_lane": 2`', "vllm_xargs.flying_lane is not for clients", 400, {"vllm_xargs": {"flying_lane": 2}}),
     Case('`"vllm_xargs": [2]`', "Input should be a valid dictionary", 400, {"vllm_xargs": [2]}),
-    Case(
-        "prompt longer than `--max-model-len`",
-        "This model's maximum context length is 3000 tokens",
-        400,
-        {"prompt": [1] * 3001},
-    ),
-    Case(
-        'the same with `"tp_degree": 2`',
-        "This model's maximum context length is 3000 tokens",
-        400,
-        {"prompt": [1] * 3001, "vllm_xargs": {"tp_degree": 2}},
-    ),
-    Case(
+    _long("prompt longer than `--max-model-len`", 4097, None, TOO_LONG_PROMPT),
+    _long('the same with `"tp_degree": 2`', 4097, 2, TOO_LONG_PROMPT),
+    _long(
         "prompt and `max_tokens` longer than the KV cache of `tp_degree`",
+        1500,
+        1,
         "vllm_xargs.tp_degree=1: its KV cache holds 1024 tokens, prompt plus max_tokens are 1504; degree 2 would do",
-        400,
-        {"prompt": [1] * 1500, "vllm_xargs": {"tp_degree": 1}},
     ),
-    Case(
+    _long(
         "the same with a wider degree that does not do either",
+        2500,
+        2,
         "vllm_xargs.tp_degree=2: its KV cache holds 2048 tokens, prompt plus max_tokens are 2504; degree 4 would do",
-        400,
-        {"prompt": [1] * 2500, "vllm_xargs": {"tp_degree": 2}},
     ),
     Case(
         "`max_tokens` beyond `--max-model-len`",
-        "max_tokens=5000 cannot be greater than max_model_len=3000",
+        "max_tokens=5000 cannot be greater than max_model_len=4096",
         400,
         {"max_tokens": 5000},
     ),
@@ -359,85 +345,35 @@ def _steps(value: Any, shown: str) -> Case:
     return Case(f'`"weave_steps": {shown}`', says, 400, {"groups": ALONE, "weave_steps": value})
 
 
+ALIGNED = "groups are aligned and contiguous, like [0, 1]"
+NUMBERS = "must be a non-empty list of engine numbers"
+LISTS = "must be a non-empty list of lists of engine numbers"
+A_MODE = f"must be one of {list(MODES)}"
+
+
+def _groups(what: str, groups: Any, problem: str, at: int | None = None) -> Case:
+    """Wrong groups, or one of them is: the one at this place."""
+    field, value = ("groups", groups) if at is None else (f"groups[{at}]", groups[at])
+    return Case(what, f"{field}={value!r}: {problem}", 400, {"groups": groups})
+
+
 LAYOUT_CASES = (
-    Case(
-        "an engine in two groups",
-        "groups=[[0, 1], [1], [2], [3]]: engine 1 is in more than one group",
-        400,
-        {"groups": [[0, 1], [1], [2], [3]]},
-    ),
-    Case(
-        "an engine twice in a group",
-        "groups[0]=[0, 0]: groups are aligned and contiguous, like [0, 1]",
-        400,
-        {"groups": [[0, 0], [1], [2], [3]]},
-    ),
-    Case(
-        "a group that is not aligned",
-        "groups[1]=[1, 2]: groups are aligned and contiguous, like [0, 1]",
-        400,
-        {"groups": [[0], [1, 2], [3]]},
-    ),
-    Case(
-        "a group that is not contiguous",
-        "groups[0]=[0, 2]: groups are aligned and contiguous, like [0, 1]",
-        400,
-        {"groups": [[0, 2], [1, 3]]},
-    ),
-    Case(
-        "an engine left out", "groups=[[0, 1]]: engine 2 is in no group; name every engine", 400, {"groups": [[0, 1]]}
-    ),
-    Case(
-        "a size that the server does not have",
-        "groups[0]=[0, 1, 2]: group size 3 is not one of [1, 2, 4]",
-        400,
-        {"groups": [[0, 1, 2], [3]]},
-    ),
-    Case(
-        "an engine that does not exist",
-        "groups[2]=[4]: engine 4 is not one of 0..3",
-        400,
-        {"groups": [[0, 1], [2, 3], [4]]},
-    ),
-    Case("a negative engine", "groups[0]=[-1]: engine -1 is not one of 0..3", 400, {"groups": [[-1]]}),
-    Case("no groups", "groups=[]: must be a non-empty list of lists of engine numbers", 400, {"groups": []}),
-    Case(
-        "an empty group",
-        "groups[0]=[]: must be a non-empty list of engine numbers",
-        400,
-        {"groups": [[], [0, 1, 2, 3]]},
-    ),
-    Case(
-        "`groups` as text",
-        "groups='0,1 2,3': must be a non-empty list of lists of engine numbers",
-        400,
-        {"groups": "0,1 2,3"},
-    ),
-    Case(
-        "`groups` as a flat list",
-        "groups[0]=0: must be a non-empty list of engine numbers",
-        400,
-        {"groups": [0, 1, 2, 3]},
-    ),
-    Case(
-        "`groups` missing",
-        "groups=None: must be a non-empty list of lists of engine numbers",
-        400,
-        {"mode": "hard"},
-    ),
-    Case("half an engine", "groups[1]=[2.5, 3]: engine 2.5 is not one of 0..3", 400, {"groups": [[0, 1], [2.5, 3]]}),
-    Case(
-        "an unknown mode",
-        f"mode='gentle': must be one of {list(MODES)}",
-        400,
-        {"groups": ALONE, "mode": "gentle"},
-    ),
-    Case(
-        "`mode` as a number",
-        f"mode=3: must be one of {list(MODES)}",
-        400,
-        {"groups": ALONE, "mode": 3},
-    ),
+    _groups("an engine in two groups", [[0, 1], [1], [2], [3]], "engine 1 is in more than one group"),
+    _groups("an engine twice in a group", [[0, 0], [1], [2], [3]], ALIGNED, 0),
+    _groups("a group that is not aligned", [[0], [1, 2], [3]], ALIGNED, 1),
+    _groups("a group that is not contiguous", [[0, 2], [1, 3]], ALIGNED, 0),
+    _groups("an engine left out", [[0, 1]], "engine 2 is in no group; name every engine"),
+    _groups("a size that the server does not have", [[0, 1, 2], [3]], "group size 3 is not one of [1, 2, 4]", 0),
+    _groups("an engine that does not exist", [[0, 1], [2, 3], [4]], "engine 4 is not one of 0..3", 2),
+    _groups("a negative engine", [[-1]], "engine -1 is not one of 0..3", 0),
+    _groups("no groups", [], LISTS),
+    _groups("an empty group", [[], [0, 1, 2, 3]], NUMBERS, 0),
+    _groups("`groups` as text", "0,1 2,3", LISTS),
+    _groups("`groups` as a flat list", [0, 1, 2, 3], NUMBERS, 0),
+    Case("`groups` missing", f"groups=None: {LISTS}", 400, {"mode": "hard"}),
+    _groups("half an engine", [[0, 1], [2.5, 3]], "engine 2.5 is not one of 0..3", 1),
+    Case("an unknown mode", f"mode='gentle': {A_MODE}", 400, {"groups": ALONE, "mode": "gentle"}),
+    Case("`mode` as a number", f"mode=3: {A_MODE}", 400, {"groups": ALONE, "mode": 3}),
     _steps(0, "0"),
     _steps(1001, "1001"),
     _steps(1.5, "1.5"),
@@ -449,52 +385,38 @@ LAYOUT_CASES = (
         {"groups": ALONE, "force": True},
     ),
     Case("a list as the body", "body=[[0, 1], [2, 3]]: must be a JSON object", 400, [[0, 1], [2, 3]]),
-    Case("`NaN` as an engine", "groups[0]=[nan]: engine nan is not one of 0..3", 400, {"groups": [[math.nan]]}),
-    Case(
-        "a lone surrogate as `mode`",
-        f"mode='\\ud800': must be one of {list(MODES)}",
-        400,
-        {"groups": ALONE, "mode": "\ud800"},
-    ),
+    _groups("`NaN` as an engine", [[math.nan]], "engine nan is not one of 0..3", 0),
+    Case("a lone surrogate as `mode`", f"mode='\\ud800': {A_MODE}", 400, {"groups": ALONE, "mode": "\ud800"}),
     Case("a lone surrogate as a field", "\\ud800=1: unknown; known are groups", 400, {"groups": ALONE, "\ud800": 1}),
 )
 ROUTE_CASES = (
-    Case("a wrong API key, on every route", "Unauthorized", 401),
-    Case("no API key, on every route", "Unauthorized", 401),
-    Case("a body that is not JSON", "JSON decode error"),
-    Case(f"a body of more than {MAX_BODY_BYTES} bytes", f"body: must be at most {MAX_BODY_BYTES} bytes long", 413),
-    Case(f"a body nested more than {MAX_BODY_DEPTH} deep", f"body: must be nested at most {MAX_BODY_DEPTH} deep"),
-    Case("`GET /flying/layout`", "Method Not Allowed", 405),
-    Case("`GET /flying/nothing`", "Not Found", 404),
-    Case("`POST /scale_elastic_ep`", "elastic expert parallelism cannot be served by Flying Serving yet"),
-    Case("`POST /flying/layout` or `/flying/check` of another content type", "Only 'application/json' is allowed"),
-    Case("`DELETE /flying/layout` when no change waits", "no change of layout waits for requests to end", 409),
-    Case("an order that is cancelled while it waits", "the order was cancelled", 409),
-    Case("an order that another replaces while it waits", "a later order has replaced this one", 409),
+    WRONG_KEY := Case("a wrong API key, on every route", "Unauthorized", 401),
+    NO_KEY := Case("no API key, on every route", "Unauthorized", 401),
+    NO_JSON := Case("a body that is not JSON", "JSON decode error"),
+    TOO_LONG := Case(
+        f"a body of more than {MAX_BODY_BYTES} bytes", f"body: must be at most {MAX_BODY_BYTES} bytes long", 413
+    ),
+    TOO_DEEP := Case(
+        f"a body nested more than {MAX_BODY_DEPTH} deep", f"body: must be nested at most {MAX_BODY_DEPTH} deep"
+    ),
+    WRONG_METHOD := Case("`GET /flying/layout`", "Method Not Allowed", 405),
+    NO_ROUTE := Case("`GET /flying/nothing`", "Not Found", 404),
+    ELASTIC := Case("`POST /scale_elastic_ep`", "elastic expert parallelism cannot be served by Flying Serving yet"),
+    NO_TYPE := Case(
+        "`POST /flying/layout` or `/flying/check` of another content type", "Only 'application/json' is allowed"
+    ),
+    NOTHING_WAITS := Case(
+        "`DELETE /flying/layout` when no change waits", "no change of layout waits for requests to end", 409
+    ),
+    CANCELLED := Case("an order that is cancelled while it waits", "the order was cancelled", 409),
+    REPLACED := Case("an order that another replaces while it waits", "a later order has replaced this one", 409),
 )
-(
-    WRONG_KEY,
-    NO_KEY,
-    NO_JSON,
-    TOO_LONG,
-    TOO_DEEP,
-    WRONG_METHOD,
-    NO_ROUTE,
-    ELASTIC,
-    NO_TYPE,
-    NOTHING_WAITS,
-    CANCELLED,
-    REPLACED,
-) = ROUTE_CASES
 ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flying/switches"), ("POST", "/flying/check"))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """Four engines with little KV memory and an API key."""
-    with Server("llama", 4, *SMALL) as live:
-        live.http.headers["Authorization"] = f"Bearer {API_KEY}"
-        yield live
+def server(small_engines: Server) -> Server:
+    return small_engines
 
 
 def expect(answer: httpx.Response, case: Case) -> None:
@@ -552,19 +474,19 @@ def test_wrong_degree_on_another_route(server: Server, name: str, value: Any) ->
 @pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.what)
 def test_wrong_layout(server: Server, case: Case) -> None:
     """A wrong order changes nothing."""
-    before = server.http.get("/flying/status").json()["layout"]
+    before = server.status()["layout"]
     headers = {"Content-Type": "application/json"}
     answer = server.http.post("/flying/layout", content=json.dumps(case.send), headers=headers)
     expect(answer, case)
     error = answer.json()["error"]
     assert error["message"].startswith(f"{error['field']}=")
     assert error["message"].endswith(error["allowed"])
-    assert server.http.get("/flying/status").json()["layout"] == before
+    assert server.status()["layout"] == before
 
 
 @pytest.mark.server
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-@pytest.mark.parametrize("header", ["Bearer wrong", f"Basic {API_KEY}", API_KEY, "Bearer secret2", None])
+@pytest.mark.parametrize("header", ["Bearer wrong", f"Basic {KEY}", KEY, "Bearer secret2", None])
 def test_wrong_key(server: Server, method: str, path: str, header: str | None) -> None:
     """Every admin route is guarded."""
     headers = {} if header is None else {"Authorization": header}
@@ -603,12 +525,12 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
         return httpx.post(f"{server.url}/flying/layout", json=body, headers=server.http.headers, timeout=timeout)
 
     def waits() -> bool:
-        last = server.http.get("/flying/switches").json()["switches"][-1]
+        last = server.switches()[-1]
         return last["cutover_ms"] is None and last["problem"] is None
 
     server.layout(ALONE)
     long = [later(f"{i}", lambda: completion(server, max_tokens=1000, ignore_eos=True)) for i in range(2)]
-    wait_until(lambda: server.http.get("/flying/status").json()["requests"]["running"] == len(long))
+    wait_until(lambda: server.requests("running") == len(long))
     cancelled = later("cancelled", lambda: order([[0, 1], [2, 3]]))
     wait_until(waits)
     assert server.http.delete("/flying/layout").json() == {"cancelled": [[0, 1], [2, 3]]}
@@ -622,7 +544,7 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
     expect(answers["replaced"], REPLACED)
     wait_until(lambda: not waits())
     assert completion(server).status_code == 200, "nothing is held back"
-    assert server.http.get("/flying/status").json()["layout"] == ALONE
+    assert server.status()["layout"] == ALONE
     for i, thread in enumerate(long):
         thread.join(120)
         assert answers[f"{i}"].json()["usage"]["completion_tokens"] == 1000
@@ -631,16 +553,16 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
 @pytest.mark.server
 def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server) -> None:
     """It is held, which the status shows; a layout that suits starts it, and a client that leaves ends it."""
-    held = server.http.get("/flying/status").json()["requests"]["held"]
-    assert held == 0
+    server.layout(ALONE)
+    assert server.requests("held") == 0
     answers: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: answers.append(completion(server, prompt=[1] * 1500)))
     waiting.start()
-    wait_until(lambda: server.http.get("/flying/status").json()["requests"]["held"] == 1)
+    wait_until(lambda: server.requests("held") == 1)
     with pytest.raises(httpx.ReadTimeout):
         body = {"model": server.model, "prompt": [1] * 1600, "max_tokens": 4}
         server.http.post("/v1/completions", json=body, timeout=1)
-    wait_until(lambda: server.http.get("/flying/status").json()["requests"]["held"] == 1)
+    wait_until(lambda: server.requests("held") == 1)
     server.layout([[0, 1], [2, 3]])
     waiting.join(60)
     assert answers[0].status_code == 200, answers[0].text
@@ -655,33 +577,26 @@ def test_zz_nothing_of_this_hurt_the_server(server: Server) -> None:
     assert not [line for line in server.log().splitlines() if "EngineCore" in line and "Traceback" in line]
 
 
-def wait_until(true: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Return once `true()` is."""
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.05)
-
-
 # ---- commands
 
 COMMAND_CASES = (
-    Case("`status` without a server", "no server answers", 1),
-    Case("`status --url foo`", "--url='foo': Request URL is missing an 'http://' or 'https://' protocol.", 2),
-    Case("`layout 0,x`", "GROUP='0,x': engine numbers with commas between are expected, like 0,1", 2),
-    Case("`status` of a server that is not ours", "this is not a Flying Serving server (404)", 1),
-    Case("`status` without its API key", "the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2),
-    Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
-    Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
-    Case(
+    NO_SERVER := Case("`status` without a server", "no server answers", 1),
+    NO_URL := Case("`status --url foo`", "--url='foo': Request URL is missing an 'http://' or 'https://' protocol.", 2),
+    NO_NUMBER := Case("`layout 0,x`", "GROUP='0,x': engine numbers with commas between are expected, like 0,1", 2),
+    NOT_OURS := Case("`status` of a server that is not ours", "this is not a Flying Serving server (404)", 1),
+    COMMAND_KEY := Case(
+        "`status` without its API key", "the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2
+    ),
+    UNALIGNED := Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
+    INCOMPLETE := Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
+    GENTLE := Case(
         "`layout 0,1 2,3 --mode gentle`",
         f"mode='gentle': must be one of {list(MODES)} (400)",
         2,
     ),
-    Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
-    Case("`doctor` finds something bad", "bad", 1),
+    NO_STEPS := Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
+    SICK := Case("`doctor` finds something bad", "bad", 1),
 )
-NO_SERVER, NO_URL, NO_NUMBER, NOT_OURS, COMMAND_KEY, UNALIGNED, INCOMPLETE, GENTLE, NO_STEPS, SICK = COMMAND_CASES
 
 
 def run(case: Case, *arguments: str, lines: int | None = 1) -> None:
@@ -706,9 +621,9 @@ def test_commands_without_a_server() -> None:
 @pytest.mark.server
 def test_commands_with_a_server(server: Server) -> None:
     """What the server refuses is one line too."""
-    keyed = ("--url", server.url, "--api-key", API_KEY)
+    keyed = ("--url", server.url, "--api-key", KEY)
     run(COMMAND_KEY, "status", "--url", server.url)
-    run(NOT_OURS, "status", "--url", f"{server.url}/v1", "--api-key", API_KEY)
+    run(NOT_OURS, "status", "--url", f"{server.url}/v1", "--api-key", KEY)
     run(UNALIGNED, "layout", "1,2", "0", "3", *keyed)
     run(INCOMPLETE, "layout", "0", "1", *keyed)
     run(GENTLE, "layout", "0,1", "2,3", "--mode", "gentle", *keyed)

@@ -12,11 +12,11 @@ import pytest
 from tests.forked import run
 from tests.live import tiny
 from tests.stock.requests import VOCAB, tokens
+from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 
 TIMEOUT_S = 240.0
-WORST_LOGPROB = 1e-4
 SEEDED = {"temperature": 1.0, "seed": 11, "max_tokens": 48, "ignore_eos": True, "logprobs": 0}
 PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], int]] = {
@@ -77,8 +77,7 @@ def test_what_follows_a_history_is_what_followed_it_in_an_undisturbed_run(
     assert len(whole["tokens"]) > max(KEPT)
     assert resumed["tokens"] == whole["tokens"][kept:]
     assert (resumed["finish"], resumed["stop"]) == (whole["finish"], whole["stop"])
-    worst = max(abs(a - b) for a, b in zip(resumed["logprobs"], whole["logprobs"][kept:], strict=True))
-    assert worst <= WORST_LOGPROB
+    assert worst_difference(resumed["logprobs"], whole["logprobs"][kept:]) <= WORST_LOGPROB
 
 
 def test_the_cases_are_what_they_are_called(runs: Runs) -> None:

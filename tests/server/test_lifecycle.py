@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from flying_serving.server.rundir import _remove_left
-from tests.forked import run
-from tests.live import COMMAND, ENVIRONMENT, ROOT, Server, tiny
-from tests.streams import Stream, stream, streamed_body
+from tests.forked import by_shell, run
+from tests.live import COMMAND, Server, tiny, wait_until
+from tests.stock.requests import tokens
+from tests.streams import Stream, begin, stream, streamed_body
 
 pytestmark = pytest.mark.server
 
@@ -68,39 +68,35 @@ def server() -> Iterator[Server]:
         yield live
 
 
-def wait_until_nothing_is_left(server: Server, parts: Parts, timeout_s: float) -> float:
-    """Seconds that it took."""
-    began_s = time.monotonic()
-    while server.process.poll() is None or parts.left():
-        waited_s = time.monotonic() - began_s
-        assert waited_s < timeout_s, f"after {waited_s:.0f} s: {parts.left()}\n{server.log()[-3000:]}"
-        time.sleep(0.05)
-    return time.monotonic() - began_s
+def wait_until_nothing_is_left(server: Server, parts: Parts, timeout_s: float) -> None:
+    """Return once its process has ended and left none of its parts behind."""
+
+    def is_over() -> bool:
+        return server.process.poll() is not None and not parts.left()
+
+    wait_until(is_over, lambda: f"{parts.left()}\n{server.log()[-3000:]}", timeout_s)
+
+
+def bodies(server: Server, count: int, max_tokens: int, degrees: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Streamed completions, of degrees in turn."""
+    xargs = [{"vllm_xargs": {"tp_degree": degree}} for degree in degrees] or [{}]
+    prompts = [tokens(number, 20) for number in range(count)]
+    fields = {"max_tokens": max_tokens, "ignore_eos": True}
+    return [streamed_body(server.model, prompt, **fields, **xargs[i % len(xargs)]) for i, prompt in enumerate(prompts)]
 
 
 async def streams_until(
     server: Server, signal_to: psutil.Process, number: signal.Signals, first: Callable[[], None] = lambda: None
-) -> list[Stream]:
+) -> None:
     """Stream in both lanes, send the signal once all stream, and wait until every stream is over, one way or other."""
-    draw = random.Random(0)
-    streams = [Stream() for _ in range(4)]
     async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
-        tasks = []
-        for i, into in enumerate(streams):
-            prompt = [draw.randrange(512) for _ in range(20)]
-            fields = {"max_tokens": 2000, "ignore_eos": True, "vllm_xargs": {"tp_degree": 1 + i % 2}}
-            tasks.append(asyncio.create_task(stream(http, streamed_body(server.model, prompt, **fields), into=into)))
-        while not all(len(into.tokens) > 5 for into in streams):
-            for task in tasks:
-                assert not task.done(), task.exception()
-            await asyncio.sleep(0.01)
+        streams, tasks = await begin(http, bodies(server, 4, 2000, (1, 2)), tokens=6)
         first()
         await asyncio.sleep(0.05)
         signal_to.send_signal(number)
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), DEATH_S)
     assert not any(isinstance(result, httpx.TimeoutException) for result in results)
     assert not any(into.finish_reason == "length" for into in streams)
-    return streams
 
 
 def assert_quiet(log: str) -> None:
@@ -136,28 +132,18 @@ def test_sigterm_ends_everything() -> None:
         assert_quiet(server.log()[before:])
 
 
-async def accepted(http: httpx.AsyncClient) -> int:
-    """How many requests run or wait."""
-    requests: dict[str, int] = (await http.get("/flying/status")).json()["requests"]
-    return requests["running"] + requests["held"]
-
-
-async def stream_while_it_ends(server: Server, count: int, tokens: int) -> list[Stream]:
+async def stream_while_it_ends(server: Server, count: int, max_tokens: int) -> list[Stream]:
     """Stream, signal all of its processes once it has all requests, and wait for the ends; more are refused."""
-    streams = [Stream() for _ in range(count)]
     async with httpx.AsyncClient(base_url=server.url, timeout=DRAIN_S) as http:
-        fields = {"max_tokens": tokens, "ignore_eos": True}
-        tasks = [
-            asyncio.create_task(stream(http, streamed_body(server.model, [number] * 20, **fields), into=into))
-            for number, into in enumerate(streams)
-        ]
-        while not any(into.tokens for into in streams) or await accepted(http) < count:
-            await asyncio.sleep(0.01)
+        first, *others = bodies(server, count, max_tokens)
+        _, tasks = await begin(http, [first])
+        tasks += [asyncio.create_task(stream(http, body)) for body in others]
+        await asyncio.to_thread(wait_until, lambda: sum(server.status()["requests"].values()) == count)
         os.killpg(server.process.pid, signal.SIGTERM)
         await asyncio.sleep(0.2)
         assert not any(task.done() for task in tasks)
-        refused = await http.post("/v1/completions", json=streamed_body(server.model, [1, 2], **fields))
-        await asyncio.gather(*tasks)
+        refused = await http.post("/v1/completions", json=streamed_body(server.model, [1, 2]))
+        streams = await asyncio.gather(*tasks)
     assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
     return streams
 
@@ -178,13 +164,8 @@ def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
 
 async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) -> list[str]:
     """Stream, signal all processes, and kill an engine while requests drain. Returns how the streams end."""
-    streams = [Stream() for _ in range(4)]
     async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
-        fields = {"max_tokens": 2000, "ignore_eos": True}
-        bodies = [streamed_body(server.model, [number] * 20, **fields) for number in range(4)]
-        tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
-        while not all(len(into.tokens) > 5 for into in streams):
-            await asyncio.sleep(0.01)
+        _, tasks = await begin(http, bodies(server, 4, 2000), tokens=6)
         os.killpg(server.process.pid, signal.SIGTERM)
         await asyncio.sleep(0.3)
         assert not any(task.done() for task in tasks)
@@ -237,9 +218,8 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
     ("phase", "devices"), [("joining 2 engines", 1), ("loading the model", 1), ("warming up the group", 2)]
 )
 def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -> None:
-    """At once, in whatever phase the engines and their workers are."""
-    flags = (f"--tensor-parallel-size={devices}",)
-    server = two_engines(*flags)
+    """At once, in whatever phase the engines and their workers are; with workers, of a command as a user starts it."""
+    server = Server("llama", 2, f"--tensor-parallel-size={devices}", program=COMMAND if devices > 1 else None)
     try:
         wait_until_logged(server, phase)
         os.killpg(server.process.pid, signal.SIGSTOP)  # it stays in this phase while it is looked at
@@ -280,16 +260,8 @@ def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
 
 def wait_until_logged(server: Server, text: str) -> None:
     """Return once the server's log has the text."""
-    wait_until(lambda: text in server.log() or server.process.poll() is not None)
+    wait_until(lambda: text in server.log() or server.process.poll() is not None, within_s=START_S)
     assert server.process.poll() is None, server.log()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Return once `true()` is."""
-    deadline_s = time.monotonic() + START_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -298,14 +270,6 @@ def taken_port() -> Iterator[int]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         yield taken.getsockname()[1]
-
-
-def by_shell(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would."""
-    line = [sys.executable, "-m", *COMMAND[:1], *arguments]
-    return subprocess.run(
-        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s
-    )
 
 
 @pytest.mark.parametrize(

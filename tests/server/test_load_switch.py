@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.live import Server
-from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
@@ -44,11 +44,6 @@ def server() -> Iterator[Server]:
         yield live
 
 
-def switches(server: Server) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = server.http.get("/flying/switches").json()["switches"]
-    return made
-
-
 def body(server: Server, number: int, prompt_tokens: int, output_tokens: int, **xargs: Any) -> dict[str, Any]:
     """A request that is told its tokens: their logprobs tell whether it was served right, and no near tie can flip."""
     draw = random.Random(number)
@@ -60,13 +55,9 @@ def body(server: Server, number: int, prompt_tokens: int, output_tokens: int, **
 async def ask(server: Server, **xargs: Any) -> list[Stream]:
     """All requests: the first, and once it streams the others at once."""
     bodies = [body(server, number, *lengths, **xargs) for number, lengths in enumerate(LENGTHS)]
-    first = Stream()
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http:
-        streaming = asyncio.create_task(stream(http, bodies[0], into=first))
-        while not first.tokens and not streaming.done():
-            await asyncio.sleep(0.01)
-        burst = await asyncio.gather(*(stream(http, one) for one in bodies[1:]))
-        return [await streaming, *burst]
+        _, begun = await begin(http, bodies[:1])
+        return await asyncio.gather(*begun, *(stream(http, one) for one in bodies[1:]))
 
 
 async def be_quiet(server: Server) -> None:
@@ -75,7 +66,7 @@ async def be_quiet(server: Server) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http:
         asked_s = -APART_S
         while (shown := (await http.get("/flying/status")).json())["layout"] != TOGETHER:
-            assert time.monotonic() < deadline_s, (shown, switches(server))
+            assert time.monotonic() < deadline_s, (shown, server.switches())
             if time.monotonic() > asked_s + APART_S:
                 await stream(http, body(server, 1000, *QUIET))
                 asked_s = time.monotonic()
@@ -84,9 +75,9 @@ async def be_quiet(server: Server) -> None:
 
 def test_a_burst_parts_the_engines_and_every_stream_is_right(server: Server) -> None:
     asyncio.run(be_quiet(server))
-    before = len(switches(server))
+    before = len(server.switches())
     answers = asyncio.run(ask(server))
-    made = switches(server)[before:]
+    made = server.switches()[before:]
     assert made, "no switch"
     assert (made[0]["from"], made[0]["to"], made[0]["problem"]) == (TOGETHER, APART, None)
     assert made[0]["reason"].startswith("load: ")
@@ -101,5 +92,5 @@ def test_a_burst_parts_the_engines_and_every_stream_is_right(server: Server) -> 
 
 def test_quiet_joins_the_engines_again(server: Server) -> None:
     asyncio.run(be_quiet(server))
-    last = switches(server)[-1]
+    last = server.switches()[-1]
     assert (last["from"], last["to"], last["reason"][:6]) == (APART, TOGETHER, "load: ")

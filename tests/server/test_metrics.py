@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.live import ROOT, Server
 from tests.observability.dashboards import DASHBOARD, expressions, metrics_in
+from tests.stock.requests import tokens
 
 pytestmark = pytest.mark.server
 
@@ -21,15 +20,12 @@ ROW = re.compile(r"\| `(flying:\w+)` \| (\w+) \| ([^|]*) \|")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("llama", 2, "--served-model-name=tiny") as live:
-        live.model = "tiny"
-        yield live
+def server(two_engines: tuple[Server, str]) -> Server:
+    return two_engines[0]
 
 
-def families(server: Server) -> dict[str, Metric]:
-    """What `/metrics` has now, by name; counters with `_total`, as they are written."""
-    text = server.http.get("/metrics").raise_for_status().text
+def families(text: str) -> dict[str, Metric]:
+    """What a scrape has, by name; counters with `_total`, as they are written."""
     found = {}
     for family in text_string_to_metric_families(text):
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -38,12 +34,15 @@ def families(server: Server) -> dict[str, Metric]:
     return found
 
 
+def scraped(server: Server) -> dict[str, Metric]:
+    """What `/metrics` has now, by name."""
+    return families(server.http.get("/metrics").raise_for_status().text)
+
+
 def samples(server: Server, name: str) -> dict[tuple[str, ...], float]:
     """Values by labels in the order of the documented table, `model_name` left out."""
     base = re.sub(r"_(sum|count)$", "", name)
-    labels = documented()[name if name in documented() else base][1]
-    family = families(server)[base]
-    return {tuple(s.labels[label] for label in labels): s.value for s in family.samples if s.name == name}
+    return server.metric(name, *documented()[name if name in documented() else base][1])
 
 
 def documented(path: Path = DOCS) -> dict[str, tuple[str, list[str]]]:
@@ -52,15 +51,12 @@ def documented(path: Path = DOCS) -> dict[str, tuple[str, list[str]]]:
     return {name: (kind, re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows}
 
 
-def prompt(seed: int, count: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(512) for _ in range(count)]
-
-
-def test_every_metric_of_the_table_is_there_and_no_other_of_ours(server: Server) -> None:
+def test_every_metric_of_the_table_is_there_and_no_other_of_ours(two_engines: tuple[Server, str]) -> None:
     """From the first scrape on, and with the documented types."""
-    ours = {name: family.type for name, family in families(server).items() if name.startswith("flying")}
-    assert ours == {name: kind for name, (kind, _) in documented().items()}
+    server, first = two_engines
+    for found in (families(first), scraped(server)):
+        ours = {name: family.type for name, family in found.items() if name.startswith("flying")}
+        assert ours == {name: kind for name, (kind, _) in documented().items()}
 
 
 def test_labels_are_those_of_the_table(server: Server) -> None:
@@ -68,24 +64,24 @@ def test_labels_are_those_of_the_table(server: Server) -> None:
     server.layout([[0, 1]])
     server.layout([[0], [1]])
     for name, (_, labels) in documented().items():
-        found = families(server)[name].samples
+        found = scraped(server)[name].samples
         assert found, name
         for sample in found:
             assert set(sample.labels) - {"le"} == {"model_name", *labels}, name
-            assert sample.labels["model_name"] == "tiny"
+            assert sample.labels["model_name"] == server.model
 
 
 def test_vllms_own_metrics_are_beside_them_with_the_same_labels(server: Server) -> None:
     """So that panels can join them."""
-    server.complete(prompt(1, 20), max_tokens=3)
-    running = families(server)["vllm:num_requests_running"].samples
-    ours = families(server)["flying:engine_degree"].samples
+    server.complete(tokens(1, 20), max_tokens=3)
+    running = scraped(server)["vllm:num_requests_running"].samples
+    ours = scraped(server)["flying:engine_degree"].samples
     assert [sample.labels for sample in running] == [sample.labels for sample in ours]
 
 
 def test_the_dashboard_names_only_metrics_of_this_server(server: Server) -> None:
     """Ours and vLLM's."""
-    found = families(server)
+    found = scraped(server)
     names = set(found)
     for name, family in found.items():
         if family.type == "histogram":
@@ -112,12 +108,13 @@ def test_switches_are_counted_by_what_they_were(server: Server) -> None:
     labels = ("1+1", "2", "operator", "hard")
     before = samples(server, "flying:switches_total").get(labels, 0)
     summed = samples(server, "flying:switch_cutover_seconds_sum")[("hard",)]
+    names = [f"flying:switch_{name}_seconds_count" for name in ("cutover", "drain", "worst_token_gap")]
+    counts = [samples(server, name)[("hard",)] for name in names]
     record = server.layout([[0, 1]], "hard")
     assert samples(server, "flying:switches_total")[labels] == before + 1
     took_s = samples(server, "flying:switch_cutover_seconds_sum")[("hard",)] - summed
     assert took_s == pytest.approx(record["cutover_ms"] / 1e3)
-    for name in ("cutover", "drain", "worst_token_gap"):
-        assert samples(server, f"flying:switch_{name}_seconds_count")[("hard",)] == before + 1
+    assert [samples(server, name)[("hard",)] for name in names] == [count + 1 for count in counts]
     assert set(samples(server, "flying:switch_failures_total").values()) == {0}
 
 
@@ -128,14 +125,14 @@ def test_a_groups_blocks_prefix_cache_and_steps(server: Server) -> None:
     queries = samples(server, "flying:prefix_cache_queries_total")
     assert set(hits) == {("0", "1"), ("0", "2"), ("1", "1")}, "engine 0 leads the group"
     for _ in range(2):
-        server.complete(prompt(2, 300), max_tokens=4)
+        server.complete(tokens(2, 300), max_tokens=4)
     found = samples(server, "flying:prefix_cache_hits_total")
     assert found[("0", "2")] - hits[("0", "2")] == 256, "blocks of 64 tokens in a group of two"
     assert samples(server, "flying:prefix_cache_queries_total")[("0", "2")] - queries[("0", "2")] == 600
     assert found[("0", "1")] == hits[("0", "1")]
     lent = samples(server, "flying:lent_blocks")
     assert lent[("0", "2")] == lent[("1", "2")] > 0
-    engines = server.http.get("/flying/status").json()["engines"]
+    engines = server.status()["engines"]
     steps = {(str(e["engine"]), size): count for e in engines for size, count in e["steps"].items()}
     assert samples(server, "flying:step_duration_seconds_count") == steps
     assert steps[("0", "2")] > 0

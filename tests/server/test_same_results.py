@@ -14,6 +14,7 @@ import pytest
 
 from tests.live import Server
 from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
+from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 
@@ -29,7 +30,6 @@ SWITCHES = {
         ([[0], [1], [2], [3]], "weave"),
     ),
 }
-WORST_LOGPROB = 1e-4
 BETWEEN_S = 0.2
 """From one switch to the next: without it little else would be done."""
 MOST_ROUNDS = 10
@@ -64,7 +64,7 @@ def compare(server: Compared, request: StockRequest, degree: int, answer: tuple[
     stock = server.recorded["degrees"][str(degree)]["answers"][request.name]
     tokens, logprobs = answer
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
-    worst = max(abs(a - b) for a, b in zip(logprobs, stock["logprobs"], strict=True))
+    worst = worst_difference(logprobs, stock["logprobs"])
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
 
 
@@ -116,5 +116,5 @@ def test_requests_that_migrate_with_their_kv(server: Compared) -> None:
 
 def migrations(server: Compared) -> dict[str, int]:
     """How many requests have gone to another group, with their KV or without, on all engines."""
-    engines = server.http.get("/flying/status").json()["engines"]
+    engines = server.status()["engines"]
     return {key: sum(engine["migrations"][key] for engine in engines) for key in engines[0]["migrations"]}

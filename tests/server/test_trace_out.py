@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,14 @@ import pytest
 
 from tests.live import Server
 from tests.observe.tracing.reading import Event, end, of_row, overlaps, read_trace, rows
-from tests.streams import Stream, stream, streamed_body
+from tests.stock.requests import tokens
+from tests.streams import Stream, begin, streamed_body
 
 pytestmark = pytest.mark.server
 
 ALONE, TOGETHER = [[0], [1]], [[0, 1]]
 PROMPT_TOKENS, OUTPUT_TOKENS, STREAMS = 40, 120, 4
+ORDERS = ((TOGETHER, "weave"), (ALONE, "hard"), (TOGETHER, "sequential"))
 END_S = 60.0
 
 
@@ -47,28 +48,14 @@ class Traced:
 
 async def traffic(server: Server) -> list[Stream]:
     """Requests in both layouts, with a merge and a split while the last ones stream."""
-    draw = random.Random(0)
-    streams: list[Stream] = []
+    fields = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "seed": 1, "temperature": 1.0}
+    bodies = [streamed_body(server.model, tokens(i, PROMPT_TOKENS), **fields) for i in range(4 * STREAMS)]
     async with httpx.AsyncClient(base_url=server.url, timeout=END_S) as http:
-        tasks: list[asyncio.Task[Stream]] = []
-
-        async def begin() -> None:
-            fresh = [Stream() for _ in range(STREAMS)]
-            for into in fresh:
-                prompt = [draw.randrange(512) for _ in range(PROMPT_TOKENS)]
-                fields = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "seed": 1, "temperature": 1.0}
-                body = streamed_body(server.model, prompt, **fields)
-                tasks.append(asyncio.create_task(stream(http, body, into=into)))
-            while not all(into.tokens for into in fresh):  # so that no switch moves one that has not begun
-                await asyncio.sleep(0.005)
-            streams.extend(fresh)
-
-        await begin()
-        for groups, mode in ((TOGETHER, "weave"), (ALONE, "hard"), (TOGETHER, "sequential")):
+        _, tasks = await begin(http, bodies[:STREAMS])
+        for number, (groups, mode) in enumerate(ORDERS, start=1):  # no switch moves a stream that has not begun
             (await http.post("/flying/layout", json={"groups": groups, "mode": mode})).raise_for_status()
-            await begin()
-        await asyncio.wait_for(asyncio.gather(*tasks), END_S)
-    return streams
+            tasks += (await begin(http, bodies[number * STREAMS :][:STREAMS]))[1]
+        return await asyncio.wait_for(asyncio.gather(*tasks), END_S)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +64,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     with Server("llama", 2, f"--trace-out={path}") as server:
         streams = asyncio.run(traffic(server))
-        switches = server.http.get("/flying/switches").json()["switches"]
+        switches = server.switches()
         running = read_trace(path)
         server.process.terminate()
         assert server.process.wait(END_S) == 0
@@ -147,7 +134,7 @@ def test_switches_are_those_of_the_admin_route(traced: Traced) -> None:
     began = {event["id"]: event for event in own if event["ph"] == "b"}
     ended = {event["id"]: event for event in own if event["ph"] == "e"}
     cutovers = {str(event["args"]["number"]): event for event in traced.row("switches", "cutover")}
-    assert [record["mode"] for record in traced.switches] == ["weave", "hard", "sequential"]
+    assert [record["mode"] for record in traced.switches] == [mode for _, mode in ORDERS]
     assert len(began) == len(ended) == len(cutovers) == len(traced.switches)
     clock = next(event for event in traced.events if event["name"] == "clock")
     for record in traced.switches:

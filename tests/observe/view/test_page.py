@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from tests.live import Server
+from tests.live import KEY, Server
 from tests.observe.view.browser import Watched, chromium
 
 pytestmark = pytest.mark.server
 
-KEY = "a-key"
 WITHIN_MS = 1000
 SIZES = {"phone": ViewportSize(width=390, height=844), "desktop": ViewportSize(width=1440, height=900)}
 ALONE, TOGETHER = [[0], [1]], [[0, 1]]
@@ -32,11 +31,8 @@ INSIDE = """engines => {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    live = Server("llama", 2, f"--api-key={KEY}")
-    live.http.headers["Authorization"] = f"Bearer {KEY}"
-    with live:
-        yield live
+def server(two_engines: tuple[Server, str]) -> Server:
+    return two_engines[0]
 
 
 @pytest.fixture(scope="module")
