@@ -31,6 +31,7 @@ IMPORTS = [
     "flying_serving.cli.serve",
     "flying_serving.engine.core",
     "flying_serving.worker.worker",
+    "tests.frozen",
 ]
 _context = multiprocessing.get_context("forkserver")
 _started: list[Forked] = []
