@@ -30,8 +30,6 @@ SWITCHES = {
         ([[0], [1], [2], [3]], "weave"),
     ),
 }
-ALONE_TOKENS = 16
-"""Of a request that is answered alone: in each lane some cross the end of a block; later, all tokens are compared."""
 BETWEEN_S = 0.2
 """From one switch to the next: without it little else would be done."""
 MOST_ROUNDS = 10
@@ -55,27 +53,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
         yield live
 
 
-def run(
-    server: Compared, request: StockRequest, degree: int | None, count: int | None = None
-) -> tuple[list[int], list[float]]:
-    """Tokens and logprobs of a request, or of its first tokens."""
-    sampling = request.sampling() | ({"max_tokens": count} if count else {})
+def run(server: Compared, request: StockRequest, degree: int | None) -> tuple[list[int], list[float]]:
+    sampling = request.sampling()
     extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {})
     choice = server.complete(request.prompt, vllm_xargs=extra, **sampling)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
-def compare(
-    server: Compared,
-    request: StockRequest,
-    degree: int,
-    answer: tuple[list[int], list[float]],
-    count: int | None = None,
-) -> None:
+def compare(server: Compared, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]) -> None:
     stock = server.recorded["degrees"][str(degree)]["answers"][request.name]
     tokens, logprobs = answer
-    assert tokens == stock["tokens"][:count], f"{request.name} at degree {degree}"
-    worst = worst_difference(logprobs, stock["logprobs"][:count])
+    assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
+    worst = worst_difference(logprobs, stock["logprobs"])
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
 
 
@@ -83,7 +72,7 @@ def test_each_degree_alone_and_after_the_others(server: Compared) -> None:
     """One request after the other, the widest groups first; then those of a degree together, the narrowest first."""
     for degree in server.degrees[::-1]:
         for request in REQUESTS:
-            compare(server, request, degree, run(server, request, degree, ALONE_TOKENS), ALONE_TOKENS)
+            compare(server, request, degree, run(server, request, degree))
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         for degree in server.degrees:
             answers = [pool.submit(run, server, request, degree) for request in REQUESTS]
