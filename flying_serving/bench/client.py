@@ -1,7 +1,5 @@
 """Open-loop replay: each request is sent at its time, whatever became of those before it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io

@@ -1,7 +1,5 @@
 """Two clocks read as one: the one that times requests, and the one on the wall, which logs of servers go by."""
 
-from __future__ import annotations
-
 import time
 
 SAMPLES = 5

@@ -1,7 +1,5 @@
 """`flying-serving bench`: make a workload, save it, replay it from its file, keep and show the results."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """`flying-serving bench --compare`: one server after the other, the same workload file, one report."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of `flying-serving bench` and of the workload that it and `simulate` run. Importing this imports no numpy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The workload that options ask for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flying_serving.bench.options import WorkloadOptions

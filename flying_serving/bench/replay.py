@@ -1,7 +1,5 @@
 """One replay against one server: ask it for its model, send the workload, keep results and the log of switches."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

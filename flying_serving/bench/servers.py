@@ -1,7 +1,5 @@
 """Servers to compare: ours with each policy, and stock vLLM, from the same flags."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

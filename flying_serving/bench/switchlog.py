@@ -1,7 +1,5 @@
 """The server's own log of its switches, as `GET /flying/switches` gives it, and the layouts that follow from it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

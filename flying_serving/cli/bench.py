@@ -1,7 +1,5 @@
 """`flying-serving bench`: replay a workload against a server and measure it."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`flying-serving fit`: a live server's measured steps as hardware for `flying-serving simulate`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

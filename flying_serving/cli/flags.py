@@ -1,7 +1,5 @@
 """Flags of a command from the fields of a pydantic model: name, type, default, bounds and help are said once, there."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`flying-serving plot`: figures of what `flying-serving bench` measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`flying-serving simulate`: serve a workload on a modelled cluster."""
 
-from __future__ import annotations
-
 import typer
 
 from flying_serving.bench.options import WorkloadOptions

@@ -1,7 +1,5 @@
 """`flying-serving simulate`: check everything, then serve one workload with several systems, and compare them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Options of `flying-serving simulate` beside the workload."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """What the controller tells its shell to do: the live server's client, or the simulator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flying_serving.controller.switches import Switch

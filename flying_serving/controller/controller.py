@@ -4,8 +4,6 @@ The live server's client and the simulator are shells around this class: they ca
 commands that it returns, in order.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

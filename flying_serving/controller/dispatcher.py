@@ -1,7 +1,5 @@
 """Where requests run: they go from the task pool to groups, and back or on to other groups when the layout changes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from flying_serving.controller.commands import Command, Dispatch, Recall

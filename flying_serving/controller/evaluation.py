@@ -1,7 +1,5 @@
 """What a policy sees of a server: what its lanes can do, what they have to do, and what comes."""
 
-from __future__ import annotations
-
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.needs import needs_of
 from flying_serving.controller.pool import TaskPool

@@ -1,7 +1,5 @@
 """The longest times between two tokens of any stream, from any time on until now: what a switch cost its streams."""
 
-from __future__ import annotations
-
 import math
 
 MOST_GAPS = 4096

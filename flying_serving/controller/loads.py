@@ -1,7 +1,5 @@
 """What every group has to do: requests, prompts that are not done, KV tokens that are spoken for."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which requests of the old layout go on in the new one, and which engines take part in the migration of their KV."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

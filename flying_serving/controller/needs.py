@@ -1,7 +1,5 @@
 """Groups that some request cannot do without: for room (use case 3), or because it is urgent (use case 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from flying_serving.controller.loads import Loads

@@ -1,7 +1,5 @@
 """Where a request goes in the present layout: the group that will give it its first token soonest and has room."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

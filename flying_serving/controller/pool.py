@@ -1,7 +1,5 @@
 """The TaskPool: requests that wait. They are dispatched late, so a change of layout never strands a queue."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any

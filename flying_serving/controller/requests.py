@@ -1,7 +1,5 @@
 """What the controller knows of a request, waiting or running."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

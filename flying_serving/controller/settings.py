@@ -1,7 +1,5 @@
 """What a controller is started with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flying_serving.controller.capacity import Capacity

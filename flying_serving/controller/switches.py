@@ -1,7 +1,5 @@
 """Changes of layout: the one under way, and what each did, kept for `GET /flying/switches`."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

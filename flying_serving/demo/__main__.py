@@ -7,8 +7,6 @@ Exit code 0: every request got all its tokens, every switch was made, and after 
 is consistent.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The demo's first part: requests stream while an operator takes the layout through 1+1+1+1, 2+2 and 4."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

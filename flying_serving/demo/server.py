@@ -1,7 +1,5 @@
 """The demo's servers: their flags, what they do while they start, and what is wrong in their results."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

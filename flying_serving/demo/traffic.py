@@ -1,7 +1,5 @@
 """The demo's second part: `flying-serving bench --compare` over a burst between two quiet phases."""
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests age in an engine too: more urgent ones that come later do not hold one back, or preempt it, for ever."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from typing import Any
 

@@ -4,8 +4,6 @@ An engine may have work in several lanes at once: its *present* lane, whose grou
 layouts that still drain. It also has messages, steps that other leaders ordered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What an engine is built of, over vLLM's scheduler and executor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flying_serving.comm.board import StepBoard

@@ -1,7 +1,5 @@
 """The ordered channel between engines: messages with sequence numbers."""
 
-from __future__ import annotations
-
 import pickle
 import queue
 import threading

@@ -1,7 +1,5 @@
 """The engine process: vLLM's EngineCore, which owns an `EngineLoop` over its scheduler and its executor."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable
 from typing import Any, get_args

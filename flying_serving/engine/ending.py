@@ -1,7 +1,5 @@
 """How an engine ends: with the server, and not before the leaders that need it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

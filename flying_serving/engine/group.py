@@ -1,7 +1,5 @@
 """A group as one of its engines sees it: the leader's scheduler and borrowed blocks, every member's lent blocks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A lane of an engine: what it has for the groups of one size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What an engine does, step by step: it observes, decides and acts (`run`), and handles what other engines send."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

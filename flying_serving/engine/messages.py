@@ -1,7 +1,5 @@
 """What engines say to each other, beside migrations: steps of a group, and blocks that are lent to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an engine reports of all its lanes together: vLLM's statistics, and those of the admin route."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

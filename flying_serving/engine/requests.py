@@ -1,7 +1,5 @@
 """A request's way into the lanes of an engine, and out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from vllm.v1.engine import EngineCoreRequest

@@ -1,7 +1,5 @@
 """How long the steps that an engine led took, and what was in them: what a cost model of the lanes is fitted to."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

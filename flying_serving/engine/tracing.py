@@ -1,7 +1,5 @@
 """What an engine traces: every step that it makes, alone or as a member of a group, and the orders it takes."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the client asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """When an engine makes no step of its own, so that all engines copy KV at the same time."""
 
-from __future__ import annotations
-
 HOLD_S = 0.5
 """How long engines make no step for copies that the client has announced, or is about to announce.
 

@@ -1,7 +1,5 @@
 """What engines tell each other about requests that migrate with their KV."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

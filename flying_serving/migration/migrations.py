@@ -5,8 +5,6 @@ client has sent it there, sets blocks aside and sends a MigrateKV to the smalles
 copied, the old leader releases its blocks, and the new one admits the request. What cannot be copied is prefilled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Where requests migrate from: the leader of the old group retains their KV until it is fetched."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

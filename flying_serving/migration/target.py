@@ -1,7 +1,5 @@
 """Where requests migrate to: the leader of the new group sets blocks aside, orders the copy and admits the request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ primitive serves every pair of groups: a split, a merge, or neighbours. The func
 engines that take part, through vLLM's `collective_rpc`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The policies: pure functions of a snapshot. `auto` composes the three use cases; others are parts of it or fixed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ at which the present rate may have begun has a weight and the arrivals since the
 burst as soon as chance explains it less well than a change, and not before.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The demand of late: arrivals per second, and the lengths of prompts and outputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

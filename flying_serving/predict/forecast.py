@@ -5,8 +5,6 @@ end-to-end latency (Little's law). Requests arrive until the horizon; what is le
 that is slow to do it does not look cheap. Equal groups share the work evenly, so one of them stands for all.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

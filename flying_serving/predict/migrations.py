@@ -1,7 +1,5 @@
 """What it takes to move the KV of requests from one group to another, from what engines have measured."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How late the client itself is: a client that cannot keep up measures itself, not the server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from array import array

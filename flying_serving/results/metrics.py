@@ -3,8 +3,6 @@
 Times of a request count from the moment it was sent, as in vLLM; how late that was is the client's lag, reported apart.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Service level objectives: what a request has to keep to count as good."""
 
-from __future__ import annotations
-
 import math
 
 from pydantic import BaseModel, ConfigDict, Field

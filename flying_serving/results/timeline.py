@@ -1,7 +1,5 @@
 """What happens over time in a replay: tokens per second, requests at a time, phases."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from operator import itemgetter

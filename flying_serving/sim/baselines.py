@@ -10,8 +10,6 @@
   to an operator, is decided by `auto`'s predictions, with the cost of waiting.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The engines of one node on a virtual clock, which step alone and in groups."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence

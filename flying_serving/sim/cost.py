@@ -4,8 +4,6 @@ docs/simulator.md has the formulas on one page. Everything that depends only on 
 first use, so a call costs about a microsecond.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """One engine in the simulator: what it has to do, and what it does next."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Collection

@@ -6,8 +6,6 @@ later. Then waiting requests if nothing was preempted, each only if its whole pr
 here takes the blocks for its KV at this point.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import NamedTuple
 

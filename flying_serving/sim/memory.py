@@ -1,7 +1,5 @@
 """How many tokens of KV cache a device has room for."""
 
-from __future__ import annotations
-
 from flying_serving.errors import ConfigError
 from flying_serving.sim.hardware import Hardware
 from flying_serving.sim.models import ACTIVATION_BYTES, Model

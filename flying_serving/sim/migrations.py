@@ -4,8 +4,6 @@ Simpler than live: blocks of the source are free as soon as requests have left i
 they run there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from flying_serving.layout.groups import Group, enclosing_group

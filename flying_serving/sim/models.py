@@ -1,7 +1,5 @@
 """What a decoder model is made of, from its Hugging Face configuration: parameters, bytes and KV cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One node in the simulator: the production controller, and a shell around it that carries its commands to engines."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Serve a workload with a simulated system, and give the outcome the form of a benchmark's results."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

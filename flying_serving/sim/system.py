@@ -1,7 +1,5 @@
 """A server to simulate: a policy on a machine, with its controller's settings, engines and step times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Workloads in files: our own JSONL (a header, then one request per line), and one that vLLM's own bench replays."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from pathlib import Path

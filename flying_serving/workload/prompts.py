@@ -1,7 +1,5 @@
 """Prompts for requests that have lengths only: token ids from index, hash ids and a seed."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Read a workload from a file of any known format; which one is told by its content."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

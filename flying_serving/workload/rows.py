@@ -1,7 +1,5 @@
 """Rows of text files as a stream. What cannot be read is an error with its line, column and value, never skipped."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A request that is cut or scaled keeps its index, so its prompt stays the same as far as it goes.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 

@@ -3,8 +3,6 @@
 matplotlib's object interface only, so nothing is opened and nothing is global.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

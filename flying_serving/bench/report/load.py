@@ -1,7 +1,5 @@
 """What lies in a directory of results: one replay, or several systems that replayed the same workload."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

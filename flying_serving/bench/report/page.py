@@ -1,7 +1,5 @@
 """One page with everything: tables, and figures as SVG inside it. It asks no server for anything."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What the figures show, as plain numbers: percentiles over time, distributions, token gaps near switches."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

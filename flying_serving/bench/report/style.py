@@ -1,7 +1,5 @@
 """How figures look: few lines, every axis with a unit, colours that hold for colour-blind readers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
