@@ -122,7 +122,9 @@ class Server(ServerProcess):
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
-    def post(self, prompt: Sequence[int], max_tokens: int, degree: int | None = None, **fields: Any) -> httpx.Response:
+    def post(
+        self, prompt: Sequence[int], max_tokens: int, degree: int | None = None, /, **fields: Any
+    ) -> httpx.Response:
         """The answer to a completion that always samples the same tokens, `max_tokens` of them, by default."""
         body: dict[str, Any] = {"model": self.model, "prompt": list(prompt), "max_tokens": max_tokens, "seed": 7}
         body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}

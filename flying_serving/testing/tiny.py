@@ -160,31 +160,44 @@ def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the checkpoint's (name, shape)."""
     yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
     for layer in range(sizes.layers):
-        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in _layer_shapes(sizes))
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (sizes.hidden,)
+        yield from ((f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes))
+        yield prefix + "post_attention_layernorm.weight", (sizes.hidden,)
+        yield from ((prefix + name, shape) for name, shape in _mlp_shapes(sizes))
     yield "model.norm.weight", (sizes.hidden,)
     if not sizes.tied:
         yield "lm_head.weight", (sizes.vocab, sizes.hidden)
 
 
-def _layer_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of one layer: qwen2 has biases, qwen3 norms of queries and keys, mixtral experts."""
-    hidden, queries, keys = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{norm}.weight", (hidden,)
-    for part, size in (("q", queries), ("k", keys), ("v", keys)):
-        yield f"self_attn.{part}_proj.weight", (size, hidden)
+def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one attention layer: biases in qwen2, norms of queries and keys in qwen3."""
+    rows = {
+        "q": sizes.heads * sizes.head_dim,
+        "k": sizes.kv_heads * sizes.head_dim,
+        "v": sizes.kv_heads * sizes.head_dim,
+    }
+    for part, size in rows.items():
+        yield f"{part}_proj.weight", (size, sizes.hidden)
         if sizes.family == "qwen2":
-            yield f"self_attn.{part}_proj.bias", (size,)
-        if sizes.family == "qwen3" and part != "v":
-            yield f"self_attn.{part}_norm.weight", (sizes.head_dim,)
-    yield "self_attn.o_proj.weight", (hidden, queries)
-    up, down = (sizes.intermediate, hidden), (hidden, sizes.intermediate)
-    mlp = {"mlp.gate_proj": up, "mlp.up_proj": up, "mlp.down_proj": down}
-    if sizes.experts:
-        mlp = {"block_sparse_moe.gate": (sizes.experts, hidden)}
-        for expert in range(sizes.experts):
-            mlp |= {f"block_sparse_moe.experts.{expert}.{w}": s for w, s in (("w1", up), ("w2", down), ("w3", up))}
-    yield from ((f"{name}.weight", shape) for name, shape in mlp.items())
+            yield f"{part}_proj.bias", (size,)
+    yield "o_proj.weight", (sizes.hidden, rows["q"])
+    if sizes.family == "qwen3":
+        yield "q_norm.weight", (sizes.head_dim,)
+        yield "k_norm.weight", (sizes.head_dim,)
+
+
+def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one feed-forward layer, dense or of experts."""
+    up, down = (sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)
+    if not sizes.experts:
+        yield from (("mlp.gate_proj.weight", up), ("mlp.up_proj.weight", up), ("mlp.down_proj.weight", down))
+        return
+    yield "block_sparse_moe.gate.weight", (sizes.experts, sizes.hidden)
+    for expert in range(sizes.experts):
+        yield from (
+            (f"block_sparse_moe.experts.{expert}.{w}.weight", s) for w, s in (("w1", up), ("w2", down), ("w3", up))
+        )
 
 
 def _config(sizes: Shape) -> dict[str, Any]:

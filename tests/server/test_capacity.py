@@ -45,7 +45,7 @@ class Answer:
     cached: int
 
 
-def ask(server: Server, prompt: Sequence[int], max_tokens: int, degree: int | None = None, **fields: Any) -> Answer:
+def ask(server: Server, prompt: Sequence[int], max_tokens: int, degree: int | None = None, /, **fields: Any) -> Answer:
     answer = server.post(prompt, max_tokens, degree, **fields)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
