@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, count
 
 from benchmarks.policies import OBJECTIVE
-from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Command, Dispatch, Order, Recall
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.placing import Limits
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.settings import Settings
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, Order, Reject
 from flying_serving.controller.dispatcher import Dispatcher
-from flying_serving.controller.evaluation import Evaluation
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
@@ -21,7 +20,7 @@ from flying_serving.predict.steps import Step
 from flying_serving.wire import SwitchAnswer
 
 
-class Controller(Evaluation):
+class Controller(Dispatcher):
     """Task pool, groups and layout of one server.
 
     Args:
@@ -30,10 +29,8 @@ class Controller(Evaluation):
     """
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
-        super().__init__(settings)
-        self.placing = placing or Placing(settings.capacity, settings.limits, settings.engines)
+        super().__init__(settings, placing)
         self.would_do: deque[Decision] = deque(maxlen=100)
-        self._dispatcher = Dispatcher(self, self.placing)
         self._changeover: Changeover | None = None
         self._arrivals = 0
 
@@ -60,7 +57,7 @@ class Controller(Evaluation):
         # the next tick is soon enough where one more says little: in a long queue, or while only these groups hold one
         # that runs, which makes layouts dear to evaluate
         few = len(self.pool) <= self.settings.limits.max_num_seqs
-        tells = request_id in self.pool and few and not self.loads.any_wide(self.layout.groups)
+        tells = request_id in self.pool and few and not any(self.loads[group].wide for group in self.layout.groups)
         if spec.urgent or tells:
             commands += self._decide(now_s)
         return commands
@@ -99,7 +96,7 @@ class Controller(Evaluation):
         goes_on = state.spec.degree is None and state.spec.can_migrate and not self.settings.loses_groups
         if not sizes or not goes_on:
             return None
-        self._dispatcher.ended_by_group(state, now_s)
+        self._to_pool(state, now_s, None)
         return self._dispatch(now_s) + self._decide(now_s)
 
     def group_of(self, request_id: str) -> Group | None:
@@ -127,7 +124,7 @@ class Controller(Evaluation):
     ) -> tuple[Switch, list[Command]]:
         """Begin to change the layout; only one change may be under way (`changing`)."""
         assert self._changeover is None
-        old = self._dispatcher.outside(layout)
+        old = self._outside(layout)
         switch = self.switches.begin(Switch(self.layout, layout, mode, now_s, self.running, old, decision))
         steps = self.settings.weave_steps if weave_steps is None else weave_steps
         self._changeover = Changeover(switch, steps, is_soft=mode == "soft")
@@ -144,9 +141,9 @@ class Controller(Evaluation):
         assert change is not None
         old = change.switch.draining
         change.switch.acknowledged(answers, now_s)
-        commands = self._dispatcher.recall(old, now_s, streams=True) if change.holds else []
+        commands = self._recall(old, now_s, streams=True) if change.holds else []
         if change.is_soft:
-            commands += self._dispatcher.widen(old, now_s)
+            commands += self._widen(old, now_s)
         self._end_change()
         return commands + self._dispatch(now_s)
 
@@ -186,12 +183,12 @@ class Controller(Evaluation):
         self.layout = change.switch.new
         commands: list[Command] = [Order(change.switch, change.weave_steps)]
         if not change.holds:
-            commands += self._dispatcher.recall(change.switch.draining, now_s, streams=False)
+            commands += self._recall(change.switch.draining, now_s, streams=False)
         return commands + self._dispatch(now_s)
 
     def _dispatch(self, now_s: float) -> list[Command]:
         held = self._changeover is not None and self._changeover.holds
-        return [] if held else self._dispatcher.dispatch(now_s)
+        return [] if held else self._offer(now_s)
 
     def _decide(self, now_s: float) -> list[Command]:
         if self._changeover is not None or self.settings.policy.pinned_size is not None:
@@ -208,6 +205,6 @@ class Controller(Evaluation):
         if decision is not None:
             return self.order(decision.layout, decision.mode, None, now_s, decision)[1]
         if policy.migrates_stragglers(shot, self.settings.objective):
-            old = self._dispatcher.outside(self.layout)
-            return self._dispatcher.recall(old, now_s, streams=True) + self._dispatch(now_s)
+            old = self._outside(self.layout)
+            return self._recall(old, now_s, streams=True) + self._dispatch(now_s)
         return []

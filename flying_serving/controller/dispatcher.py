@@ -1,100 +1,163 @@
-"""Where requests run: they go from the task pool to groups, and back or on to other groups when the layout changes."""
+"""What is known of a server, and where its requests run: they go to groups, back to the pool and on to other groups."""
 
 from collections.abc import Collection, Mapping
 
 from flying_serving.controller.commands import Command, Dispatch, Recall
-from flying_serving.controller.evaluation import Evaluation
+from flying_serving.controller.loads import Loads
 from flying_serving.controller.migrations import to_migrate
-from flying_serving.controller.placing import Placing, Round
+from flying_serving.controller.placing import Placing
+from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import RequestState
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.switches import Switches
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.snapshot import Need, Snapshot
+from flying_serving.predict.demand import Demand
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import StepModel
 from flying_serving.predict.work import LaneFigures
 
 
 class Dispatcher:
-    """Books where each request is, and says so in commands.
+    """Books where each request is, and says so in commands; shows a policy what it needs to know.
 
-    Args:
-        server: the pool, loads and layout that it works on.
-        placing: chooses groups.
+    `migrates`: what it takes to migrate KV between groups, by the size of the group that encloses both; where it is not
+    known, at first nowhere, KV cannot migrate.
     """
 
-    def __init__(self, server: Evaluation, placing: Placing) -> None:
-        self._server = server
-        self._placing = placing
+    def __init__(self, settings: Settings, placing: Placing | None) -> None:
+        self.settings = settings
+        self.placing = placing or Placing(settings.capacity, settings.limits, settings.engines)
+        self._sizes = sorted(settings.capacity.tokens)
+        pinned = settings.policy.pinned_size
+        self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
+        self.pool = TaskPool(settings.most_waiting, settings.aging_s)
+        self.loads = Loads()
+        self.steps = StepModel()
+        self.migrates: dict[int, MigrationCost] = {}
+        self.demand = Demand()
+        self.switches = Switches()
+        self.started: dict[str, RequestState] = {}
+        self._layouts = Layout.all(settings.engines, self._sizes)
 
-    def dispatch(self, now_s: float) -> list[Command]:
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self.started)
+
+    @property
+    def open_requests(self) -> list[str]:
+        """Ids of those that wait or run."""
+        return [*(state.request_id for state in self.pool), *self.started]
+
+    # ---- what a policy sees
+
+    def lanes(self) -> dict[int, LaneFigures]:
+        """What a group of each size can do, as far as it was measured."""
+        seqs, step_tokens = self.settings.limits.max_num_seqs, self.settings.limits.max_num_batched_tokens
+        return {
+            size: LaneFigures(self.steps.cost(size), seqs, tokens, step_tokens, self.migrates.get(size))
+            for size, tokens in self.settings.capacity.tokens.items()
+            if self.steps.known(size)
+        }
+
+    def snapshot(self, lanes: dict[int, LaneFigures], now_s: float) -> Snapshot:
+        """What a policy sees now."""
+        unfinished = self.loads.unfinished
+        tokens = sum(state.prefill_tokens for state in unfinished.values())
+        work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
+        loads = self.loads.as_seen(self.demand.outputs)
+        promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
+        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, self._needs(now_s), promised)
+
+    def _needs(self, now_s: float) -> list[Need]:
+        """Groups that some request cannot do without: for room (use case 3), or because it is urgent (use case 2).
+
+        A long request needs its group from when it is its turn until its prompt is done: then the group may drain, or
+        is kept to its end (`switching.LATER`). While others wait that came before it, it could not begin there. An
+        urgent one needs to its end the widest group that leaves engines to everyone else, or the widest there is.
+        """
+        needs, sizes, engines = [], self._sizes, self.settings.engines
+        first = self.pool.first(now_s)
+        begins = [*([] if first is None else [first]), *self.loads.unfinished.values()]
+        longest = max((one.sizes[0] for one in begins if one.spec.degree is None), default=sizes[0])
+        if longest > sizes[0]:
+            needs.append(Need(longest, urgent=False, reason=f"context: a request needs {longest} engines"))
+        urgent = self.pool.urgent + sum(self.loads[group].urgent for group in self.loads.groups)
+        if urgent:
+            leaving_room = [size for size in sizes if size <= engines // 2]
+            size = leaving_room[-1] if engines > 2 and leaving_room else sizes[-1]
+            needs.append(Need(size, urgent=True, reason=f"priority: {urgent} urgent requests"))
+        return needs
+
+    # ---- where requests run
+
+    def _offer(self, now_s: float) -> list[Command]:
         """Offer groups of the layout to the requests that wait, in the pool's order."""
-        server = self._server
-        if not len(server.pool):
+        if not len(self.pool):
             return []
         commands: list[Command] = []
-        lanes = server.lanes()
-        places = Round(self._placing, server.layout, server.loads, lanes)
+        lanes = self.lanes()
+        kept: set[Group] = set()
 
         def place(state: RequestState) -> bool:
-            group = places.place(state, self._expected_tokens(state))
+            tokens = self._expected_tokens(state)
+            group = self.placing.offer(state, self.layout, self.loads, lanes, tokens, kept)
             if group is None:
                 return False
             commands.append(self._start(state, group, lanes))
             return True
 
-        server.pool.take(place, now_s)
+        self.pool.take(place, now_s)
         return commands
 
-    def outside(self, layout: Layout) -> set[str]:
+    def _outside(self, layout: Layout) -> set[str]:
         """Requests that run in groups which `layout` lacks."""
-        return {state.request_id for state in self._server.started.values() if state.group not in layout.groups}
+        return {state.request_id for state in self.started.values() if state.group not in layout.groups}
 
-    def recall(self, old: Collection[str], now_s: float, *, streams: bool) -> list[Command]:
+    def _recall(self, old: Collection[str], now_s: float, *, streams: bool) -> list[Command]:
         """Take requests of older groups back into the pool, those with tokens only if `streams`: see `to_migrate`."""
-        server = self._server
-        commands: list[Command] = []
-        running = [state for state in server.started.values() if state.request_id in old]
-        for state, kv_group in to_migrate(running, server.layout, server.settings, streams=streams):
-            commands.append(self._suspend(state, now_s, kv_group))
-            server.pool.add(state)
-        return commands
+        running = [state for state in self.started.values() if state.request_id in old]
+        recalled = to_migrate(running, self.layout, self.settings, streams=streams)
+        return [self._to_pool(state, now_s, kv_group) for state, kv_group in recalled]
 
-    def widen(self, draining: Collection[str], now_s: float) -> list[Command]:
+    def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:
         """After a soft switch: what idle engines have begun meanwhile migrates to the groups that they are in now."""
-        server = self._server
         commands: list[Command] = []
-        lanes = server.lanes()
-        for state in list(server.started.values()):
+        lanes = self.lanes()
+        for state in list(self.started.values()):
             assert state.group is not None
-            group = server.layout.group_of(state.group[0])
+            group = self.layout.group_of(state.group[0])
             begun = len(state.group) == 1 and state.spec.can_migrate and state.request_id not in draining
             if begun and group != state.group and len(group) in state.sizes:
                 commands += [self._suspend(state, now_s, state.group), self._start(state, group, lanes)]
         return commands
 
-    def ended_by_group(self, state: RequestState, now_s: float) -> None:
-        """Its group, which is full, has ended it: it waits for another, without KV."""
-        self._suspend(state, now_s, None)
-        self._server.pool.add(state)
-
     def _start(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> Dispatch:
-        server = self._server
-        migrates = self._placing.migration(state, group, lanes) is not None
+        migrates = self.placing.migration(state, group, lanes) is not None
         source = state.kv_group if migrates else None
         state.kv_group = group if migrates else None
-        server.loads.add(state, group, self._expected_tokens(state), kept=migrates)
-        server.started[state.request_id] = state
-        limit = server.settings.capacity.tokens[len(group)] - state.spec.prompt_tokens
+        self.loads.add(state, group, self._expected_tokens(state), kept=migrates)
+        self.started[state.request_id] = state
+        limit = self.settings.capacity.tokens[len(group)] - state.spec.prompt_tokens
         return Dispatch(state.request_id, group, state.output_tokens, limit, source)
 
     def _suspend(self, state: RequestState, now_s: float, kv_group: Group | None) -> Recall:
-        server, group = self._server, state.group
+        group = state.group
         assert group is not None
-        del server.started[state.request_id]
+        del self.started[state.request_id]
         state.kv_group = kv_group
-        state.sizes = state.fitting(server.settings.capacity.tokens)
-        server.loads.remove(state)
-        server.switches.migrated(state.request_id, now_s)
+        state.sizes = state.fitting(self.settings.capacity.tokens)
+        self.loads.remove(state)
+        self.switches.migrated(state.request_id, now_s)
         return Recall(state.request_id, group)
+
+    def _to_pool(self, state: RequestState, now_s: float, kv_group: Group | None) -> Recall:
+        recall = self._suspend(state, now_s, kv_group)
+        self.pool.add(state)
+        return recall
 
     def _expected_tokens(self, state: RequestState) -> float:
         """Tokens at its end: its prompt, and as many outputs as requests have had, if it has not had more."""
-        outputs = max(self._server.demand.output_tokens, state.output_tokens + 1.0)
+        outputs = max(self.demand.output_tokens, state.output_tokens + 1.0)
         return state.spec.prompt_tokens + min(outputs, state.spec.max_output_tokens)

@@ -1,7 +1,7 @@
 """What every group has to do: requests, prompts that are not done, KV tokens that are spoken for."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from flying_serving.controller.requests import RequestState
@@ -31,7 +31,8 @@ class Loads:
         self._groups: defaultdict[Group, GroupWork] = defaultdict(GroupWork)
         self._of_engine: defaultdict[int, dict[Group, GroupWork]] = defaultdict(dict)
         self._idle = GroupWork()
-        self._unfinished: dict[str, RequestState] = {}
+        self.unfinished: dict[str, RequestState] = {}
+        """Requests that run and have no token of their group yet."""
 
     def __getitem__(self, group: Group) -> GroupWork:
         return self._groups.get(group, self._idle)
@@ -59,7 +60,7 @@ class Loads:
         work.output_tokens += state.output_tokens
         work.committed_tokens += expected_tokens
         work.urgent += state.spec.urgent
-        self._unfinished[state.request_id] = state
+        self.unfinished[state.request_id] = state
 
     def token(self, state: RequestState, count: int) -> None:
         """It got tokens, so its prompt is done."""
@@ -71,7 +72,7 @@ class Loads:
             work.prefill_tokens -= state.prefill_tokens
             work.prompts -= 1
             state.prefill_tokens = 0
-            del self._unfinished[state.request_id]
+            del self.unfinished[state.request_id]
 
     def remove(self, state: RequestState) -> None:
         """It does not run any more."""
@@ -85,21 +86,13 @@ class Loads:
         work.prompt_tokens -= state.spec.prompt_tokens
         work.output_tokens -= state.output_tokens
         work.committed_tokens -= state.committed_tokens
-        self._unfinished.pop(state.request_id, None)
+        self.unfinished.pop(state.request_id, None)
         work.urgent -= state.spec.urgent
         if not work.requests:
             del self._groups[state.group]
             for engine in state.group:
                 del self._of_engine[engine][state.group]
         state.group = None
-
-    def unfinished(self) -> list[RequestState]:
-        """Requests that run and have no token of their group yet."""
-        return list(self._unfinished.values())
-
-    def any_wide(self, groups: Iterable[Group]) -> bool:
-        """Whether one of these groups has a request that one engine cannot hold."""
-        return any(self[group].wide for group in groups)
 
     def of_engine(self, engine: int) -> Mapping[Group, GroupWork]:
         """Groups with requests that this engine is a member of."""

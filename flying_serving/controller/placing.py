@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
+from flying_serving.controller.settings import Capacity, Limits
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout, enclosing_group
 from flying_serving.predict.migrations import MigrationCost
@@ -14,21 +13,6 @@ from flying_serving.predict.work import LaneFigures
 
 STEPS_AHEAD = 3
 """Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much is dispatched ahead of what engines have done.
-
-    Args:
-        max_num_seqs: requests per group.
-        max_num_batched_tokens: tokens per step.
-        capped: whether there are limits at all; a server whose layout never changes gains nothing by holding back.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    capped: bool = True
 
 
 class Placing:
@@ -101,6 +85,26 @@ class Placing:
         ]
         return min(free, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
 
+    def offer(
+        self,
+        state: RequestState,
+        layout: Layout,
+        loads: Loads,
+        lanes: Mapping[int, LaneFigures],
+        expected_tokens: float,
+        kept: set[Group],
+    ) -> Group | None:
+        """As `place`, but not in a group of `kept`, to which go all that suit a request without room, as in vLLM.
+
+        Without that, a long request would never see enough memory free at once as long as short ones arrive.
+        """
+        free = Layout(tuple(group for group in layout.groups if group not in kept))
+        group = self.place(state, free, loads, lanes, expected_tokens)
+        if group is not None and group not in kept:
+            return group
+        kept.update(group for group in layout.groups if len(group) in state.sizes)
+        return None
+
     def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
         if state.kv_group is None:
@@ -151,27 +155,3 @@ class Placing:
         drained_s = lane.cost.fixed_s * others
         migration_s = migration.seconds(state.context_tokens) if migration is not None else math.inf
         return (float(shy), first_s + drained_s, migration_s, count, group)
-
-
-class Round:
-    """One pass over those that wait: groups are kept free for a request that finds no room in them, as in vLLM.
-
-    Without that, a long request would never see enough memory free at once as long as short ones arrive.
-    """
-
-    def __init__(self, placing: Placing, layout: Layout, loads: Loads, lanes: Mapping[int, LaneFigures]) -> None:
-        self._placing = placing
-        self._layout = layout
-        self._loads = loads
-        self._lanes = lanes
-        self._kept: set[Group] = set()
-
-    def place(self, state: RequestState, expected_tokens: float) -> Group | None:
-        """As `Placing.place`, but not in groups that are kept for another request."""
-        groups = self._layout.groups
-        layout = Layout(tuple(group for group in groups if group not in self._kept)) if self._kept else self._layout
-        group = self._placing.place(state, layout, self._loads, self._lanes, expected_tokens)
-        if group is not None and group not in self._kept:
-            return group
-        self._kept.update(group for group in groups if len(group) in state.sizes)
-        return None

@@ -1,11 +1,61 @@
 """What a controller is started with."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.placing import Limits
+from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.work import Objective
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """KV tokens by group size, and the limit of the model.
+
+    Args:
+        tokens: group size -> tokens that the pooled KV of such a group holds.
+        devices: devices per engine, to speak in degrees.
+    """
+
+    tokens: Mapping[int, int]
+    devices: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], blocks: int, block_tokens: int, devices: int, kv_heads: int) -> Capacity:
+        """From the blocks of the engine that has fewest; one block of each is vLLM's null block."""
+        usable = blocks - 1
+        tokens = {s: usable * lane_block_tokens(block_tokens, s, devices, kv_heads) for s in sizes}
+        return cls(tokens, devices)
+
+    def fitting_sizes(self, needed_tokens: int) -> list[int]:
+        """Group sizes that hold a number of tokens, narrow first."""
+        return [size for size in sorted(self.tokens) if self.tokens[size] >= needed_tokens]
+
+    def degree(self, size: int) -> int:
+        """TP degree of a group of `size` engines."""
+        return size * self.devices
+
+    @property
+    def degrees(self) -> list[int]:
+        """Every degree that may be asked for."""
+        return [self.degree(size) for size in sorted(self.tokens)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is dispatched ahead of what engines have done.
+
+    Args:
+        max_num_seqs: requests per group.
+        max_num_batched_tokens: tokens per step.
+        capped: whether there are limits at all; a server whose layout never changes gains nothing by holding back.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    capped: bool = True
 
 
 @dataclass(frozen=True)

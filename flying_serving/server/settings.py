@@ -4,10 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from flying_serving.config import Deployment
-from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.placing import Limits
-from flying_serving.controller.settings import Settings
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
 

@@ -10,9 +10,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
-from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.settings import Capacity
 from flying_serving.server.calls import settle
 from flying_serving.server.encoding import shown
 from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.placing import Limits
-from flying_serving.controller.settings import Settings
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.steps import Step

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.placing import Limits
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.settings import Settings
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.policies import POLICIES

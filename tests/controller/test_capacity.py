@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.controller.capacity import Capacity
+from flying_serving.controller.settings import Capacity
 
 SIZES = (1, 2, 4, 8)
 

@@ -49,13 +49,13 @@ def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
         2: GroupLoad(2, (left + 5.0) / 2, left, (300 + 607) / 2, 300, 1),
         4: GroupLoad(1, 5.0, 5.0, 607.0, 0, 0),
     }
-    assert loads.any_wide([(0, 1, 2, 3)])
-    assert not loads.any_wide([(0,), (1,)])
+    assert loads[(0, 1, 2, 3)].wide
+    assert not loads[(0,)].wide and not loads[(1,)].wide
     loads.remove(four)
     assert set(loads.as_seen(EVEN)[(0, 1, 2, 3)].bound) == {2}
     loads.remove(two)
     assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
-    assert not loads.any_wide([(0, 1, 2, 3)])
+    assert not loads[(0, 1, 2, 3)].wide
 
 
 def test_a_request_that_migrates_is_prefilled_again() -> None:
@@ -64,7 +64,7 @@ def test_a_request_that_migrates_is_prefilled_again() -> None:
     one = state(1, prompt=100)
     loads.add(one, (0,), 150.0)
     loads.token(one, 7)
-    assert loads.unfinished() == []
+    assert loads.unfinished == {}
     loads.remove(one)
     loads.remove(one)
     assert loads.groups == []
@@ -72,7 +72,7 @@ def test_a_request_that_migrates_is_prefilled_again() -> None:
     loads.add(one, (0, 1), 150.0)
     assert one.prefill_tokens == loads[(0, 1)].prefill_tokens == 107
     assert loads[(0,)].requests == {}
-    assert loads.unfinished() == [one]
+    assert list(loads.unfinished.values()) == [one]
 
 
 @pytest.mark.parametrize(("tokens", "ahead"), [(7, 1), (0, 100)])
@@ -165,7 +165,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def unfinished_requests_are_in_the_order_of_their_start(self) -> None:
-        assert [one.request_id for one in self.loads.unfinished()] == self.fresh
+        assert list(self.loads.unfinished) == self.fresh
 
 
 TestBooks = Books.TestCase

@@ -1,15 +1,16 @@
 """Placing: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_serving.controller.capacity import Capacity
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.placing import STEPS_AHEAD, Limits, Placing, Round
+from flying_serving.controller.placing import STEPS_AHEAD, Placing
 from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.settings import Capacity, Limits
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
@@ -282,11 +283,11 @@ def test_a_request_that_finds_no_room_is_not_overtaken() -> None:
     loads = Filled()
     loads.put((0, 1), tokens=100)
     long, short = request(sizes=(2, 4)), request()
-    offer = Round(placing(), MIXED, loads, LANES)
-    assert offer.place(short, 20.0) == (0, 1)
-    assert offer.place(long, 150.0) is None
-    assert offer.place(short, 20.0) == (2,)
-    assert offer.place(request(sizes=(2,), degree=2), 20.0) != (0, 1)
+    offer = partial(placing().offer, layout=MIXED, loads=loads, lanes=LANES, kept=set())
+    assert offer(short, expected_tokens=20.0) == (0, 1)
+    assert offer(long, expected_tokens=150.0) is None
+    assert offer(short, expected_tokens=20.0) == (2,)
+    assert offer(request(sizes=(2,), degree=2), expected_tokens=20.0) != (0, 1)
     loads.remove(loads[(0, 1)].requests["1"])
-    offer = Round(placing(), MIXED, loads, LANES)
-    assert offer.place(long, 150.0) == (0, 1)
+    offer.keywords["kept"].clear()
+    assert offer(long, expected_tokens=150.0) == (0, 1)

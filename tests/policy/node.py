@@ -2,9 +2,7 @@
 
 import random
 
-from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.placing import Limits
-from flying_serving.controller.settings import Settings
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Clock, ClusterShape, Options

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flying_serving.controller.capacity import Capacity
-from flying_serving.controller.placing import Limits
-from flying_serving.controller.settings import Settings
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Objective
