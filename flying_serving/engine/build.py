@@ -11,7 +11,7 @@ from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.report import Report
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
-from flying_serving.engine.utilities import EngineUtilities, StartMeasurements
+from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
 from flying_serving.vllm_adapter.blocks import SchedulerPool
@@ -54,5 +54,5 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     loop = EngineLoop(engine, all_lanes, channel, core, flying, Instruments(board, report, trace))
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
     # a collective: all engines come here at the same time, when vLLM has made their schedulers
-    measured = StartMeasurements(core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure))
-    return loop, EngineUtilities(loop, steps, block_bytes, measured)
+    measured = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
+    return loop, EngineUtilities(loop, steps, block_bytes, *measured)

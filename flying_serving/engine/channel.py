@@ -19,7 +19,6 @@ class Sender(Protocol):
 
     def send(self, members: Sequence[int], message: Message) -> None:
         """Append a message to the inboxes of all members at once."""
-        ...
 
 
 class Channel:

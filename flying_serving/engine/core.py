@@ -60,14 +60,12 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         with told_to_server(deployment_of(vllm_config.additional_config).run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
-    # ---- what the loop asks of vLLM's engine
+    # ---- what the loop asks of vLLM's engine: `Host`
 
     def serves_on(self) -> bool:
-        """Whether the engine does not end yet."""
         return bool(self._handle_shutdown())
 
     def take_messages(self, wait: Wait | None) -> bool:
-        """Handle what clients sent; with `wait`, block for the first message. Whether there was any."""
         if wait is not None:
             if not self.has_work():
                 self._notify_idle_state_callbacks()
@@ -84,27 +82,21 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         return handled
 
     def has_own_steps(self) -> bool:
-        """Whether lane 1 has something to step."""
         return self.scheduler.has_requests() or bool(self.batch_queue)
 
     def step_own(self) -> bool:
-        """Step lane 1 as vLLM does. Whether anything was computed, or is being computed."""
         return self._process_engine_step() or bool(self.batch_queue)
 
     def add_own(self, request: Request, wave: int) -> None:
-        """Give a request to lane 1's scheduler as vLLM does."""
         super().add_request(request, wave)
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
         return self.model_executor.collective_rpc("on_lanes", args=(function, *args))[0]
 
     def process_aborts(self) -> None:
-        """Handle the client's aborts, which may come while a step is made."""
         self._process_aborts_queue()
 
     def emit(self, outputs: dict[int, Any] | None) -> None:
-        """Send outputs to clients, by client."""
         for output in (outputs or {}).items():
             self.output_queue.put_nowait(output)
 

@@ -57,7 +57,6 @@ class Member:
 
     def __init__(self, group: Group, engine: int, own: SchedulerPool, channel: Sender) -> None:
         self.group = group
-        self.size = len(group)
         self._engine = engine
         self._own = own
         self._channel = channel
@@ -81,9 +80,8 @@ class Member:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
         if self.lent.lent_count and now - self._needed_at > ASK_AGAIN_S:
             self._needed_at = now
-            self._channel.send(
-                [self.group[0]], RecallBlocks(self.group, self._engine, min(count, self.lent.lent_count))
-            )
+            recall = RecallBlocks(self.group, self._engine, min(count, self.lent.lent_count))
+            self._channel.send([self.group[0]], recall)
 
 
 class Leader:

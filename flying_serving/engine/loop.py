@@ -46,35 +46,27 @@ class Host(Protocol):
 
     def serves_on(self) -> bool:
         """Whether the loop goes on; called before each round."""
-        ...
 
     def take_messages(self, wait: Wait | None) -> bool:
         """Handle what clients sent; with `wait`, block for the first message. Whether there was any."""
-        ...
 
     def has_own_steps(self) -> bool:
         """Whether lane 1 has something to step."""
-        ...
 
     def step_own(self) -> bool:
-        """Step lane 1. Whether anything was computed."""
-        ...
+        """Step lane 1 as vLLM does. Whether anything was computed, or is being computed."""
 
     def add_own(self, request: Any, wave: int) -> None:
-        """Give a request to lane 1's scheduler."""
-        ...
+        """Give a request to lane 1's scheduler as vLLM does."""
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
         """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
-        ...
 
     def process_aborts(self) -> None:
         """Handle the client's aborts, which may come while a step is made."""
-        ...
 
     def emit(self, outputs: dict[int, Any] | None) -> None:
         """Send outputs to clients, by client."""
-        ...
 
 
 @dataclass

@@ -34,13 +34,9 @@ class Report:
 
     def blocks_in_use(self) -> int:
         """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count."""
-        lent = sum(member.lent.lent_count + len(member.lent.offered) for member in self._lanes.members.values())
-        return (
-            self._lanes.own.total
-            - self._lanes.own.free_count()
-            - lent
-            + sum(m.in_use for m in self._lanes.members.values())
-        )
+        own, members = self._lanes.own, self._lanes.members.values()
+        free = own.free_count() + sum(member.lent.lent_count + len(member.lent.offered) for member in members)
+        return own.total - free + sum(member.in_use for member in members)
 
     def due(self, now: float, *, idle: bool) -> Any:
         """A member's SchedulerStats now and then, and when its group has become idle; else None."""

@@ -1,7 +1,6 @@
 """What the client asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
@@ -10,29 +9,22 @@ from flying_serving.engine.steps import StepLog
 from flying_serving.wire import CalibrationRow, EngineFigures, EngineReport, MigrationRow, SwitchAnswer, encode
 
 
-@dataclass(frozen=True)
-class StartMeasurements:
-    """Steps of all lanes (`worker/calibration.py`), and copies of KV (`migration/transfer.py`)."""
-
-    steps: list[CalibrationRow]
-    migrations: list[MigrationRow]
-
-
 class EngineUtilities:
-    """Answers of one engine.
+    """Answers of one engine, also from what its workers measured at start: steps of all lanes, and copies of KV."""
 
-    Args:
-        loop: the engine's.
-        steps: where its steps are logged.
-        block_bytes: bytes of a KV block, all layers, on one device.
-        measured: what the workers have measured at start.
-    """
-
-    def __init__(self, loop: EngineLoop, steps: StepLog, block_bytes: int, measured: StartMeasurements) -> None:
+    def __init__(
+        self,
+        loop: EngineLoop,
+        steps: StepLog,
+        block_bytes: int,
+        calibration: list[CalibrationRow],
+        migration_costs: list[MigrationRow],
+    ) -> None:
         self._loop = loop
         self._steps = steps
         self._block_bytes = block_bytes
-        self._measured = measured
+        self._calibration = calibration
+        self._migration_costs = migration_costs
 
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
         """From now on this engine's present group is `group`.
@@ -93,7 +85,7 @@ class EngineUtilities:
 
     def flying_migration_costs(self) -> Any:
         """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be copied."""
-        return encode(self._measured.migrations)
+        return encode(self._migration_costs)
 
     def flying_steps(self) -> Any:
         """The steps that this engine has led since the last call: a `StepRow` each."""
@@ -101,4 +93,4 @@ class EngineUtilities:
 
     def flying_calibration(self) -> Any:
         """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow` each."""
-        return encode(self._measured.steps)
+        return encode(self._calibration)

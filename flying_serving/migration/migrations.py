@@ -35,7 +35,6 @@ class KVLane(Protocol):
     def pool(self) -> SchedulerPool | None: ...
     def physical(self, blocks: list[int]) -> list[int]:
         """The engine's own blocks behind blocks of the lane."""
-        ...
 
 
 class Migrations:

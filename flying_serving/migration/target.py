@@ -77,17 +77,19 @@ class Target:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Requests have ended."""
-        ids = set(request_ids)
-        for arrival in self.arriving.values():
-            arrival.aborted = arrival.aborted or arrival.request.request_id in ids
-        self.waiting = [arrival for arrival in self.waiting if arrival.request.request_id not in ids]
+        for arrival in self._leave(request_ids):
+            arrival.aborted = True
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """Requests go on to another group before they have arrived here."""
+        for arrival in self._leave(request_ids):
+            arrival.left = True
+
+    def _leave(self, request_ids: Iterable[str]) -> list[Arrival]:
+        """Let requests wait no more; returns those whose copy is ordered."""
         ids = set(request_ids)
         self.waiting = [arrival for arrival in self.waiting if arrival.request.request_id not in ids]
-        for arrival in self.arriving.values():
-            arrival.left = arrival.left or arrival.request.request_id in ids
+        return [arrival for arrival in self.arriving.values() if arrival.request.request_id in ids]
 
     def begin(self, now_s: float) -> None:
         """Order the copy for requests that wait, in their order, as far as there are blocks for them."""

@@ -556,7 +556,7 @@ class Lives(RuleBasedStateMachine):
         member = self.members[engine][len(message.group)]
         (leader,) = [leader for leader in self.leaders if leader.group == message.group]
         if not isinstance(message, RunStep):
-            self.want_back(engine, handle(message, member, leader, self.now), but=member.size)
+            self.want_back(engine, handle(message, member, leader, self.now), but=len(member.group))
         else:
             self.write(engine, in_physical_blocks(message.plan, member.lent))
             self.inside[engine] = message

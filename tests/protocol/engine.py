@@ -17,7 +17,7 @@ from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.messages import Message, RunStep
-from flying_serving.engine.utilities import EngineUtilities, StartMeasurements
+from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.memory.kv_view import Run
 from flying_serving.migration.messages import MigrateKV, decode_offers
@@ -214,7 +214,7 @@ class Engine:
 
     def hear(self, client_message: ClientMessage) -> None:
         """Handle what the client sent."""
-        utilities = EngineUtilities(self.loop, Nothing(), 0, StartMeasurements([], []))  # type: ignore[arg-type]
+        utilities = EngineUtilities(self.loop, Nothing(), 0, [], [])  # type: ignore[arg-type]
         match client_message:
             case Job(name, size):
                 extra: dict[str, Any] = {LANE_KEY: size}
