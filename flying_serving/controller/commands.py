@@ -10,10 +10,9 @@ from flying_serving.layout.groups import Group
 class Dispatch:
     """Send a request to the leader of a group.
 
-    Args:
-        output_tokens: how many it has got already, in another group.
-        limit_tokens: output tokens that it may have there (what the group holds); then it is `Controller.group_full`.
-        migrated_from: the group that has its KV, from which it migrates; if None, its prompt and outputs are prefilled.
+    `output_tokens`: how many it has got already, in another group. `limit_tokens`: output tokens that it may have there
+    (what the group holds); then it is `Controller.group_full`. `migrated_from`: the group that has its KV, from which
+    it migrates; if None, its prompt and outputs are prefilled.
     """
 
     request_id: str

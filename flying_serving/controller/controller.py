@@ -21,12 +21,7 @@ from flying_serving.wire import SwitchAnswer
 
 
 class Controller(Dispatcher):
-    """Task pool, groups and layout of one server.
-
-    Args:
-        settings: of the server.
-        placing: how groups are chosen, if not in the controller's own way.
-    """
+    """Task pool, groups and layout of one server; `placing` chooses groups, if not in the controller's own way."""
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)
@@ -37,12 +32,7 @@ class Controller(Dispatcher):
     # ---- requests
 
     def check(self, spec: RequestSpec) -> tuple[int, ...]:
-        """Group sizes that can run a request.
-
-        Raises:
-            RequestError: if no layout can ever run it.
-            PoolFull: if too many wait.
-        """
+        """Group sizes that can run a request. Raises RequestError if no layout ever can, PoolFull if too many wait."""
         sizes = self.placing.check(spec.tokens, spec.degree)
         self.pool.check()
         return sizes

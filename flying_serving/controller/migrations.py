@@ -36,10 +36,7 @@ def announcements(
 ) -> dict[int, tuple[int, int]]:
     """For each engine concerned: requests that migrate to it, and `MigrateKV` messages that it gets.
 
-    Args:
-        commands: those given together.
-        sizes: of groups.
-        awaiting: engines that wait for an announcement, even of nothing.
+    `commands` are given together, groups have `sizes`, and engines `awaiting` an announcement get one even of nothing.
     """
     migrations = [(one.migrated_from, one.group) for one in commands if isinstance(one, Dispatch) and one.migrated_from]
     arrivals = Counter(target[0] for _, target in migrations)

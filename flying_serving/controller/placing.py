@@ -16,13 +16,7 @@ STEPS_AHEAD = 3
 
 
 class Placing:
-    """Choices over capacity, loads and limits; keeps no state of its own.
-
-    Args:
-        capacity: what each group size holds.
-        limits: how much may be dispatched.
-        engines: how many there are.
-    """
+    """Choices over capacity, loads and limits; keeps no state of its own."""
 
     def __init__(self, capacity: Capacity, limits: Limits, engines: int) -> None:
         self.capacity = capacity
@@ -30,11 +24,7 @@ class Placing:
         self._engines = engines
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
-        """Group sizes that can run a request.
-
-        Args:
-            tokens: prompt and max_tokens.
-            degree: what it asks for, or None.
+        """Group sizes that can run a request of `tokens` (prompt and max_tokens), which may ask for a degree.
 
         Raises:
             RequestError: if no layout of this server can ever run it; the message says what would do.

@@ -15,10 +15,7 @@ class TaskPool:
 
     One that came `aging_s` ago is *overdue*. Every second place that groups have is offered to the oldest overdue
     request first, whatever the priorities: with k older ones ahead of it, a request gets one of the next 2k + 2 places.
-
-    Args:
-        limit: most requests that may wait.
-        aging_s: after how long a request is overdue.
+    At most `limit` requests may wait.
     """
 
     def __init__(self, limit: int, aging_s: float) -> None:

@@ -10,14 +10,11 @@ from flying_serving.layout.groups import Group
 class RequestSpec:
     """What a client asks for.
 
-    Args:
-        prompt_tokens: length of the prompt.
-        tokens: prompt and max_tokens together, at most the model's length; prompt and one token if it is open-ended.
-        max_output_tokens: upper bound of its output.
-        degree: the TP degree that it asks for (`tp_degree`), or None.
-        priority: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
-        deadline_s: longest wait for the first group, after which it is rejected; None for no limit.
-        can_migrate: whether another group can go on with it, with its KV or after prefilling prompt and outputs again.
+    `tokens`: prompt and max_tokens together, at most the model's length; prompt and one token if it is open-ended.
+    `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks for (`tp_degree`). `priority`:
+    as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once. `deadline_s`: longest wait for the
+    first group, after which it is rejected. `can_migrate`: whether another group can go on with it, with its KV or
+    after prefilling prompt and outputs again.
     """
 
     prompt_tokens: int

@@ -12,12 +12,7 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Capacity:
-    """KV tokens by group size, and the limit of the model.
-
-    Args:
-        tokens: group size -> tokens that the pooled KV of such a group holds.
-        devices: devices per engine, to speak in degrees.
-    """
+    """KV `tokens` that a group of each size holds, and `devices` per engine, to speak in degrees."""
 
     tokens: Mapping[int, int]
     devices: int
@@ -45,12 +40,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is dispatched ahead of what engines have done.
+    """How much is dispatched ahead of what engines have done: requests per group, and tokens per step.
 
-    Args:
-        max_num_seqs: requests per group.
-        max_num_batched_tokens: tokens per step.
-        capped: whether there are limits at all; a server whose layout never changes gains nothing by holding back.
+    Without limits (`capped`): a server whose layout never changes gains nothing by holding back.
     """
 
     max_num_seqs: int
@@ -62,16 +54,9 @@ class Limits:
 class Settings:
     """Settings of one server's controller.
 
-    Args:
-        engines: how many.
-        capacity: what each group size holds, in tokens.
-        policy: decides on the layout.
-        limits: how much is dispatched ahead.
-        objective: what layouts are compared by.
-        weave_steps: steps of a new layout for each step of an older one.
-        most_waiting: requests that may wait; more are refused.
-        aging_s: after this wait a request is overdue: see `TaskPool`.
-        dry_run: decide and record, but change nothing.
+    `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`: requests that may wait; more are
+    refused. `aging_s`: after this wait a request is overdue: see `TaskPool`. `dry_run`: decide and record, but change
+    nothing.
     """
 
     engines: int

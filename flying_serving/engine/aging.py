@@ -9,12 +9,10 @@ from flying_serving.vllm_adapter.priorities import by_priority, promote
 class Aging:
     """The requests of an engine's schedulers that have not aged yet, in the order in which they came there.
 
-    Only those that come can starve others, so each arrival promotes those that came `aging_s` before it. Costs are
-    amortised: one entry per request, which is promoted once. At most as many entries are of requests that are over as
-    of others. A scheduler that does not order by priority starves no request, so none of its requests are noted.
-
-    Args:
-        aging_s: after how long in a scheduler a request goes before all that came later.
+    Only those that come can starve others, so each arrival promotes those that came `aging_s` before it: they go before
+    all that came later. Costs are amortised: one entry per request, which is promoted once. At most as many entries are
+    of requests that are over as of others. A scheduler that does not order by priority starves no request, so none of
+    its requests are noted.
     """
 
     def __init__(self, aging_s: float) -> None:

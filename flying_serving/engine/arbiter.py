@@ -40,12 +40,11 @@ class LaneArbiter:
 
     A weave shares time, not steps: every change from one lane to another may have to wait for the engines that still do
     something else, so when a step of the present lane is long (a chunk of prompts), an older lane makes several short
-    ones (decodes) before the present lane goes on; members hold for them, too. The wait for other members counts
-    for neither lane; where members do not hold, it counts for the older lane.
+    ones (decodes) before the present lane goes on; members hold for them, too. The wait for other members counts for
+    neither lane; where members do not hold, it counts for the older lane.
 
-    Args:
-        weave_steps: steps of the present lane before an older one gets as much time as one of them took.
-        max_pause_s: an older lane gets a step at least this often, under a hard switch only this often.
+    After `weave_steps` steps of the present lane an older one gets as much time as one of them took; it gets a step at
+    least every `max_pause_s`, under a hard switch only that often.
     """
 
     def __init__(self, weave_steps: int, max_pause_s: float) -> None:
@@ -73,12 +72,9 @@ class LaneArbiter:
     def ran(
         self, size: int, now: float, *, more: bool, leads: bool, took_s: float = 0.0, waited_s: float = 0.0
     ) -> None:
-        """A step of the lane `size` has run here.
+        """A step of the lane `size` has run here; with `more`, its leader goes on at once.
 
-        Args:
-            more: its leader goes on at once.
-            took_s: for so long, without the wait for other members.
-            waited_s: so long was that wait.
+        It took `took_s` without the wait for other members, which was `waited_s`.
         """
         self._stepped_at_s[size] = now
         if not leads:
@@ -108,12 +104,7 @@ class LaneArbiter:
         return more
 
     def choose(self, now: float, ready: Mapping[int, bool], *, message: bool) -> Action:
-        """What to do at `now`.
-
-        Args:
-            ready: by group size, for the lanes that this engine leads: whether it has a step to make.
-            message: whether a message waits.
-        """
+        """What to do at `now`: of the lanes led here, by size, `ready` have a step to make; `message`: one waits."""
         older = [size for size, has_work in ready.items() if has_work and size != self.present]
         present_ready = ready.get(self.present, False)
         present_busy = message or present_ready or now < self._hold_until_s

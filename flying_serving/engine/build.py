@@ -20,11 +20,7 @@ from flying_serving.worker.lanes import WorkerLanes
 
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
-    """The loop and the utilities of an engine.
-
-    Args:
-        core: vLLM's EngineCoreProc, its scheduler and executor made; the loop's host.
-    """
+    """The loop and the utilities of an engine: the host is `core`, vLLM's EngineCoreProc with its executor."""
     deployment = deployment_of(core.vllm_config.additional_config)
     engine, flying, run_dir = core.engine_index, deployment.flying, deployment.run_dir
     channel = Channel(run_dir, engine, deployment.engines, core.wake, flying.collective_timeout_s)

@@ -24,11 +24,8 @@ class Sender(Protocol):
 class Channel:
     """An engine's end of the channel: messages go out to members in one total order and arrive by number.
 
-    Args:
-        run_dir: directory of this server's sockets and of the order file.
-        engine, engines: this engine's number, and how many there are.
-        wake: called from the listening thread when a message has arrived.
-        deadline_s: how long a message may be on its way.
+    Its sockets and the order file are in `run_dir`. `wake` is called from the listening thread when a message has
+    arrived, which may be on its way for `deadline_s`.
     """
 
     def __init__(
@@ -73,11 +70,7 @@ class Channel:
         return self._order.taken(self._engine) > self._next
 
     def receive(self) -> Message:
-        """The next message in order; only when `pending()`.
-
-        Raises:
-            EngineLost: if it does not come.
-        """
+        """The next message in order; only when `pending()`. Raises EngineLost if it does not come."""
         until_s = time.monotonic() + self._deadline_s
         while self._next not in self._early:
             try:

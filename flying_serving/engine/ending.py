@@ -20,9 +20,6 @@ class LeaveGuard:
     With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two messages a member of a
     group has none, and requests may be on their way to it; so an engine takes no notice of the signal, which may come
     to all processes of the server at once, until the client says that nothing runs, waits or migrates any more.
-
-    Args:
-        shutdown_timeout_s: the server's.
     """
 
     def __init__(self, shutdown_timeout_s: float) -> None:
@@ -37,12 +34,9 @@ class LeaveGuard:
 
     @contextmanager
     def quietly(self, engine: Any) -> Iterator[None]:
-        """Around the loop: once the engine is to end itself, that another engine has left a step is no error.
+        """Around the loop of vLLM's EngineCoreProc: once it is to end, another engine's leaving a step is no error.
 
         Every other error is raised, and so is that one as long as requests may drain.
-
-        Args:
-            engine: vLLM's EngineCoreProc.
         """
         try:
             yield

@@ -46,14 +46,7 @@ def _each(block_ids: tuple[list[int], ...], lent: LentBlocks) -> tuple[list[int]
 
 
 class Member:
-    """This engine's part in one group: it lends blocks and runs the steps that the leader orders.
-
-    Args:
-        group: the engines.
-        engine: this one.
-        own: lane 1's block pool, the engine's physical blocks.
-        channel: to the other engines.
-    """
+    """This engine's part in one group: it lends blocks of lane 1's pool, `own`, and runs the leader's steps."""
 
     def __init__(self, group: Group, engine: int, own: SchedulerPool, channel: Sender) -> None:
         self.group = group

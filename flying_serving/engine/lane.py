@@ -16,13 +16,9 @@ HashBlocks = Callable[[Any], Any]
 class Lane:
     """An engine's part in its group of one size. Its runner is on the workers (`worker/lanes.py`), by the same size.
 
-    Args:
-        group: the engines.
-        block_tokens: tokens in a KV block.
-        hash_blocks: of requests of this lane; None without prefix caching.
-        pool: of the lane's scheduler, on the group's leader.
-        member: what the engine lends to the group; None in lane 1, which owns all blocks.
-        leader: what only the leader of a group of several has.
+    `hash_blocks`: of requests of this lane; None without prefix caching. `pool`: of the lane's scheduler, on the
+    group's leader. `member`: what the engine lends to the group; None in lane 1, which owns all blocks. `leader`: what
+    only the leader of a group of several has.
     """
 
     group: Group
@@ -38,11 +34,7 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of an engine: all of them by group size, and those that have certain parts.
-
-    Args:
-        lanes: lane 1 first.
-    """
+    """The lanes of an engine, lane 1 first: all of them by group size, and those that have certain parts."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.by_size = {len(lane.group): lane for lane in lanes}

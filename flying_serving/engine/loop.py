@@ -79,17 +79,7 @@ class Instruments:
 
 
 class EngineLoop:
-    """One engine: its own lane, its part in each group, and the groups that it leads.
-
-    Args:
-        engine: its number.
-        lanes: what it has for each group size.
-        channel: to the other engines.
-        host: vLLM's engine.
-        settings: the server's.
-        instruments: what observes it.
-        clock: seconds, CLOCK_MONOTONIC.
-    """
+    """One engine: its own lane, its part in each group, and the groups that it leads. `clock`: CLOCK_MONOTONIC."""
 
     def __init__(
         self,

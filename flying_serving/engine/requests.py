@@ -15,14 +15,7 @@ Route = tuple[int, tuple[Group, str] | None]
 
 
 class LaneRequests:
-    """The requests of all lanes of an engine.
-
-    Args:
-        lanes: of the engine.
-        add_own: gives a request to lane 1's scheduler, as vLLM does.
-        aging_s: see `Aging`.
-        clock: seconds.
-    """
+    """The requests of all lanes of an engine. `add_own` gives one to lane 1's scheduler, as vLLM does."""
 
     def __init__(
         self, lanes: Lanes, add_own: Callable[[Request, int], None], aging_s: float, clock: Callable[[], float]

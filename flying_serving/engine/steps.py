@@ -22,11 +22,8 @@ class StepLog:
 
     A step lasts from when its plan is made until its output is there. It begins at the end of the lane's step before it
     if that was still under way (async scheduling), and if requests go on in it: what lies between two steps is the time
-    of a token as well. Unless it is longer than the step, or another lane stepped: then the lane waited.
-
-    Args:
-        board: where all engines note when they end a step.
-        clock: seconds, CLOCK_MONOTONIC.
+    of a token as well. Unless it is longer than the step, or another lane stepped, as `board` says, where all engines
+    note when they end a step: then the lane waited. `clock`: CLOCK_MONOTONIC, in seconds.
     """
 
     def __init__(

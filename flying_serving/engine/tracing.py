@@ -12,12 +12,9 @@ from flying_serving.vllm_adapter.watch import contents, watch_steps
 
 
 class EngineTrace:
-    """The row of one engine. A step is a turn of its loop, so steps do not overlap.
+    """The row of one engine in the trace at `path`, which the server has begun; `scheduler` is lane 1's.
 
-    Args:
-        path: of the trace, which the server has begun.
-        engine: this one.
-        scheduler: lane 1's.
+    A step is a turn of its loop, so steps do not overlap.
     """
 
     def __init__(self, path: str, engine: int, scheduler: Any) -> None:
@@ -32,14 +29,10 @@ class EngineTrace:
         self._received = plan
 
     def stepped(self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float) -> None:
-        """A turn of the loop was a step of the lane for groups of `size`.
+        """A turn of the loop, by CLOCK_MONOTONIC, was a step of the lane for groups of `size`.
 
-        Args:
-            size: engines in the group.
-            plan: its SchedulerOutput; None in lane 1: that of which the output has come in this turn, if any has.
-            began_s: CLOCK_MONOTONIC.
-            ended_s: likewise.
-            waited_s: for so long other members did something else.
+        `plan`: its SchedulerOutput; None in lane 1: that of which the output has come in this turn, if any has. For
+        `waited_s` other members did something else.
         """
         if plan is None:
             plan, self._received = self._received, None

@@ -27,16 +27,10 @@ class EngineUtilities:
         self._migration_costs = migration_costs
 
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
-        """From now on this engine's present group is `group`.
+        """From now on this engine's present group is `group`: a `SwitchAnswer`.
 
-        Args:
-            group: engines, this one among them.
-            mode: one of MODES (a sequential or soft switch is ordered when no request of the old layout is left).
-            weave_steps: steps of the new layout for each step of an older one.
-            sent_s: when the client ordered it (CLOCK_MONOTONIC).
-
-        Returns:
-            a `SwitchAnswer`.
+        `mode`: a sequential or soft switch is ordered when no request of the old layout is left. `weave_steps`: steps
+        of the new layout for each step of an older one. `sent_s`: when the client ordered it (CLOCK_MONOTONIC).
         """
         worked_s = time.thread_time()
         now_s = self._loop.clock()
@@ -63,11 +57,7 @@ class EngineUtilities:
         return encode(EngineFigures(hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache))
 
     def flying_check(self) -> bool:
-        """Check the block bookkeeping of all lanes.
-
-        Raises:
-            IntegrityError: with both sides of the equation that does not hold.
-        """
+        """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what does not add up."""
         self._loop.lanes.check()
         return True
 

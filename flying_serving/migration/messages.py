@@ -8,13 +8,10 @@ from flying_serving.layout.groups import Group
 
 @dataclass(frozen=True)
 class MigratingRequest:
-    """A request that migrates.
+    """A request that migrates, by its id in the group that it leaves.
 
-    Args:
-        request_id: its id in the group that it leaves.
-        start_tokens: tokens whose KV the target has already.
-        tokens: tokens whose KV the target can hold.
-        blocks: the target's blocks for all of them.
+    `start_tokens`: tokens whose KV the target has already. `tokens`: those whose KV it can hold, in `blocks` of its
+    own.
     """
 
     request_id: str

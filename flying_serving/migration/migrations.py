@@ -38,16 +38,11 @@ class KVLane(Protocol):
 
 
 class Migrations:
-    """All requests that leave an engine or come to it.
+    """All requests that leave an engine or come to it; `lanes` are its own, by group size.
 
-    Args:
-        engine: this one.
-        lanes: its lanes, by group size.
-        send: sends a message to engines.
-        call_workers: calls a function of `migration/transfer.py` on this engine's workers, and returns what the first
-            returns.
-        admit: gives a request to the scheduler of the lane of this size.
-        ask_blocks: is told a group size, and how many blocks are missing there.
+    `send` sends a message to engines. `call_workers` calls a function of `migration/transfer.py` on this engine's
+    workers, and returns what the first returns. `admit` gives a request to the scheduler of the lane of this size.
+    `ask_blocks` is told a group size, and how many blocks are missing there.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ class Retained:
 
 
 class Source:
-    """The KV of requests that have left lanes which this engine leads.
-
-    Args:
-        pools: of these lanes, by group size.
-    """
+    """The KV of requests that have left lanes which this engine leads; `pools`: of these lanes, by group size."""
 
     def __init__(self, pools: Mapping[int, SchedulerPool]) -> None:
         self._pools = pools

@@ -15,17 +15,10 @@ PATIENCE_S = 1.0
 
 @dataclass
 class Arrival:
-    """A request that is to come here with its KV.
+    """A request, as vLLM made it, that is to come with its KV to a group of `size` engines.
 
-    Args:
-        request: as vLLM made it.
-        size: engines in the group that it comes to.
-        source: the group that has its KV.
-        old_id: its id there.
-        since_s: when it was expected.
-        start_tokens: tokens whose KV is here already.
-        aborted: by the client.
-        left: it goes on to yet another group.
+    `source`: the group that has its KV, under `old_id`. `since_s`: when it was expected. `start_tokens`: tokens whose
+    KV is here already. `aborted`: by the client. `left`: it goes on to yet another group.
     """
 
     request: Request
@@ -39,15 +32,9 @@ class Arrival:
 
 
 class Target:
-    """Requests that come, with their KV, to lanes which this engine leads.
+    """Requests that come, with their KV, to lanes which this engine leads: see `Migrations`.
 
-    Args:
-        engine: this one.
-        pools: of these lanes, by group size.
-        sizes: of groups with members that can copy KV.
-        send: sends a message to engines.
-        admit: gives a request to the scheduler of the lane of this size.
-        ask_blocks: is told a group size, and how many blocks are missing there for a request that waits.
+    `pools`: of these lanes, by group size. `sizes`: of groups with members that can copy KV.
     """
 
     def __init__(

@@ -26,15 +26,9 @@ PROBE_TOKENS = (64, 1024)
 
 
 class KVWorker(Protocol):
-    """What a copy needs of a worker.
+    """What a copy needs of a worker: its `device` of `devices` in the engine, and by group size the views of its KV.
 
-    Args:
-        engine: its engine.
-        device: its device in the engine, of `devices`.
-        kv_heads: of the model.
-        kv_views: by group size; empty if the attention backend's blocks cannot be read.
-        blocks: KV blocks of the engine.
-        communicators: of its groups.
+    `kv_views` is empty if the attention backend's blocks cannot be read. `blocks`: KV blocks of the engine.
     """
 
     engine: int
@@ -69,14 +63,10 @@ def copy_kv(
     target: tuple[Group, list[Run] | None],
     count: int,
 ) -> None:
-    """Copy the KV of `count` tokens from one group's lane to another's.
+    """Copy the KV of `count` tokens from one group's lane to another's, on each worker of the engines of `group`.
 
-    Args:
-        worker: each of the engines of `group`.
-        group: engines with a communicator, all of both groups among them.
-        source: the group, and where the tokens are on this engine; None if it is not in it.
-        target: likewise, where they go; the same tokens in the same order.
-        count: how many tokens.
+    All engines of both groups are in `group`, which has a communicator. `source`, `target`: the group, and where the
+    tokens are or go on this engine, the same ones in the same order; None if it is not in it.
     """
     old, new = worker.kv_views[len(source[0])], worker.kv_views[len(target[0])]
     degree = worker.devices * len(source[0])
@@ -114,10 +104,8 @@ def _pieces(view: KVView, rows: int) -> Iterator[range]:
 def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:
     """How long copies take within each group of a worker, while nothing is in the caches.
 
-    All workers of all engines call it at the same time.
-
-    Returns:
-        for each group size above 1 and number of tokens the fastest of REPETITIONS.
+    All workers of all engines call it at the same time. Returns for each group size above 1 and number of tokens the
+    fastest of REPETITIONS.
     """
     rows = []
     for size in worker.kv_views:

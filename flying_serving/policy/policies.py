@@ -17,12 +17,9 @@ test_rollout.py). 0.05 was first; 0.1 was taken after three seeds of experiments
 
 @dataclass(frozen=True)
 class Policy:
-    """The reasons for which a server switches.
+    """The reasons for which a server switches; `name` is that of `--policy`.
 
-    Args:
-        name: as in `--policy`.
-        by_load, by_priority, by_context: the use cases that it decides by.
-        pinned_size: group size of a fixed layout, as a function of the available sizes; None if the layout may change.
+    `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the layout may change.
     """
 
     name: str

@@ -14,14 +14,9 @@ from flying_serving.predict.work import LaneFigures, Work
 class GroupLoad:
     """The requests that run in one group.
 
-    Args:
-        requests: their number.
-        tokens_left: mean output tokens to go.
-        longest_left: output tokens to go of the request that ends last.
-        context_tokens: mean tokens of context.
-        prefill_tokens: prompt tokens to compute, of all requests.
-        prompts: requests with prompt tokens to compute.
-        bound: by number of engines, the load of the requests that fewer engines cannot hold.
+    `tokens_left`: mean output tokens to go; `longest_left`: those of the request that ends last. `context_tokens`:
+    mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with any. `bound`: by number of engines,
+    the load of the requests that fewer engines cannot hold.
     """
 
     requests: int
@@ -39,12 +34,9 @@ class GroupLoad:
 
 @dataclass(frozen=True)
 class Need:
-    """A group that some request needs.
+    """A group of `least_size` engines or more that some request needs; `reason`: for the log.
 
-    Args:
-        least_size: engines that the group needs at least.
-        urgent: whether the reason is the request's priority; else it is its length.
-        reason: for the log.
+    `urgent`: whether the reason is the request's priority; else it is its length.
     """
 
     least_size: int
@@ -56,14 +48,10 @@ class Need:
 class Snapshot:
     """The cluster at `now_s`.
 
-    Args:
-        layout: the present one.
-        layouts: every layout that may be chosen.
-        lanes: by group size, what a group can do.
-        loads: requests by group, in the present layout and in older ones that drain.
-        work: requests that wait or are expected.
-        needs: groups that a layout must have.
-        promised: request-seconds that recent switches for load were to gain, and have not had the time to.
+    `layouts`: every layout that may be chosen. `lanes`: by group size, what a group can do. `loads`: requests by group,
+    in the present layout and in older ones that drain. `work`: requests that wait or are expected. `needs`: groups that
+    a layout must have. `promised`: request-seconds that recent switches for load were to gain, and have not had the
+    time to.
     """
 
     now_s: float
@@ -80,16 +68,10 @@ class Snapshot:
 class Decision:
     """A change of the layout.
 
-    Args:
-        layout: the new one.
-        mode: how to switch.
-        reason: for the log, the use case first.
-        gain: predicted request-seconds saved over the horizon; infinite if a request cannot run otherwise.
-        cost: predicted request-seconds of the switch.
-        considered: predicted cost by mode.
-        stay: predicted request-seconds over the horizon if the layout stayed; None if the switch is not for load.
-        least_gain: what `gain` had to exceed; None if the switch is not for load.
-        drain_s: predicted seconds until the last request of the old layout has ended, if nothing else runs.
+    `gain`: predicted request-seconds saved over the horizon; infinite if a request cannot run otherwise. `cost`: those
+    of the switch, `considered`: by mode. `stay`: those over the horizon if the layout stayed, `least_gain`: what `gain`
+    had to exceed; both None if the switch is not for load. `drain_s`: predicted seconds until the last request of the
+    old layout has ended, if nothing else runs.
     """
 
     layout: Layout

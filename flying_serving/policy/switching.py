@@ -43,17 +43,10 @@ def drain_s(snapshot: Snapshot, layout: Layout) -> float:
 class _Case:
     """A switch that is considered: the old requests, and what the new layout makes of the rest of the work.
 
-    Args:
-        old: groups that end, with their requests.
-        stragglers: load of the requests in them that no new group holds.
-        requests, tokens: old requests, and their context.
-        last_s: until the last old request has ended, if nothing else runs.
-        streaming_s: request-seconds of old requests until then.
-        groups: groups that share the work in the new layout.
-        size: engines in the widest of those that are new.
-        aside: the work without the old requests.
-        ahead: what the new groups would do with that.
-        used: share of time in which the new groups have work.
+    `stragglers`: load of the old requests that no new group holds. `last_s`: until the last old request has ended, if
+    nothing else runs; `streaming_s`: request-seconds of old requests until then. `groups`: that share the work in the
+    new layout; `size`: engines in the widest of those that are new. `aside`: the work without the old requests;
+    `ahead`: what the new groups would do with that; `used`: share of time in which they have work.
     """
 
     snapshot: Snapshot
@@ -225,11 +218,8 @@ def costs(
 ) -> dict[str, float]:
     """Predicted request-seconds of a switch to `layout` by mode: more than if all requests were there already.
 
-    One of the modes is LATER if `layout` has stragglers and no request is urgent.
-
-    Args:
-        urgent: the switch is for urgent requests: see URGENCY.
-        there: what `evaluate` says of `layout`, if that is known and no request is urgent.
+    One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent` requests: see URGENCY.
+    `there`: what `evaluate` says of `layout`, if that is known and no request is urgent.
     """
     leave = leaving(snapshot, layout)
     if not leave:

@@ -12,9 +12,7 @@ from scipy.optimize import nnls
 class MigrationCost:
     """Seconds that the engines of a cover stand still for one exchange, from one group to another.
 
-    Args:
-        fixed_s: of every exchange.
-        token_s: for each token whose KV is exchanged.
+    `fixed_s`: of every exchange; `token_s`: for each token whose KV is exchanged.
     """
 
     fixed_s: float
@@ -28,8 +26,7 @@ class MigrationCost:
 def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
     """Costs by size of the cover; a size that nobody has measured is missing.
 
-    Args:
-        rows: `[engines in the cover, seconds, tokens]`; of each size several token counts, by any of its engines.
+    `rows`: `[engines in the cover, seconds, tokens]`; of each size several token counts, by any of its engines.
     """
     by_size: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for size, seconds, tokens in rows:

@@ -26,16 +26,12 @@ class StepTimes(NamedTuple):
 
 @dataclass(slots=True)  # not frozen: made for every layout that is evaluated, and that takes three times as long
 class GroupState:
-    """The requests of the group at `now_s`, and sums since the start.
+    """The requests of the group at `now_s`, in seconds from the decision, and sums since the start.
 
-    Args:
-        now_s: seconds from the decision.
-        queue: requests that wait for their prompt.
-        first_half, second_half: requests that stream the first or the second half of their output.
-        queued_s, first_s, streamed_s: request-seconds in the queue, from there to the first token, and streaming.
-        admitted, lives: requests taken from the queue, and outputs streamed.
-        missed: requests that miss the service-level objective.
-        held: requests of the queue that waited while the group was blocked.
+    `queue`: requests that wait for their prompt. `first_half`, `second_half`: requests that stream that half of their
+    output. `queued_s`, `first_s`, `streamed_s`: request-seconds in the queue, from there to the first token, and
+    streaming. `admitted`, `lives`: requests taken from the queue, and outputs streamed. `missed`: requests that miss
+    the service-level objective. `held`: requests of the queue that waited while the group was blocked.
     """
 
     now_s: float
@@ -55,11 +51,9 @@ class GroupState:
 class FluidModel:
     """What does not change during a rollout: the group's lane, and the shape of its requests.
 
-    Args:
-        max_running: requests that the group can run, `max_running_woven` while an older group holds memory.
-        request_s: seconds that a decoding request adds to a step.
-        parts: (prompt tokens, seconds) of the three steps of `StepTimes` without decoding requests and without what
-            the first tokens cost more.
+    `max_running`: requests that the group can run, `max_running_woven` while an older group holds memory. `request_s`:
+    seconds that a decoding request adds to a step. `parts`: (prompt tokens, seconds) of the three steps of `StepTimes`
+    without decoding requests and without what the first tokens cost more.
     """
 
     lane: LaneFigures

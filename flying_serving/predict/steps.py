@@ -30,15 +30,10 @@ _RIDGE = 1e-6
 
 @dataclass(frozen=True)
 class Step:
-    """One measured step.
+    """One measured step of `size` engines together.
 
-    Args:
-        size: engines that stepped together.
-        duration_s: how long it took.
-        prefill_tokens: tokens of prompts in it.
-        sequences: requests in it that decoded one token.
-        context_tokens: tokens that its requests had computed before.
-        prefill_pairs: each prompt token times the tokens of its request that were computed before.
+    `sequences`: requests in it that decoded one token. `context_tokens`: tokens that its requests had computed before.
+    `prefill_pairs`: each prompt token times the tokens of its request that were computed before.
     """
 
     size: int
@@ -58,14 +53,11 @@ class Step:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step in one lane: linear in what it holds, and more for its first tokens.
+    """Seconds of a step in one lane: `fixed_s`, those for each token or request in it, and more for its first tokens.
 
-    Args:
-        fixed_s: of every step.
-        prefill_token_s, sequence_s, context_token_s: for each prompt token, decoding request and token of context.
-        few_token_s, some_token_s: more for each of the first FEW and of the first SOME tokens, of prompts or decoding:
-            the weights of experts are read for the first token that needs them, and small batches fill no kernel.
-        prefill_pair_s: for each prompt token and each token before it, of earlier steps: what long prompts are made of.
+    `few_token_s`, `some_token_s`: more for each of the first FEW and of the first SOME tokens, of prompts or decoding:
+    the weights of experts are read for the first token that needs them, and small batches fill no kernel.
+    `prefill_pair_s`: for each prompt token and each token before it, of earlier steps: what long prompts are made of.
     """
 
     fixed_s: float
@@ -144,11 +136,7 @@ class StepModel:
         return size in self._prior or size in self._seen
 
     def cost(self, size: int) -> StepCost:
-        """The lane's present costs.
-
-        Raises:
-            KeyError: if no step of it was measured.
-        """
+        """The lane's present costs. Raises KeyError if no step of it was measured."""
         cost = self._costs.get(size)
         if cost is None:
             if not self.known(size):

@@ -16,12 +16,8 @@ BURST_S = 20.0
 class LaneFigures:
     """What one group of a size can do.
 
-    Args:
-        cost: seconds of its steps.
-        max_num_seqs: requests at a time.
-        kv_tokens: tokens that its pooled KV cache holds.
-        max_num_batched_tokens: tokens in a step at most.
-        migration: cost of migrating KV from one group to another within its engines; None if KV cannot migrate.
+    `kv_tokens`: tokens that its pooled KV cache holds. `migration`: cost of migrating KV from one group to another
+    within its engines; None if KV cannot migrate.
     """
 
     cost: StepCost
@@ -42,15 +38,10 @@ class LaneFigures:
 
 @dataclass(frozen=True)
 class Work:
-    """Requests that arrive, wait and run.
+    """Requests that arrive, wait (no group has them yet) and run (stream, in any group); lengths are means.
 
-    Args:
-        rate: arrivals per second.
-        prompt_tokens, output_tokens: mean lengths.
-        waiting: requests that no group has yet.
-        running: requests that stream, in any group.
-        begun: prompt tokens that groups have not computed yet, in prompts of mean length.
-        usual_rate: arrivals per second in the long run.
+    `rate`: arrivals per second, `usual_rate`: in the long run. `begun`: prompt tokens that groups have not computed
+    yet, in prompts of mean length.
     """
 
     rate: float
@@ -89,14 +80,10 @@ class Work:
 class Objective:
     """What a layout is chosen for: the least request-seconds, which is the least mean end-to-end latency.
 
-    With a service-level objective, each request that is predicted to miss it counts `horizon_s` more, as if it had to
-    wait for the whole horizon: the share of requests that meet it comes first, and latency decides between layouts in
-    which equally many do.
-
-    Args:
-        horizon_s: seconds ahead.
-        ttft_s, tpot_s: targets of the service-level objective; infinite without one.
-        urgency: factor of seconds before a first token, above 1 if the switch is for an urgent request.
+    With a service-level objective (`ttft_s`, `tpot_s`; infinite without one), each request that is predicted to miss it
+    counts `horizon_s` more, as if it had to wait for the whole horizon: the share of requests that meet it comes first,
+    and latency decides between layouts in which equally many do. `urgency`: factor of seconds before a first token,
+    above 1 if the switch is for an urgent request.
     """
 
     horizon_s: float
@@ -114,13 +101,10 @@ class Objective:
 class Interference:
     """What keeps the groups of a layout from new work at first: requests of an older layout.
 
-    Args:
-        blocked_s: the groups do no new work for this long.
-        woven_s: until then, each step is followed by a time slice of an older group: as long as the step, and at least
-            one of its steps of `slice_s`,
-        overlap: on this share of the engines.
-        synced: groups that share an older group, and so also wait for each other's prompts.
-        held_tokens: KV tokens, of all groups, that are not free meanwhile.
+    `blocked_s`: the groups do no new work for this long. `woven_s`: until then, each step is followed by a time slice
+    of an older group: as long as the step, and at least one of its steps of `slice_s`, `overlap`: on this share of the
+    engines. `synced`: groups that share an older group, and so also wait for each other's prompts. `held_tokens`: KV
+    tokens, of all groups, that are not free meanwhile.
     """
 
     blocked_s: float = 0.0
