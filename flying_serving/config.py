@@ -113,11 +113,7 @@ class Deployment(BaseModel):
 
 
 def parse_flying(raw: dict[str, Any]) -> FlyingConfig:
-    """Validate a user's settings.
-
-    Raises:
-        ConfigError: naming field, value and what is allowed.
-    """
+    """Validate a user's settings. Raises ConfigError, naming field, value and what is allowed."""
     try:
         return FlyingConfig.model_validate(raw)
     except ValidationError as error:

@@ -74,11 +74,7 @@ def fetch(target: Target) -> dict[str, Any] | None:
 
 
 def load(path: Path) -> SwitchLog | None:
-    """Read the log beside results; None if there is no such file.
-
-    Raises:
-        BenchError: if the file is something else.
-    """
+    """Read the log beside results; None if there is no such file. Raises BenchError if the file is something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=SwitchLog)
     except FileNotFoundError:

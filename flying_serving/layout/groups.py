@@ -81,11 +81,7 @@ class Layout:
 
     @classmethod
     def parse(cls, groups: object, engines: int, sizes: Sequence[int]) -> Layout:
-        """Check what a client sent as `groups`.
-
-        Raises:
-            LayoutError: naming the field, the value and what is allowed.
-        """
+        """Check what a client sent as `groups`. Raises LayoutError, naming the field, the value and what is allowed."""
         if not isinstance(groups, list | tuple) or not groups:
             raise LayoutError("groups", groups, "must be a non-empty list of lists of engine numbers")
         parsed = [_parse_group(index, group, engines, sizes) for index, group in enumerate(groups)]

@@ -95,11 +95,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read what `save` wrote.
-
-        Raises:
-            BenchError: if the file is none of these.
-        """
+        """Read what `save` wrote. Raises BenchError if the file is none of these."""
         try:
             table = pq.read_table(path)
             metadata = table.schema.metadata or {}

@@ -17,11 +17,7 @@ from flying_serving.worker.probes import ENOUGH_S, probes
 
 
 def check_engine(machine: Machine, devices: int) -> None:
-    """Reject an engine that the machine or the model cannot have.
-
-    Raises:
-        ConfigError: naming what is allowed.
-    """
+    """Reject an engine that the machine or the model cannot have. Raises ConfigError, naming what is allowed."""
     allowed = machine.degrees(machine.smallest_engine)
     if devices not in allowed or machine.devices % devices:
         raise ConfigError(f"--devices-per-engine={devices}: must be one of {', '.join(map(str, allowed))}")

@@ -135,11 +135,7 @@ KINDS: dict[str, type[Synthesis]] = {"paper": Paper, "poisson": Poisson, "gamma"
 
 
 def parse_synthesis(kind: str, parameters: dict[str, Any]) -> Synthesis:
-    """Parameters of a generator, checked.
-
-    Raises:
-        WorkloadError: naming the parameter, its value and what is allowed.
-    """
+    """Parameters of a generator, checked. Raises WorkloadError, naming the parameter, its value and what is allowed."""
     if kind not in KINDS:
         raise WorkloadError("synth", kind, f"one of {', '.join(KINDS)}")
     try:
@@ -154,11 +150,7 @@ def parse_synthesis(kind: str, parameters: dict[str, Any]) -> Synthesis:
 
 
 def synthesise(synthesis: Synthesis, seed: int) -> Workload:
-    """Draw a workload.
-
-    Raises:
-        WorkloadError: if no request arrives in time, or more than ten million do.
-    """
+    """Draw a workload. Raises WorkloadError if no request arrives in time, or more than ten million do."""
     if seed < 0:
         raise WorkloadError("seed", seed, "at least 0")
     most = synthesis.requests or MAX_REQUESTS + 1

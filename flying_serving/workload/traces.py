@@ -200,11 +200,7 @@ def guess_units(lines: Lines, file: str) -> str:
 
 
 def rows(lines: Lines, file: str, form: TraceFormat) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, row) of each row.
-
-    Raises:
-        WorkloadError: with file, line, column and value.
-    """
+    """Yield (line number, row) of each row. Raises WorkloadError, with file, line, column and value."""
     if form.is_csv:
         convert = partial(msgspec.convert, type=form.row, strict=False, dec_hook=Clock.parse)
         for number, cells in _cells(lines, file, form):
