@@ -27,7 +27,8 @@ class TaskPool:
         self._ages: dict[Kind, list[tuple[int, str]]] = {}
         self._oldest_next = False
         self._deadlines: list[tuple[float, str]] = []
-        self._urgent = 0
+        self.urgent = 0
+        """How many urgent requests wait."""
         self._gone = 0
 
     def __len__(self) -> int:
@@ -38,11 +39,6 @@ class TaskPool:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
-
-    @property
-    def urgent(self) -> int:
-        """How many urgent requests wait."""
-        return self._urgent
 
     def first(self, now_s: float) -> RequestState | None:
         """The request that is offered a place next."""
@@ -67,7 +63,7 @@ class TaskPool:
         spec = state.spec
         self._waiting[state.request_id] = state
         self.prompt_tokens += spec.prompt_tokens
-        self._urgent += spec.urgent
+        self.urgent += spec.urgent
         kind = _kind(state)
         heapq.heappush(self._queues.setdefault(kind, []), (spec.priority, state.order, state.request_id))
         heapq.heappush(self._ages.setdefault(kind, []), (state.order, state.request_id))
@@ -84,7 +80,7 @@ class TaskPool:
         state = self._waiting.pop(request_id, None)
         if state is not None:
             self.prompt_tokens -= state.spec.prompt_tokens
-            self._urgent -= state.spec.urgent
+            self.urgent -= state.spec.urgent
             self._gone += 1
         return state
 

@@ -1,7 +1,7 @@
 """What the controller knows of a request, waiting or running."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flying_serving.layout.groups import Group
 
@@ -50,7 +50,7 @@ class RequestState:
     output_tokens: int = 0
     prefill_tokens: int = 0
     admitted: bool = False
-    committed_tokens: float = field(default=0.0)
+    committed_tokens: float = 0.0
     kv_group: Group | None = None
 
     @property

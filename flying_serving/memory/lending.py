@@ -22,15 +22,12 @@ class Pool(Protocol):
 
     def free_count(self) -> int:
         """How many blocks `take` can give."""
-        ...
 
     def take(self, count: int) -> list[int]:
         """Take blocks out, least recently used first; what they cached is forgotten."""
-        ...
 
     def give(self, blocks: list[int]) -> None:
         """Put blocks back."""
-        ...
 
 
 class LentBlocks:

@@ -29,7 +29,6 @@ class SharedLinear(Protocol):
 
     def part(self, rank: int, degree: int) -> Matmul:
         """The product with the part that `rank` of `degree` works on."""
-        ...
 
 
 def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:

@@ -53,10 +53,6 @@ class Demand:
         self._arrivals.add(now_s)
         self._prompts.add(prompt_tokens)
 
-    def rate(self, now_s: float) -> float:
-        """Requests per second."""
-        return self._arrivals.rate(now_s)
-
     def finished(self, output_tokens: int) -> None:
         """A request has ended by itself."""
         self._outputs.add(max(1, output_tokens))
@@ -82,7 +78,7 @@ class Demand:
         """The work at hand: `waiting` and `running` requests, the rest of begun prompts, and the expected arrivals."""
         begun = unfinished_tokens / max(1.0, self.prompt_tokens)
         lengths, usual = (self.prompt_tokens, self.output_tokens), self._arrivals.usual_rate
-        return Work(self.rate(now_s), *lengths, waiting, running, begun, usual)
+        return Work(self._arrivals.rate(now_s), *lengths, waiting, running, begun, usual)
 
 
 class _Mean:

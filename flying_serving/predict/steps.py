@@ -100,7 +100,6 @@ class StepModel:
     steps with many of them would hide what small served ones say of it. Until a lane has served some it is held near
     what it is elsewhere, as a share of what they cost at the start: else lanes that have not served yet would seem
     cheap, and the first few prompts say little.
-
     """
 
     def __init__(self) -> None:

@@ -25,12 +25,9 @@ def kv_pool_bytes(
 ) -> float:
     """Bytes of KV cache on one device.
 
-    Args:
-        model: whose weights are resident.
-        hardware: the kind of device.
-        resident_degree: devices that hold the weights once: those of one engine, whatever lane it steps in.
-        utilization: share of the device's memory that the server may use.
-        activations: peak bytes of temporary tensors on each device; None to estimate them.
+    `resident_degree`: devices that hold the weights once: those of one engine, whatever lane it steps in.
+    `utilization`: share of the device's memory that the server may use. `activations`: peak bytes of temporary tensors
+    on each device; None to estimate them.
 
     Raises:
         ConfigError: the weights leave no room.

@@ -55,16 +55,9 @@ def calibrate(
 ) -> list[CalibrationRow]:
     """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group a step.
 
-    Args:
-        size: engines in the lane's group.
-        limits: of a step of this lane.
-        run: makes a step of this lane, from a SchedulerOutput.
-        together: takes whether this engine wants to stop; returns whether any does, on all of them at the same time.
-        clock: seconds.
-
-    Returns:
-        for each probe its fastest step, because what else a machine does while servers start on it only makes steps
-        longer.
+    `run` makes a step of this lane, from a SchedulerOutput. `together` takes whether this engine wants to stop; it
+    returns whether any does, on all of them at the same time. Returns for each probe its fastest step, because what
+    else a machine does while servers start on it only makes steps longer.
 
     Raises:
         LaneError: if a step fails, as a request of that size would.

@@ -27,15 +27,11 @@ def read_workload(
     sec_multiplier: float = 1.0,
     block_tokens: int = FORMATS["timed_trace"].block_tokens,
 ) -> Workload:
-    """The workload in a file, which is read once as a stream.
+    """The workload in a file, which is read once as a stream, and not behind `limit` requests, at least 1.
 
-    Args:
-        path: of the file.
-        seed: of the prompts, and of the draws that spread rounded times; a workload in our own format keeps its own.
-        format: the format, None to detect it from the content.
-        limit: requests to read, at least 1; nothing behind them is read.
-        sec_multiplier: seconds per unit of a timestamp, in a timed trace.
-        block_tokens: tokens per hash id, in a timed trace.
+    `seed`: of the prompts, and of the draws that spread rounded times; a workload in our own format keeps its own.
+    `format`: None to detect it from the content. `sec_multiplier`: seconds per unit of a timestamp, and `block_tokens`:
+    tokens per hash id, in a timed trace.
 
     Raises:
         WorkloadError: with file, line, column, value and what is allowed, for anything that cannot be read.
