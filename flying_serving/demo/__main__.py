@@ -63,10 +63,8 @@ def _demo(console: Console, options: argparse.Namespace) -> int:
         wrong += traffic.run(console, options.models)
     for line in wrong[:20]:
         console.print(f"wrong: {line}", style="red", markup=False)
-    took = f"{time.monotonic() - begun:.0f} s in all"
-    console.print(
-        f"[red]{len(wrong)} things were wrong[/red]; {took}" if wrong else f"[green]all right[/green]; {took}"
-    )
+    verdict = f"[red]{len(wrong)} things were wrong[/red]" if wrong else "[green]all right[/green]"
+    console.print(f"{verdict}; {time.monotonic() - begun:.0f} s in all")
     return 1 if wrong else 0
 
 

@@ -66,12 +66,6 @@ class Model:
         per_layer += self.feed_forward_params * max(1, self.experts)
         return self.layers * per_layer + self.hidden + self.embedding_params
 
-    @property
-    def active_params(self) -> int:
-        """Weights that one token is multiplied with in the layers; neither embeddings nor output head."""
-        experts = max(1, self.experts_per_token)
-        return self.layers * (self.attention_params + experts * self.feed_forward_params + self.hidden * self.experts)
-
     def kv_heads_per_device(self, degree: int) -> int:
         """KV heads that each device holds; at least one, so heads replicate beyond their number."""
         return max(1, self.kv_heads // degree)
