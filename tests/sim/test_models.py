@@ -24,6 +24,12 @@ DEGREES = st.sampled_from([1, 2, 4, 8])
 NAMES = st.sampled_from(models.names())
 
 
+def active_params(model: Model) -> int:
+    """Weights that one token is multiplied with in the layers; neither embeddings nor output head."""
+    experts = max(1, model.experts_per_token)
+    return model.layers * (model.attention_params + experts * model.feed_forward_params + model.hidden * model.experts)
+
+
 @pytest.mark.parametrize(
     ("name", "billions", "gigabytes"),
     [
@@ -39,12 +45,6 @@ NAMES = st.sampled_from(models.names())
         ("gpt-oss-120b", 116.8, 65.2),  # the model card: 116.8 B parameters, a checkpoint of 60.8 GiB
     ],
 )
-def active_params(model: Model) -> int:
-    """Weights that one token is multiplied with in the layers; neither embeddings nor output head."""
-    experts = max(1, model.experts_per_token)
-    return model.layers * (model.attention_params + experts * model.feed_forward_params + model.hidden * model.experts)
-
-
 def test_packaged_models_have_the_size_of_their_model_cards(name: str, billions: float, gigabytes: float) -> None:
     model = models.load(name)
     assert model.params / 1e9 == pytest.approx(billions, rel=2e-3)
