@@ -36,6 +36,8 @@ class FlyingConfig(BaseModel):
     slo: str | None = None
     """Targets in ms, like ttft:500,tpot:50: layouts are compared by the share of requests that meet them, then by
     latency; default: by mean end-to-end latency."""
+    tbt_slo_ms: float | None = Field(default=None, gt=0, le=3_600_000)
+    """Milliseconds between two tokens of a request, at most: steps take fewer prompt tokens; default: no limit."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
     """More requests than this are answered with 429."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)

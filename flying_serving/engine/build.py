@@ -1,9 +1,11 @@
 """What an engine is built of, over vLLM's scheduler and executor."""
 
+from functools import partial
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
+from flying_serving.engine.batches import Batches
 from flying_serving.engine.channel import Channel
 from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.lane import Lane, Lanes
@@ -15,7 +17,9 @@ from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.limits import limit_prompts
 from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
+from flying_serving.wire import CalibrationRow
 from flying_serving.worker.lanes import WorkerLanes
 
 
@@ -50,5 +54,17 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     loop = EngineLoop(engine, all_lanes, channel, core, flying, Instruments(board, report, trace))
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
     # a collective: all engines come here at the same time, when vLLM has made their schedulers
-    measured = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
-    return loop, EngineUtilities(loop, steps, block_bytes, *measured)
+    steps_at_start, migrations = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
+    if flying.tbt_slo_ms is not None:
+        limit_batches(flying.tbt_slo_ms / 1000, all_lanes, steps, steps_at_start)
+    return loop, EngineUtilities(loop, steps, block_bytes, steps_at_start, migrations)
+
+
+def limit_batches(target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
+    """Let the lanes that an engine leads keep to a target for the time between two tokens."""
+    own = lanes.own.scheduler
+    batches = Batches(target_s, own.max_num_scheduled_tokens, own.block_size, lanes.active)
+    batches.calibrate(measured)
+    steps.listeners.append(batches.stepped)
+    for size, scheduler in lanes.schedulers.items():
+        limit_prompts(scheduler, partial(batches.prompt_tokens, size))

@@ -52,6 +52,11 @@ class Lanes:
         assert pool is not None
         return pool
 
+    def active(self) -> int:
+        """How many lanes have requests that this engine steps."""
+        led = {size for size, scheduler in self.schedulers.items() if scheduler.running}
+        return len(led | {size for size, member in self.members.items() if member.in_use})
+
     def check(self) -> None:
         """Raise IntegrityError if the blocks of any lane do not add up."""
         self.own.check(set().union(*(member.lent.physical() for member in self.members.values())))

@@ -29,6 +29,8 @@ class StepLog:
     def __init__(
         self, board: StepBoard, clock: Callable[[], float] = time.monotonic, kept_steps: int = KEPT_STEPS
     ) -> None:
+        self.listeners: list[Callable[[StepRow], None]] = []
+        """Each is called with every step."""
         self.durations: dict[int, Histogram] = {}
         """Seconds of the steps led since the start, by group size."""
         self._board = board
@@ -67,7 +69,10 @@ class StepLog:
         began = max(planned, last)
         self.durations[size].observe(now - began)
         disturbed = self._board.elsewhere_since(group, size, began)
-        self._steps.append(StepRow(size, now - began, *contents(plan), disturbed))
+        row = StepRow(size, now - began, *contents(plan), disturbed)
+        self._steps.append(row)
+        for listener in self.listeners:
+            listener(row)
 
     def take(self) -> list[StepRow]:
         """The steps since the last call, oldest first, at most `kept_steps`."""

@@ -9,7 +9,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import KEY, Deployment, parse_flying
-from flying_serving.errors import Unsupported
+from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.policy.policies import POLICIES
@@ -32,6 +32,8 @@ def prepare(config: Any, client_count: int) -> Any:
     """
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, client_count)
+    if flying.tbt_slo_ms is not None and not config.scheduler_config.enable_chunked_prefill:
+        raise ConfigError(f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill is off")
     keep_all_kv(config)
     parallel = config.parallel_config
     if parallel.worker_cls not in _WORKERS:

@@ -1,0 +1,66 @@
+"""Batches to a target: each step takes as many prompt tokens as its predicted time allows (`--tbt-slo-ms`).
+
+DynaServe fills batches likewise: requests that decode first, then prompts as long as the time between two tokens stays
+under its target (section 4.3 of the paper).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import astuple
+
+from flying_serving.predict.steps import Step, StepModel
+from flying_serving.vllm_adapter.limits import Running
+from flying_serving.wire import CalibrationRow, StepRow
+
+OVERRUN = 0.9
+"""Factor of the time that is planned with, after a step that has taken longer than the target."""
+WITHIN = 1.001
+"""And after one that has not, up to 1: so about one step with prompts in a hundred takes longer."""
+
+
+class Batches:
+    """How many prompt tokens steps may take beside requests that decode.
+
+    Args:
+        target_s: the longest time between two tokens of a request.
+        most_tokens, least_tokens: in a step. A prompt gets the least in any step, else it would never end.
+        active_lanes: lanes of this engine that have requests now; they take turns, and share the time.
+    """
+
+    def __init__(self, target_s: float, most_tokens: int, least_tokens: int, active_lanes: Callable[[], int]) -> None:
+        self._target_s = target_s
+        self._tokens = range(least_tokens, most_tokens + 1)
+        self._active_lanes = active_lanes
+        self._costs = StepModel()
+        self._planned: dict[int, float] = {}
+        """By group size, the share of the target that steps are planned with."""
+
+    def calibrate(self, rows: Iterable[CalibrationRow]) -> None:
+        """Take the steps that were measured at start."""
+        self._costs.calibrate(Step.of_probe(*astuple(row)) for row in rows)
+
+    def stepped(self, row: StepRow) -> None:
+        """A step of a lane that this engine leads has ended."""
+        if row.disturbed or row.seconds <= 0:
+            return
+        self._costs.observe(Step(*astuple(row)[:-1]))
+        if row.prefill_tokens and row.sequences:
+            factor = OVERRUN if row.seconds > self._target_s / self._lanes else WITHIN
+            self._planned[row.size] = min(1.0, self._planned.get(row.size, 1.0) * factor)
+
+    def prompt_tokens(self, size: int, running: Running) -> int | None:
+        """For the next step of the lane of this size; None, without a limit, while no request of the engine waits."""
+        if (not running.decoding and self._lanes == 1) or not self._costs.known(size):
+            return None
+        cost = self._costs.cost(size)
+        limit_s = self._target_s * self._planned.get(size, 1.0) / self._lanes
+
+        def step_s(tokens: int) -> float:
+            return cost.step_s(tokens, running.decoding, running.context_tokens, tokens * running.computed_tokens)
+
+        return max(self._tokens.start, self._tokens.start + bisect_right(self._tokens, limit_s, key=step_s) - 1)
+
+    @property
+    def _lanes(self) -> int:
+        return max(1, self._active_lanes())

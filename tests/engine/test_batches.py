@@ -1,0 +1,72 @@
+"""Batches: how many prompt tokens a step may take."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_serving.engine.batches import Batches
+from flying_serving.vllm_adapter.limits import Running
+from flying_serving.wire import CalibrationRow, StepRow
+
+FIXED_S, TOKEN_S, SEQUENCE_S = 0.01, 0.001, 0.002
+LEAST, MOST = 16, 512
+
+
+def step_s(tokens: int, decoding: int) -> float:
+    """What a step takes in these tests."""
+    return FIXED_S + TOKEN_S * tokens + SEQUENCE_S * decoding
+
+
+def batches(target_s: float, lanes: int = 1) -> Batches:
+    """Of lane 1, after the measurements of the start."""
+    made = Batches(target_s, MOST, LEAST, lambda: lanes)
+    made.calibrate(
+        [CalibrationRow(1, step_s(tokens, 0), tokens, True, 0) for tokens in (64, 256, 1024)]
+        + [CalibrationRow(1, step_s(0, count), count, False, 16) for count in (1, 16, 64)]
+    )
+    return made
+
+
+@given(target_s=st.floats(0.001, 2.0), decoding=st.integers(1, 100), lanes=st.integers(1, 3))
+def test_a_step_takes_what_the_target_allows(target_s: float, decoding: int, lanes: int) -> None:
+    """Not one token more, nor a noticeable number less; a prompt always gets on."""
+    tokens = batches(target_s, lanes).prompt_tokens(1, Running(decoding, 16 * decoding))
+    assert tokens is not None
+    assert LEAST <= tokens <= MOST
+    if tokens > LEAST:
+        assert step_s(tokens, decoding) <= target_s / lanes * 1.01
+    if tokens < MOST:
+        assert step_s(tokens + 16, decoding) >= target_s / lanes * 0.98
+
+
+def test_prompts_alone_are_not_limited() -> None:
+    """There is no token for which anyone waits, unless another lane of the engine has requests."""
+    assert batches(0.05).prompt_tokens(1, Running(prefilling=3)) is None
+    assert batches(0.05, lanes=2).prompt_tokens(1, Running(prefilling=3)) is not None
+
+
+def test_a_lane_that_was_never_measured_is_not_limited() -> None:
+    assert batches(0.05).prompt_tokens(2, Running(decoding=1)) is None
+
+
+def test_steps_of_random_length_keep_to_the_target() -> None:
+    """What steps take more than predicted is learned: about one in a hundred takes longer than the target."""
+    draw, target_s = random.Random(1), 0.2
+    planned, overruns = batches(target_s), []
+    for _ in range(6000):
+        tokens = planned.prompt_tokens(1, Running(decoding=8, context_tokens=128))
+        assert tokens is not None
+        took_s = step_s(tokens, 8) * draw.lognormvariate(0.0, 0.2)
+        overruns.append(took_s > target_s)
+        planned.stepped(StepRow(1, took_s, tokens, 8, 128, 0, False))
+    assert sum(overruns[1000:]) / 5000 == pytest.approx(0.01, abs=0.004)
+
+
+def test_steps_that_waited_for_another_lane_say_nothing() -> None:
+    planned = batches(0.2)
+    before = planned.prompt_tokens(1, Running(decoding=8))
+    for _ in range(50):
+        planned.stepped(StepRow(1, 5.0, 64, 8, 0, 0, True))
+    assert planned.prompt_tokens(1, Running(decoding=8)) == before

@@ -1,0 +1,78 @@
+"""limit_prompts: what vLLM's own scheduler then puts into a step."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.outputs import ModelRunnerOutput
+
+from flying_serving.vllm_adapter.limits import Running, limit_prompts
+from tests.engine.test_aging import Lane
+
+MAX_NUM_SEQS = 8
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM reads a machine's cores when it makes a configuration."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+def planned(lane: Lane) -> dict[str, int]:
+    """Make a step. Returns its tokens by request; one whose prompt is not done yet gets no token."""
+    plan = lane.scheduler.schedule()
+    requests = lane.scheduler.requests
+    ids = list(plan.num_scheduled_tokens)
+    done = [requests[name].num_computed_tokens >= requests[name].num_prompt_tokens for name in ids]
+    sampled = [[7] if each else [] for each in done]
+    lane.scheduler.update_from_output(plan, ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled))
+    tokens: dict[str, int] = plan.num_scheduled_tokens
+    return tokens
+
+
+@settings(max_examples=25, deadline=None)
+@given(limit=st.integers(1, 80), prompts=st.lists(st.integers(2, 400), min_size=1, max_size=4))
+def test_a_step_takes_no_more_prompt_tokens_and_every_decode(limit: int, prompts: list[int]) -> None:
+    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS)
+    asked: list[Running] = []
+    # the first prompts come before the request that decodes, so that they are before it in vLLM's order
+    for number, tokens in enumerate(prompts):
+        lane.arrive(f"p{number}", 0, 0.0, tokens=tokens, outputs=8)
+
+    def prompt_tokens(running: Running) -> int | None:
+        asked.append(running)
+        return limit if running.decoding or len(asked) > 1 else 1 + len(prompts)
+
+    limit_prompts(lane.scheduler, prompt_tokens)
+    lane.arrive("decodes", 0, 0.0, tokens=1, outputs=100)
+    done: dict[str, int] = dict.fromkeys([*(f"p{number}" for number in range(len(prompts))), "decodes"], 0)
+    lengths = {**{f"p{number}": tokens for number, tokens in enumerate(prompts)}, "decodes": 1}
+    for _ in range(60):
+        decoding = {name for name, count in done.items() if count >= lengths[name] and name in lane.scheduler.requests}
+        step = planned(lane)
+        if len(asked) > 1:
+            assert asked[-1].decoding >= len(decoding)  # a prompt with one token left counts as well
+            assert decoding <= step.keys()
+            assert sum(step.values()) <= asked[-1].decoding + limit
+        for name, tokens in step.items():
+            done[name] += tokens
+
+
+def test_without_a_limit_a_step_is_as_before() -> None:
+    lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
+    limits = iter([16, None])
+    limit_prompts(lane.scheduler, lambda running: next(limits))
+    lane.arrive("a", 0, 0.0, tokens=100)
+    lane.arrive("b", 0, 0.0, tokens=100)
+    assert planned(lane) == {"a": 16}
+    assert planned(lane) == {"a": 84, "b": 100}
+
+
+def test_what_runs_is_told() -> None:
+    """Decoding requests with what they read, and what the first of the prompts under way has."""
+    lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
+    lane.arrive("a", 0, 0.0, tokens=5)
+    planned(lane)
+    limit_prompts(lane.scheduler, lambda running: 16)
+    lane.arrive("b", 0, 0.0, tokens=100)
+    planned(lane)
+    assert Running.of(lane.scheduler) == Running(decoding=1, context_tokens=6, prefilling=1, computed_tokens=16)
