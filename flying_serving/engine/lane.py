@@ -54,8 +54,8 @@ class Lanes:
 
     def active(self) -> int:
         """How many lanes have requests that this engine steps."""
-        led = {size for size, scheduler in self.schedulers.items() if scheduler.running}
-        return len(led | {size for size, member in self.members.items() if member.in_use})
+        sizes = {size for size, scheduler in self.schedulers.items() if scheduler.running}
+        return len(sizes | {size for size, member in self.members.items() if member.in_use})
 
     def check(self) -> None:
         """Raise IntegrityError if the blocks of any lane do not add up."""
