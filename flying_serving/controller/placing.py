@@ -88,7 +88,7 @@ class Placing:
 
         Without that, a long request would never see enough memory free at once as long as short ones arrive.
         """
-        free = Layout(tuple(group for group in layout.groups if group not in kept))
+        free = Layout(tuple(group for group in layout.groups if group not in kept)) if kept else layout
         group = self.place(state, free, loads, lanes, expected_tokens)
         if group is not None and group not in kept:
             return group

@@ -1,13 +1,11 @@
 """Batches to a target: each step takes as many prompt tokens as its predicted time allows (`--tbt-slo-ms`).
 
 DynaServe fills batches likewise: requests that decode first, then prompts as long as the time between two tokens stays
-under its target (section 4.3 of the paper).
+under its target (section 4.2 of the paper).
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-
-from msgspec.structs import astuple
 
 from flying_serving.predict.steps import Step, StepModel
 from flying_serving.vllm_adapter.limits import Running
@@ -38,29 +36,28 @@ class Batches:
 
     def calibrate(self, rows: Iterable[CalibrationRow]) -> None:
         """Take the steps that were measured at start."""
-        self._costs.calibrate(Step.of_probe(*astuple(row)) for row in rows)
+        self._costs.calibrate(Step.measured(rows))
 
     def stepped(self, row: StepRow) -> None:
         """A step of a lane that this engine leads has ended."""
-        if row.disturbed or row.seconds <= 0:
-            return
-        self._costs.observe(Step(*astuple(row)[:-1]))
-        if row.prefill_tokens and row.sequences:
-            factor = OVERRUN if row.seconds > self._target_s / self._lanes else WITHIN
-            self._planned[row.size] = min(1.0, self._planned.get(row.size, 1.0) * factor)
+        for step in Step.served([row]):
+            self._costs.observe(step)
+            if step.prefill_tokens and step.sequences:
+                factor = OVERRUN if step.duration_s > self._target_s / self._lanes() else WITHIN
+                self._planned[step.size] = min(1.0, self._planned.get(step.size, 1.0) * factor)
 
     def prompt_tokens(self, size: int, running: Running) -> int | None:
-        """For the next step of the lane of this size; None, without a limit, while no request of the engine waits."""
-        if (not running.decoding and self._lanes == 1) or not self._costs.known(size):
+        """For the next step of the lane of this size; None, no limit, while the engine has no request that decodes."""
+        lanes = self._lanes()
+        if (not running.decoding and lanes == 1) or not self._costs.known(size):
             return None
         cost = self._costs.cost(size)
-        limit_s = self._target_s * self._planned.get(size, 1.0) / self._lanes
+        limit_s = self._target_s * self._planned.get(size, 1.0) / lanes
 
         def step_s(tokens: int) -> float:
             return cost.step_s(tokens, running.decoding, running.context_tokens, tokens * running.computed_tokens)
 
         return max(self._tokens.start, self._tokens.start + bisect_right(self._tokens, limit_s, key=step_s) - 1)
 
-    @property
     def _lanes(self) -> int:
         return max(1, self._active_lanes())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple
 from scipy.optimize import nnls
+
+from flying_serving.wire import CalibrationRow, StepRow
 
 FEW, SOME = 8, 64
 """Tokens of a step: the first FEW, and the first SOME, may cost more than those after them."""
@@ -42,6 +45,16 @@ class Step:
     sequences: int
     context_tokens: int
     prefill_pairs: int = 0
+
+    @classmethod
+    def measured(cls, rows: Iterable[CalibrationRow]) -> Iterator[Step]:
+        """Steps that an engine measured at its start."""
+        return (cls.of_probe(*astuple(row)) for row in rows)
+
+    @classmethod
+    def served(cls, rows: Iterable[StepRow]) -> Iterator[Step]:
+        """Steps that an engine led while serving, without those that another lane's step disturbed."""
+        return (cls(*astuple(row)[:-1]) for row in rows if not row.disturbed and row.seconds > 0)
 
     @classmethod
     def of_probe(cls, size: int, duration_s: float, tokens: int, is_prefill: bool, context_tokens: int) -> Step:

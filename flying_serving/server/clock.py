@@ -46,7 +46,7 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
     calls, controller = shell.calls, shell.controller
     with contextlib.suppress(EngineLost):
         for rows in await asyncio.gather(*calls.all("flying_calibration")):
-            controller.steps.calibrate(Step.of_probe(*astuple(row)) for row in rows)
+            controller.steps.calibrate(Step.measured(rows))
         rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
         controller.migrates = fit_migrations(rows)
         layout, engines, now_s = controller.layout, range(calls.deployment.engines), shell.clock()
@@ -63,4 +63,4 @@ async def _measure(shell: Shell, engine: int, asked: set[int]) -> None:
         return
     finally:
         asked.discard(engine)
-    shell.controller.stepped(Step(*astuple(row)[:-1]) for row in rows if not row.disturbed and row.seconds > 0)
+    shell.controller.stepped(Step.served(rows))
