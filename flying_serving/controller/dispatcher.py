@@ -93,7 +93,11 @@ class Dispatcher:
     # ---- where requests run
 
     def _offer(self, now_s: float) -> list[Command]:
-        """Offer groups of the layout to the requests that wait, in the pool's order."""
+        """Offer groups of the layout to the requests that wait, in the pool's order.
+
+        All that suit a request without room are kept for it, as in vLLM: else a long one would never see enough memory
+        free at once as long as short ones arrive.
+        """
         if not len(self.pool):
             return []
         commands: list[Command] = []
@@ -101,9 +105,10 @@ class Dispatcher:
         kept: set[Group] = set()
 
         def place(state: RequestState) -> bool:
-            tokens = self._expected_tokens(state)
-            group = self.placing.offer(state, self.layout, self.loads, lanes, tokens, kept)
-            if group is None:
+            free = Layout(tuple(group for group in self.layout.groups if group not in kept)) if kept else self.layout
+            group = self.placing.place(state, free, self.loads, lanes, self._expected_tokens(state))
+            if group is None or group in kept:
+                kept.update(group for group in self.layout.groups if len(group) in state.sizes)
                 return False
             commands.append(self._start(state, group, lanes))
             return True

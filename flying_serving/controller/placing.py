@@ -75,26 +75,6 @@ class Placing:
         ]
         return min(free, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
 
-    def offer(
-        self,
-        state: RequestState,
-        layout: Layout,
-        loads: Loads,
-        lanes: Mapping[int, LaneFigures],
-        expected_tokens: float,
-        kept: set[Group],
-    ) -> Group | None:
-        """As `place`, but not in a group of `kept`, to which go all that suit a request without room, as in vLLM.
-
-        Without that, a long request would never see enough memory free at once as long as short ones arrive.
-        """
-        free = Layout(tuple(group for group in layout.groups if group not in kept)) if kept else layout
-        group = self.place(state, free, loads, lanes, expected_tokens)
-        if group is not None and group not in kept:
-            return group
-        kept.update(group for group in layout.groups if len(group) in state.sizes)
-        return None
-
     def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
         if state.kv_group is None:

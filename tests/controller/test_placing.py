@@ -1,21 +1,23 @@
 """Placing: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_serving.controller.commands import Dispatch
+from flying_serving.controller.controller import Controller
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.placing import STEPS_AHEAD, Placing
 from flying_serving.controller.requests import RequestSpec, RequestState
-from flying_serving.controller.settings import Capacity, Limits
+from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.predict.work import LaneFigures
-from tests.policy.costs import costs
+from flying_serving.predict.work import LaneFigures, Objective
+from tests.policy.costs import costs, measured
 
 SIZES = (1, 2, 4)
 MIXED = Layout(((0, 1), (2,), (3,)))
@@ -275,19 +277,22 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
     )
 
 
-# ---- in offer
+# ---- offered to several requests
 
 
 def test_a_request_that_finds_no_room_is_not_overtaken() -> None:
     """Groups in which it finds no room are kept for it; those that do not suit it are free."""
-    loads = Filled()
-    loads.put((0, 1), tokens=100)
-    long, short = request(sizes=(2, 4)), request()
-    offer = partial(placing().offer, layout=MIXED, loads=loads, lanes=LANES, kept=set())
-    assert offer(short, expected_tokens=20.0) == (0, 1)
-    assert offer(long, expected_tokens=150.0) is None
-    assert offer(short, expected_tokens=20.0) == (2,)
-    assert offer(request(sizes=(2,), degree=2), expected_tokens=20.0) != (0, 1)
-    loads.remove(loads[(0, 1)].requests["1"])
-    offer.keywords["kept"].clear()
-    assert offer(long, expected_tokens=150.0) == (0, 1)
+    controller = Controller(Settings(4, placing().capacity, POLICIES["manual"], LIMITS, Objective(10.0)))
+    controller.steps.calibrate(measured(costs(SIZES)))
+    controller.layout, controller.loads = MIXED, Filled()
+    controller.loads.put((0, 1), tokens=100)
+    waiting = [request(), request(150, sizes=(2, 4)), request(), request(sizes=(2,), degree=2)]
+    for order, (name, one) in enumerate(zip(("before", "long", "short", "degree"), waiting, strict=True)):
+        controller.pool.add(replace(one, request_id=name, order=order))
+    found = {one.request_id: one.group for one in controller._offer(0.0) if isinstance(one, Dispatch)}
+    assert found["before"] == (0, 1)
+    assert "long" not in found
+    assert found["short"] == (2,)
+    assert found.get("degree") != (0, 1)
+    controller.loads.remove(controller.loads[(0, 1)].requests["1"])
+    assert [(one.request_id, one.group) for one in controller._offer(0.0)][:1] == [("long", (0, 1))]
