@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from flying_serving.errors import RequestFailed
-from flying_serving.testing.sse import EventStream, streamed
+from flying_serving.testing.sse import EventStream
+from tests.streams import RequestFailed, streamed
 
 ANSWER_S = 300.0
 

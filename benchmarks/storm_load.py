@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 
 from benchmarks.storm_report import Report
-from flying_serving.errors import RequestFailed
 from tests.live import Server
-from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+from tests.streams import WORST_LOGPROB, RequestFailed, Stream, stream, streamed_body, worst_difference
 
 DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512

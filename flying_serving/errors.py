@@ -63,10 +63,6 @@ class BenchError(FlyingError):
     """A server that cannot be measured, or results that cannot be read or written."""
 
 
-class RequestFailed(FlyingError):
-    """A request that a server answered with an error, or whose answer is not what was asked for."""
-
-
 class ServerFailed(FlyingError):
     """A server process that did not start; the message has the end of its log."""
 

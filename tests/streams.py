@@ -5,18 +5,49 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from flying_serving.errors import RequestFailed
-from flying_serving.testing.sse import EventStream, streamed
+from flying_serving.testing.sse import EventStream
 
 WORST_LOGPROB = 1e-4
 """How far logprobs of one request may differ between degrees and batches: float32, some ten times what is seen."""
 BEGUN_S = 60.0
+SHOWN = 2000
+"""Characters of an answer that is not 200."""
+
+
+class RequestFailed(Exception):
+    """A request that a server answered with an error, or whose answer is not what was asked for."""
+
+
+@asynccontextmanager
+async def streamed(
+    http: httpx.AsyncClient, body: Mapping[str, Any], events: EventStream, path: str = "/v1/completions"
+) -> AsyncIterator[AsyncIterator[Any]]:
+    """The events of one streamed completion; the connection is closed at the end of the context.
+
+    `http` has the server as its base URL, and `body` has `"stream": True`.
+
+    Raises:
+        RequestFailed: for an answer that is not 200.
+    """
+
+    async def arriving(answer: httpx.Response) -> AsyncGenerator[Any, None]:
+        async for data in answer.aiter_bytes():
+            for event in events.feed(data):
+                yield event
+
+    async with http.stream("POST", path, json=body) as answer:
+        if answer.status_code != 200:
+            text = (await answer.aread()).decode(errors="replace")
+            raise RequestFailed(f"{answer.status_code}: {text[:SHOWN]}")
+        async with aclosing(arriving(answer)) as found:
+            yield found
 
 
 @dataclass

@@ -1,17 +1,11 @@
-"""Streamed completions: the request, and the events of the answer, taken from its bytes."""
+"""The events of a streamed completion, taken from the bytes of the answer."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import msgspec
 
-from flying_serving.errors import RequestFailed
-
 DONE = b"[DONE]"
-SHOWN = 2000
-"""Characters of an answer that is not 200."""
 
 
 class Choice(msgspec.Struct):
@@ -75,28 +69,3 @@ class EventStream:
                 self.done = True
             elif payload:
                 yield self._decode(payload)
-
-
-@asynccontextmanager
-async def streamed(
-    http: httpx.AsyncClient, body: Mapping[str, Any], events: EventStream, path: str = "/v1/completions"
-) -> AsyncIterator[AsyncIterator[Any]]:
-    """The events of one streamed completion; the connection is closed at the end of the context.
-
-    `http` has the server as its base URL, and `body` has `"stream": True`.
-
-    Raises:
-        RequestFailed: for an answer that is not 200.
-    """
-
-    async def arriving(answer: httpx.Response) -> AsyncGenerator[Any, None]:
-        async for data in answer.aiter_bytes():
-            for event in events.feed(data):
-                yield event
-
-    async with http.stream("POST", path, json=body) as answer:
-        if answer.status_code != 200:
-            text = (await answer.aread()).decode(errors="replace")
-            raise RequestFailed(f"{answer.status_code}: {text[:SHOWN]}")
-        async with aclosing(arriving(answer)) as found:
-            yield found

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.testing.sse import EventStream, streamed
+from flying_serving.testing.sse import EventStream
 from tests.live import KEEP_ALIVE, KEY, Server, wait_until
-from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
+from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
