@@ -102,7 +102,7 @@ def _configuration(args: Any) -> Any:
 
 def _check(args: Any, config: Any) -> Checked:
     """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would end with."""
-    from flying_serving.server.sizes import choose_group_sizes
+    from flying_serving.server.support import choose_group_sizes
     from flying_serving.worker.admission import anatomy, kv_plan, obstacles
 
     flying = parse_flying(config.additional_config[KEY])

@@ -16,7 +16,7 @@ from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import table
-from flying_serving.vllm_adapter.engines import engine_classes
+from flying_serving.vllm_adapter.client import engine_classes
 from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals

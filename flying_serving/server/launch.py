@@ -14,8 +14,7 @@ from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.rundir import make_run_dir
-from flying_serving.server.sizes import choose_group_sizes
-from flying_serving.server.support import keep_all_kv, refuse_unsupported
+from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported
 from flying_serving.worker.admission import obstacles
 
 _WORKERS = {

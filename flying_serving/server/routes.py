@@ -89,8 +89,6 @@ async def status(request: Request) -> Any:
 
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
 _SCHEMA = {"requestBody": {"content": _CONTENT, "required": True}}
-
-
 _JSON = [Depends(validate_json_request)]
 """A page of another site could have a browser send a body of another type, without asking the server before."""
 

@@ -12,7 +12,7 @@ import pytest
 from flying_serving.errors import HookError
 from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter import table
-from flying_serving.vllm_adapter.engines import engine_classes
+from flying_serving.vllm_adapter.client import engine_classes
 from flying_serving.vllm_adapter.table import ENTRY_PATCHES, PATCHES, SEAMS, SERVER_PATCHES, VLLM_VERSION, Patch
 
 GROUPS = {"engine": PATCHES, "entry": ENTRY_PATCHES, "server": SERVER_PATCHES}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flying_serving.errors import ConfigError
-from flying_serving.server.sizes import choose_group_sizes
+from flying_serving.server.support import choose_group_sizes
 
 
 def configuration(heads: int, kv_heads: int, engines: int = 4) -> Any:
