@@ -12,7 +12,6 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from flying_serving.bench import clock
 from flying_serving.results.lag import LagMeter
 from flying_serving.results.record import Record
 from flying_serving.testing.sse import Event, EventStream
@@ -21,6 +20,7 @@ from flying_serving.workload.model import Workload
 CONNECT_S = 30.0
 LARGE_BYTES = 2**20
 ERROR_CHARACTERS = 500
+CLOCK_SAMPLES = 5
 INTERRUPTED = "cut off: the replay was stopped"
 
 
@@ -78,7 +78,7 @@ class Replay:
 
     def wall_drift_s(self) -> float:
         """How much further the clock on the wall has gone since the start than time has: it may be set meanwhile."""
-        now_s, wall_s = clock.together()
+        now_s, wall_s = clocks_together()
         return (wall_s - self.started_wall_s) - (now_s - self._start_s)
 
     def stop(self) -> None:
@@ -90,7 +90,7 @@ class Replay:
         """Send everything and wait until every request has ended; an error that is no answer to a request ends it."""
         async with self._target.session() as session:
             with _few_collections():
-                self._start_s, self.started_wall_s = clock.together()
+                self._start_s, self.started_wall_s = clocks_together()
                 self.lag.start()
                 try:
                     async with self._until_stopped, asyncio.TaskGroup() as requests:
@@ -184,3 +184,17 @@ def _few_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def clocks_together() -> tuple[float, float]:
+    """(time.perf_counter(), time.time()) of the same moment: requests are timed by one, logs of servers by the other.
+
+    Between two readings a process may wait for a processor, on a busy machine for longer than a token takes: of a few
+    pairs of readings the closest one counts.
+    """
+    closest_s, found = float("inf"), (0.0, 0.0)
+    for _ in range(CLOCK_SAMPLES):
+        before, wall, after = time.perf_counter(), time.time(), time.perf_counter()
+        if after - before < closest_s:
+            closest_s, found = after - before, ((before + after) / 2, wall)
+    return found

@@ -32,7 +32,7 @@ SERVER_PHASES = (
 )
 """Texts in the API server's log, and the phases that they begin."""
 _SERVER_LINE = re.compile(r"^\(APIServer pid=\d+\) (.*)")
-# Engines name their phases themselves (worker/progress.py); the other lines are vLLM's.
+# Engines name their phases themselves (worker/lanes.py); the other lines are vLLM's.
 _ENGINE_LINE = re.compile(r"^\(EngineCore_DP(\d+) pid=\d+\) .*?\] (?:engine \d+: (.*)|(init engine) .*)")
 
 

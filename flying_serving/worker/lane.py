@@ -44,11 +44,6 @@ class WorkerLane:
     runner: Runner
     kv_config: KVCacheConfig | None = None
 
-    @property
-    def config(self) -> VllmConfig:
-        """The lane's configuration."""
-        return self.runner.config
-
     @classmethod
     def build(cls, size: int, config: VllmConfig, communicators: CommunicatorPool, lane1: Runner) -> WorkerLane:
         """A lane that has no weights yet."""
@@ -61,7 +56,7 @@ class WorkerLane:
         Raises:
             ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma 4).
         """
-        self.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
+        self.runner.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
         with self.communicators.activate(self.size):
             kv = self.runner.kv_config(memory.numel())
             if any(isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) for group in kv.kv_cache_groups):
@@ -72,7 +67,7 @@ class WorkerLane:
                     f"group size {self.size}: {kv.num_blocks} KV blocks in {len(kv.kv_cache_groups)} cache groups, "
                     f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
                 )
-            _refuse_dropped_kv(kv, self.config.model_config.max_model_len)
+            _refuse_dropped_kv(kv, self.runner.config.model_config.max_model_len)
             self.runner.bind_kv(kv, memory)
         self.kv_config = kv
 
@@ -82,7 +77,7 @@ class WorkerLane:
         They are sent to the engine's process, so no layer and no tensor is in them.
         """
         assert self.kv_config is not None
-        return without_layers(self.config), self.kv_config
+        return without_layers(self.runner.config), self.kv_config
 
     def warm(self) -> None:
         """Run the model once, all members together."""

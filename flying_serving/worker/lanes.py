@@ -13,6 +13,7 @@ from flying_serving.config import Deployment
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.log import logger
 from flying_serving.memory.kv_view import KVView, heads_of
 from flying_serving.vllm_adapter import loading
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
@@ -21,8 +22,13 @@ from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.lane import WorkerLane, lane_config
-from flying_serving.worker.progress import phase
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
+
+
+def phase(engine: int, device: int, what: str) -> None:
+    """Say that an engine begins a phase of its start, in a line of the log; the first device speaks for all."""
+    if device == 0:
+        logger.info("engine %d: %s", engine, what)
 
 
 class WorkerLanes:
@@ -118,7 +124,7 @@ class WorkerLanes:
         expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))
         largest = 0.0
         for size, lane in self.groups.items():
-            mine = steps(lane.config.cache_config.block_size)
+            mine = steps(lane.runner.config.cache_config.block_size)
             found = compare(lane.runner.model, lane.execute, mine, expected)
             agreed = partial(self.communicators.any_of, size)
             largest = max(largest, require_alike(size, found, tolerance(model.dtype), agreed))
@@ -137,7 +143,7 @@ class WorkerLanes:
         self._say("measuring the steps of each lane")
         together = partial(self.communicators.any_of, self.widest)
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
-        lanes += [(size, lane.config, lane.execute) for size, lane in self.groups.items()]
+        lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
             self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
 

@@ -13,9 +13,8 @@ from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import distributed, loading, table
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.heap import give_back_freed
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.worker.lanes import WorkerLanes, phase
 from flying_serving.worker.parent import end_with_parent
-from flying_serving.worker.progress import phase
 
 
 class LaneWorker:

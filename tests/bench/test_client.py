@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from flying_serving.bench.bodies import Bodies, body_of
-from flying_serving.bench.client import Replay, Target
+from flying_serving.bench.client import Replay, Target, clocks_together
 from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.replay import Served, measure, probe, too_long
 from flying_serving.errors import BenchError
@@ -253,3 +253,23 @@ def test_a_meter_without_values() -> None:
     """Is not late."""
     lag: Any = LagMeter().result()
     assert (lag.p99_client_lag_ms, lag.behind) == (0.0, False)
+
+
+# ---- clocks
+
+
+def test_a_wait_between_two_readings_does_not_set_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all pairs but one, the process waits for a processor between the readings."""
+    now = [100.0]
+    waits = [0.3, 0.2, 1e-6, 0.4, 0.5]
+
+    def wall() -> float:
+        at = now[0] + 1e9
+        now[0] += waits.pop(0)
+        return at
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "time", wall)
+    monotonic_s, wall_s = clocks_together()
+    assert wall_s - monotonic_s == pytest.approx(1e9, abs=1e-5)
+    assert not waits
