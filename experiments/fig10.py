@@ -17,7 +17,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.run import ArrivalStream
+from flying_serving.sim.run import feed
 from flying_serving.sim.system import flying
 from flying_serving.workload.synth import Poisson, synthesise
 
@@ -52,7 +52,7 @@ def _run(rate: float, mode: str, setting: Setting) -> SimNode:
     node = SimNode(server, clock)
     end_s = FIRST_S + SWITCHES * EVERY_S
     shape = Poisson(duration_s=end_s, rate_rps=rate, prompt_tokens=(4096, 4096), output_tokens=(256, 256))
-    ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)
+    feed(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):
         clock.at(FIRST_S + n * EVERY_S, _order, node, Layout.uniform(2, 1 if n % 2 else 2), mode)
     while clock.step():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from flying_serving.sim.cluster import Clock
 from flying_serving.sim.node import SimNode, System
 from flying_serving.sim.requests import SimRequest
-from flying_serving.sim.run import LEAD_S, ArrivalStream
+from flying_serving.sim.run import LEAD_S, feed
 from flying_serving.workload.model import Request
 
 _GROWTH = 1.02
@@ -77,7 +77,7 @@ class Fleet:
             requests: read one ahead of time.
             progress: called now and then with how many are over.
         """
-        ArrivalStream(requests, self.clock, self._route)
+        feed(requests, self.clock, self._route)
         events = 0
         while self.clock.step():
             events += 1

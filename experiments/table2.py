@@ -15,7 +15,7 @@ from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.run import ArrivalStream
+from flying_serving.sim.run import feed
 from flying_serving.sim.system import flying
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Poisson, synthesise
@@ -57,7 +57,7 @@ def cutover_ms(setting: Setting) -> float:
     )
     node = SimNode(server, clock := Clock())
     shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
-    ArrivalStream(synthesise(shape, setting.seed).requests, clock, node.arrive)
+    feed(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):
         clock.at(10.0 + 2 * n, node.order, Layout.uniform(4, 1 if n % 2 else 4), "weave")
     while clock.step():

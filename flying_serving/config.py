@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
@@ -89,19 +89,13 @@ class Deployment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_dir: str
-    engines: int = Field(ge=1, le=MAX_ENGINES)
+    engines: Literal[1, 2, 4, 8]
     devices: int = Field(ge=1)
     """Devices per engine (vLLM's --tensor-parallel-size)."""
     group_sizes: tuple[int, ...]
     not_offered: dict[int, str] = {}
     """Why the model does not admit some group sizes."""
     flying: FlyingConfig
-
-    @model_validator(mode="after")
-    def _aligned(self) -> Deployment:
-        if not is_power_of_two(self.engines):
-            raise ValueError(f"--data-parallel-size {self.engines} is not one of 1, 2, 4, 8")
-        return self
 
     @property
     def widest(self) -> int:

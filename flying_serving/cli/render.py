@@ -76,23 +76,19 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = _table("no.", *text, "in flight", *times, left=text)
     for record in records:
         keys = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms", "drain_ms")
+        times_ms = (record[key] for key in (*keys, "worst_token_gap_ms"))
         table.add_row(
             str(record["number"]),
             layout_text(record["from"]),
             layout_text(record["to"]),
             str(record["mode"]),
             str(record["requests_in_flight"]),
-            *(milliseconds(record[name]) for name in (*keys, "worst_token_gap_ms")),
+            *(UNKNOWN if value is None else f"{value:.1f}" for value in times_ms),
         )
     return Group(
         table,
         "times in ms, - while a switch goes on; step and overhead are the parts of cutover; work is processor time",
     )
-
-
-def milliseconds(value: float | None) -> str:
-    """A time; `-` while it is not known."""
-    return UNKNOWN if value is None else f"{value:.1f}"
 
 
 def findings(found: Sequence[Finding]) -> Table:

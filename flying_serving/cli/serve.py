@@ -79,12 +79,25 @@ def parse(argv: list[str], prog: str) -> Any:
 
 @contextmanager
 def explained(args: Any) -> Iterator[None]:
-    """While the body starts a server with these flags, a user's mistake is told in one line."""
+    """While the body starts a server with these flags, a user's mistake, or wish, is told in one line."""
+    from flying_serving.server.support import no_model
+
     try:
         yield
-    except (ValidationError, OSError, KeyboardInterrupt) as error:
-        _explain(args, error)
+    except ValidationError as error:
+        if not error.title.endswith("Config"):
+            raise
+        raise ConfigError(" ".join(error.errors()[0]["msg"].removeprefix("Value error, ").split())) from None
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            place = f"--host={args.host or ''} --port={args.port}"
+            raise ConfigError(f"{place}: {os.strerror(error.errno).lower()}") from None
+        if error.errno is None and not Path(args.model).exists():  # transformers'
+            raise no_model(args.model, str(error).split("\n")[0]) from None
         raise
+    except KeyboardInterrupt as error:
+        sys.stderr.write("flying-serving: ended while it was starting\n")
+        raise SystemExit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None
 
 
 def _enforce_eager(args: Any, argv: list[str]) -> bool:
@@ -95,22 +108,6 @@ def _enforce_eager(args: Any, argv: list[str]) -> bool:
         return False
     args.enforce_eager = True
     return True
-
-
-def _explain(args: Any, error: BaseException) -> None:
-    """Raise in place of `error` what tells a user in one line, if it is a user's mistake, or wish."""
-    from flying_serving.server.support import no_model
-
-    if isinstance(error, ValidationError) and error.title.endswith("Config"):
-        text = " ".join(error.errors()[0]["msg"].removeprefix("Value error, ").split())
-        raise ConfigError(text) from None
-    if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        raise ConfigError(f"--host={args.host or ''} --port={args.port}: {os.strerror(error.errno).lower()}") from None
-    if isinstance(error, OSError) and error.errno is None and not Path(args.model).exists():  # transformers'
-        raise no_model(args.model, str(error).split("\n")[0]) from None
-    if isinstance(error, KeyboardInterrupt):
-        sys.stderr.write("flying-serving: ended while it was starting\n")
-        raise SystemExit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None
 
 
 def _add_flags(parser: Any) -> None:

@@ -21,10 +21,6 @@ class StepBoard(MappedArray):
         """Note that a step of the lane for groups of `size` has ended on an engine."""
         self.numbers[engine * _LANES + size.bit_length() - 1] = now
 
-    def elsewhere_since(self, engines: Iterable[int], size: int, since: float) -> bool:
-        """Whether one of `engines` was in a step of another lane than that of `size` at a time after `since`."""
-        return self.together_since(engines, size, since) > since
-
     def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
         """When the last of `engines` ended what it did in another lane than that of `size`; `since` at the earliest."""
         own = size.bit_length() - 1

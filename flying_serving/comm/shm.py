@@ -183,12 +183,8 @@ class ShmGroup:
                     self._ranks.check(f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s)
                     time.sleep(min(waited_s / 8, MAX_SLEEP_S))
             except BaseException:
-                self.abort()  # this rank does not come back to it, so nobody can go on
+                self._ranks.abort(self._rank)  # this rank does not come back to it, so nobody can go on
                 raise
-
-    def abort(self, reason_rank: int | None = None) -> None:
-        """`GroupRanks.abort`, because of a rank (None: this one): ranks that wait raise within some ms."""
-        self._ranks.abort(self._rank if reason_rank is None else reason_rank)
 
     def close(self) -> None:
         """Leave the group, once a collective under way in another thread is over. Again: nothing happens."""

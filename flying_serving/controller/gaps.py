@@ -20,10 +20,6 @@ class TokenGaps:
         self._token_at: dict[str, float] = {}
         self._gaps: list[tuple[float, float]] = []  # (when it ended, how long it was)
 
-    def __len__(self) -> int:
-        """How many gaps are kept."""
-        return len(self._gaps)
-
     def __contains__(self, request_id: str) -> bool:
         """Whether a stream has got tokens."""
         return request_id in self._token_at

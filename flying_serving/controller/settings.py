@@ -40,9 +40,10 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is dispatched ahead of what engines have done: requests per group, and tokens per step.
+    """vLLM's settings of the same names: requests per group, and tokens per step, at least one for each request.
 
-    Without limits (`capped`): a server whose layout never changes gains nothing by holding back.
+    `capped`: no more is dispatched ahead of what engines have done; a server whose layout never changes gains nothing
+    by holding back.
     """
 
     max_num_seqs: int

@@ -255,6 +255,6 @@ class Switches:
             left = 1.0 - (now_s - switch.decided_s) / horizon_s
             if left <= 0.0:
                 break
-            if switch.decision is not None and switch.decision.for_load:
+            if switch.decision is not None and switch.decision.stay is not None:
                 total += left * switch.decision.gain
         return total

@@ -26,23 +26,16 @@ class StepLog:
     note when they end a step: then the lane waited. `clock`: CLOCK_MONOTONIC, in seconds.
     """
 
-    def __init__(
-        self, board: StepBoard, clock: Callable[[], float] = time.monotonic, kept_steps: int = KEPT_STEPS
-    ) -> None:
+    def __init__(self, board: StepBoard, clock: Callable[[], float] = time.monotonic) -> None:
         self.listeners: list[Callable[[StepRow], None]] = []
         """Each is called with every step."""
         self.durations: dict[int, Histogram] = {}
         """Seconds of the steps led since the start, by group size."""
         self._board = board
         self._clock = clock
-        self._steps: deque[StepRow] = deque(maxlen=kept_steps)
+        self._steps: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self._under_way: dict[int, deque[tuple[Any, float]]] = {}
         self._ended: dict[int, float] = {}
-
-    @property
-    def counts(self) -> dict[int, int]:
-        """Steps led since the start, by group size."""
-        return {size: seconds.count for size, seconds in self.durations.items()}
 
     def watch(self, group: Group, scheduler: Any) -> None:
         """Log all steps that a vLLM scheduler of this engine plans for `group`."""
@@ -64,18 +57,18 @@ class StepLog:
         planned, last, now = under_way.popleft()[1], self._ended[size], self._clock()
         self._ended[size] = now
         goes_on = bool(plan.scheduled_cached_reqs.req_ids) and 0.0 < planned - last <= now - planned
-        if goes_on and not self._board.elsewhere_since(group, size, last):
+        if goes_on and self._board.together_since(group, size, last) == last:
             planned = last
         began = max(planned, last)
         self.durations[size].observe(now - began)
-        disturbed = self._board.elsewhere_since(group, size, began)
+        disturbed = self._board.together_since(group, size, began) > began
         row = StepRow(size, now - began, *contents(plan), disturbed)
         self._steps.append(row)
         for listener in self.listeners:
             listener(row)
 
     def take(self) -> list[StepRow]:
-        """The steps since the last call, oldest first, at most `kept_steps`."""
+        """The steps since the last call, oldest first, at most KEPT_STEPS."""
         taken = list(self._steps)
         self._steps.clear()
         return taken

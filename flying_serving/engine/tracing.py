@@ -40,7 +40,7 @@ class EngineTrace:
             return
         self._counts[size] += 1
         prefill_tokens, _, context_tokens, _ = contents(plan)
-        group, number = aligned_group(self._engine, size), self._counts[size]
+        group, number = list(aligned_group(self._engine, size)), self._counts[size]
         tokens, requests = plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens)
         of = TracedStep(group, number, tokens, requests, prefill_tokens, context_tokens)
         self._writer.add(step(self._row, of, began_s, ended_s, waited_s))

@@ -1,6 +1,7 @@
 """What the client asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
@@ -9,22 +10,15 @@ from flying_serving.engine.steps import StepLog
 from flying_serving.wire import CalibrationRow, EngineFigures, EngineReport, MigrationRow, SwitchAnswer, encode
 
 
+@dataclass(frozen=True)
 class EngineUtilities:
     """Answers of one engine, also from what its workers measured at start: steps of all lanes, and copies of KV."""
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        steps: StepLog,
-        block_bytes: int,
-        calibration: list[CalibrationRow],
-        migration_costs: list[MigrationRow],
-    ) -> None:
-        self._loop = loop
-        self._steps = steps
-        self._block_bytes = block_bytes
-        self._calibration = calibration
-        self._migration_costs = migration_costs
+    loop: EngineLoop
+    steps: StepLog
+    block_bytes: int
+    calibration: list[CalibrationRow]
+    migration_costs: list[MigrationRow]
 
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
         """From now on this engine's present group is `group`: a `SwitchAnswer`.
@@ -33,54 +27,55 @@ class EngineUtilities:
         of the new layout for each step of an older one. `sent_s`: when the client ordered it (CLOCK_MONOTONIC).
         """
         worked_s = time.thread_time()
-        now_s = self._loop.clock()
-        arbiter, trace = self._loop.arbiter, self._loop.instruments.trace
+        now_s = self.loop.clock()
+        arbiter, trace = self.loop.arbiter, self.loop.instruments.trace
         if mode in MIGRATING_MODES and len(group) != arbiter.present:
-            self._loop.migrations.hold.await_announcement(now_s)
+            self.loop.migrations.hold.await_announcement(now_s)
         arbiter.switch(len(group), hard=mode == "hard", weave_steps=weave_steps, now=now_s)
         if trace is not None:
             trace.ordered(group, mode, now_s)
-        began_s, ended_s = self._loop.last_step_s
+        began_s, ended_s = self.loop.last_step_s
         in_flight_s = max(0.0, ended_s - max(began_s, sent_s))
         overhead_s, work_s = max(0.0, now_s - sent_s - in_flight_s), time.thread_time() - worked_s
         return encode(SwitchAnswer(in_flight_s * 1e3, overhead_s * 1e3, work_s * 1e3))
 
     def flying_report(self) -> Any:
         """What each lane of this engine holds and has done: an `EngineReport`."""
-        status, counts = self._loop.instruments.report.status(), self._loop.migrations.counts()
-        return encode(EngineReport(engine=self._loop.engine, steps=self._steps.counts, migrations=counts, **status))
+        status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
+        steps = {size: seconds.count for size, seconds in self.steps.durations.items()}
+        return encode(EngineReport(engine=self.loop.engine, steps=steps, migrations=migrations, **status))
 
     def flying_metrics(self) -> Any:
         """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
-        steps = {size: seconds.row for size, seconds in self._steps.durations.items()}
-        report, hard = self._loop.instruments.report, self._loop.arbiter.hard
+        steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
+        report, hard = self.loop.instruments.report, self.loop.arbiter.hard
         return encode(EngineFigures(hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache))
 
     def flying_check(self) -> bool:
         """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what does not add up."""
-        self._loop.lanes.check()
+        self.loop.lanes.check()
         return True
 
     def flying_block_bytes(self) -> int:
         """Bytes of one KV block, all layers, on one device."""
-        return self._block_bytes
+        return self.block_bytes
 
     def flying_retain(self, request_ids: list[str]) -> None:
         """Requests leave this engine for another group, which may fetch their KV: see `migration/source.py`."""
-        self._loop.migrations.retain(request_ids, self._loop.clock())
+        self.loop.migrations.retain(request_ids, self.loop.clock())
 
     def flying_announce_migrations(self, arrivals: int, messages: int) -> None:
         """Requests are about to migrate: see `migration/hold.py`."""
-        self._loop.migrations.hold.announce(arrivals, messages, self._loop.clock())
+        self.loop.migrations.hold.announce(arrivals, messages, self.loop.clock())
 
     def flying_migration_costs(self) -> Any:
         """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be copied."""
-        return encode(self._migration_costs)
+        return encode(self.migration_costs)
 
     def flying_steps(self) -> Any:
         """The steps that this engine has led since the last call: a `StepRow` each."""
-        return encode(self._steps.take())
+        return encode(self.steps.take())
 
     def flying_calibration(self) -> Any:
         """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow` each."""
-        return encode(self._calibration)
+        return encode(self.calibration)

@@ -83,8 +83,3 @@ class Decision:
     stay: float | None = None
     least_gain: float | None = None
     drain_s: float = math.inf
-
-    @property
-    def for_load(self) -> bool:
-        """Whether the layout is predicted to do better with the load, rather than needed by a request."""
-        return self.stay is not None

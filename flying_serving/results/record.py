@@ -10,7 +10,6 @@ from flying_serving.workload.model import Request
 
 Status = Literal["ok", "failed", "unfinished"]
 NOT_SENT = "not sent"
-STATUSES: tuple[Status, ...] = ("ok", "failed", "unfinished")
 
 
 @dataclass(slots=True)

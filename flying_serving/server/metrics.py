@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.controller.requests import RequestState
 from flying_serving.errors import EngineLost
 from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
 from flying_serving.server.figures.predictions import Predictions
@@ -43,7 +41,7 @@ class ServerMetrics:
         for switch in self._tally.update(self._controller.switches.kept):
             self._predictions.begun(switch)
         if self._predictions.watching:
-            self._predictions.sample(self._requests(), now_s)
+            self._predictions.sample([*self._controller.pool, *self._controller.started.values()], now_s)
 
     async def page(self) -> Page:
         """The metrics of this moment."""
@@ -61,11 +59,6 @@ class ServerMetrics:
             put_engine(page, engine, figures)
         put_switches(page, self._tally, self._predictions)
         return page
-
-    def _requests(self) -> list[RequestState]:
-        loads = self._controller.loads
-        running = chain.from_iterable(loads[group].requests.values() for group in loads.groups)
-        return [*self._controller.pool, *running]
 
     async def _ask_engines(self) -> None:
         for engine in range(self._calls.deployment.engines):

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -30,15 +30,13 @@ from flying_serving.vllm_adapter.history import why_not_migratable
 class Shell:
     """Requests, outputs and orders of one server, each told to the controller, whose time in seconds is `clock`."""
 
-    def __init__(
-        self, calls: EngineCalls, settings: Settings, model_config: Any, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, calls: EngineCalls, settings: Settings, model_config: Any) -> None:
         self.calls = calls
-        self.clock = clock
+        self.clock = time.monotonic
         self.model_config = model_config
         self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
-        self.orders = LayoutOrders(calls, self.controller, self.carry_out, clock)
+        self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
 
     # ---- requests
 

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
+from flying_serving.controller.settings import Limits
 from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.sim.decoding import DecodeBatch
 from flying_serving.sim.engines import Collective, SimEngine, SimOrder
-from flying_serving.sim.lanes import Finished, SchedulerLimits, SimLane
+from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.requests import BlockPool, GroupBlocks, SimRequest, SimStep
 
 SHORTEST_S = 1e-6
@@ -132,7 +133,7 @@ class Cluster:
         self.pools = [BlockPool(shape.blocks - 1, shape.blocks - 1) for _ in range(shape.engines)]
         self.lanes: dict[Group, SimLane] = {}
         self._starved: dict[Group, None] = {}
-        limits = SchedulerLimits(options.max_num_seqs, options.max_num_batched_tokens)
+        limits = Limits(options.max_num_seqs, options.max_num_batched_tokens)
         for size, block_tokens in sorted(shape.block_tokens.items()):
             for group in Layout.uniform(shape.engines, size).groups:
                 blocks = GroupBlocks([self.pools[engine] for engine in group], block_tokens)

@@ -97,11 +97,6 @@ class Devices:
     hardware: Hardware
     count: int
 
-    @property
-    def name(self) -> str:
-        """As a user writes it, like h200x8."""
-        return f"{self.hardware.name}x{self.count}"
-
 
 def names() -> list[str]:
     """Names of the kinds of device that are known."""

@@ -9,16 +9,10 @@ here takes the blocks for its KV at this point.
 from collections import deque
 from typing import NamedTuple
 
+from flying_serving.controller.settings import Limits
 from flying_serving.layout.groups import Group
 from flying_serving.sim.decoding import DecodeBatch
 from flying_serving.sim.requests import Chunk, GroupBlocks, SimRequest, SimStep
-
-
-class SchedulerLimits(NamedTuple):
-    """vLLM's settings of the same names; a step has at least one token for each request."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 class Finished(NamedTuple):
@@ -31,7 +25,7 @@ class Finished(NamedTuple):
 class SimLane:
     """The requests of one group, whose engines have these KV blocks; `requests` is their number."""
 
-    def __init__(self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: SchedulerLimits) -> None:
+    def __init__(self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: Limits) -> None:
         self.group = group
         self.size = len(group)
         self.decoding = decoding
@@ -147,7 +141,9 @@ class SimLane:
 
     def _schedule(self, step: SimStep, request: SimRequest, count: int) -> int:
         """Add a chunk of a prompt to a step, and take the blocks for it. Returns its tokens."""
-        self._blocks.take_for(request, self._blocks.holding(request.computed_tokens + count) - request.blocks)
+        blocks = self._blocks.holding(request.computed_tokens + count)
+        self._blocks.take(blocks - request.blocks)
+        request.blocks = blocks
         step.prompts.append(request)
         step.chunks.append(Chunk(count, request.computed_tokens))
         return count

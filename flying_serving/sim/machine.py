@@ -60,7 +60,8 @@ class Modelled:
     def __post_init__(self) -> None:
         """Groups are aligned, so the number of devices is a power of two."""
         if not is_power_of_two(self.kind.count):
-            raise ConfigError(f"hardware={self.kind.name!r}: the number of devices must be a power of two")
+            name = f"{self.kind.hardware.name}x{self.devices}"
+            raise ConfigError(f"hardware={name!r}: the number of devices must be a power of two")
 
     @property
     def devices(self) -> int:

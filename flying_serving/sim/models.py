@@ -45,11 +45,6 @@ class Model:
     embedding_bytes: float = 2.0
 
     @property
-    def attention_params(self) -> int:
-        """Of one layer."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-
-    @property
     def feed_forward_params(self) -> int:
         """Gate, up and down of one dense layer or of one expert."""
         return 3 * self.hidden * self.intermediate
@@ -58,13 +53,6 @@ class Model:
     def embedding_params(self) -> int:
         """Input embedding and output head."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-
-    @property
-    def params(self) -> int:
-        """All weights but biases."""
-        per_layer = self.attention_params + 2 * self.hidden + self.hidden * self.experts
-        per_layer += self.feed_forward_params * max(1, self.experts)
-        return self.layers * per_layer + self.hidden + self.embedding_params
 
     def kv_heads_per_device(self, degree: int) -> int:
         """KV heads that each device holds; at least one, so heads replicate beyond their number."""

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
@@ -217,28 +218,19 @@ class SimNode:
         self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
         switch.wall_time_s = self.clock.now_s
         self.outcome.switches.append(switch)
-        answers = _Answers(self, self.clock.now_s)
+        answers: list[SwitchAnswer] = []
         for engine in range(self.shape.engines):
-            order = SimOrder(len(switch.new.group_of(engine)), switch.mode, weave_steps, answers.add)
+            done = partial(self._answered, answers, self.clock.now_s)
+            order = SimOrder(len(switch.new.group_of(engine)), switch.mode, weave_steps, done)
             self.clock.after(self.shape.options.message_s, self.cluster.order, engine, order)
 
-    def acknowledge(self, waits_s: list[float]) -> None:
-        """All engines have answered an order, each after one of these times."""
-        answers = [SwitchAnswer(wait_s * 1e3, 0.0, 0.0) for wait_s in waits_s]
+    def _answered(self, answers: list[SwitchAnswer], begun_s: float, now_s: float) -> None:
+        """An engine has carried out an order that was sent at `begun_s`; `answers` are those to this order."""
+        answers.append(SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0))
+        if len(answers) == self.shape.engines:
+            self.clock.after(self.shape.options.message_s, self._acknowledge, answers)
+
+    def _acknowledge(self, answers: list[SwitchAnswer]) -> None:
+        """All engines have answered an order."""
         self._carry_out(self.controller.acknowledged(answers, self.clock.now_s))
         self.clock.after(self.shape.options.message_s, self.cluster.announce_migrations)
-
-
-@dataclass
-class _Answers:
-    """The engines' answers to one order."""
-
-    node: SimNode
-    begun_s: float
-    waits_s: list[float] = field(default_factory=list)
-
-    def add(self, now_s: float) -> None:
-        """An engine has carried out the order."""
-        self.waits_s.append(now_s - self.begun_s)
-        if len(self.waits_s) == self.node.shape.engines:
-            self.node.clock.after(self.node.shape.options.message_s, self.node.acknowledge, self.waits_s)

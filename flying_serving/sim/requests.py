@@ -84,11 +84,6 @@ class GroupBlocks:
         for pool in self._pools:
             pool.free -= blocks
 
-    def take_for(self, request: SimRequest, blocks: int) -> None:
-        """Take free blocks for a prompt."""
-        self.take(blocks)
-        request.blocks += blocks
-
     def give_back(self, request: SimRequest) -> None:
         """Free the blocks of a request."""
         self.take(-request.blocks)

@@ -1,7 +1,7 @@
 """Serve a workload with a simulated system, and give the outcome the form of a benchmark's results."""
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,23 +36,20 @@ class Simulated:
         }
 
 
-class ArrivalStream:
-    """Requests from a stream, read one ahead, so that a long stream takes no more memory than a short one."""
+def feed(requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
+    """Let requests arrive, read one ahead, so that a long stream of them takes no more memory than a short one."""
+    left = iter(requests)
 
-    def __init__(self, requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
-        self._requests: Iterator[Request] = iter(requests)
-        self._clock = clock
-        self._arrive = arrive
-        self._expect()
-
-    def _expect(self) -> None:
-        request = next(self._requests, None)
+    def expect() -> None:
+        request = next(left, None)
         if request is not None:
-            self._clock.at(request.arrival_s, self._next, request)
+            clock.at(request.arrival_s, begin, request)
 
-    def _next(self, request: Request) -> None:
-        self._expect()
-        self._arrive(request)
+    def begin(request: Request) -> None:
+        expect()
+        arrive(request)
+
+    expect()
 
 
 def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
@@ -60,7 +57,7 @@ def simulate(system: System, requests: Iterable[Request], progress: Callable[[in
     clock = Clock(-LEAD_S)
     node = SimNode(system, clock)
     node.start()
-    ArrivalStream(requests, clock, node.arrive)
+    feed(requests, clock, node.arrive)
     events = 0
     while clock.step():
         events += 1

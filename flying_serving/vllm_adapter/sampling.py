@@ -1,7 +1,5 @@
 """Seeded requests with a prompt of several steps, on CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,7 @@ from vllm.platforms import current_platform
 class RewindingGenerator(torch.Generator):
     """A CPU generator that can take back its last draw, as vLLM asks of CUDA's by their offset."""
 
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__()
-        self._before = self.get_state()
-
-    @classmethod
-    def from_generator(cls, generator: torch.Generator) -> RewindingGenerator:
-        """A generator that goes on where another stands."""
-        rewinding = cls("cpu")
-        rewinding.set_state(generator.get_state())
-        return rewinding
+    _before: torch.Tensor
 
     def mark(self) -> None:
         """Remember where the next draw begins."""
@@ -45,7 +34,8 @@ def sample_and_rewind(original: Any, self: Any, grammar_output: Any) -> Any:
             if generator is None:
                 continue
             if not isinstance(generator, RewindingGenerator):
-                generator = RewindingGenerator.from_generator(generator)
+                plain, generator = generator, RewindingGenerator()
+                generator.set_state(plain.get_state())
                 batch.generators[index] = self.requests[batch.req_ids[index]].generator = generator
             generator.mark()
     return original(self, grammar_output)

@@ -73,11 +73,6 @@ class Synthesis(BaseModel):
         """The name on the command line."""
         return type(self).__name__.lower()
 
-    @property
-    def gap_shape(self) -> float:
-        """The gamma's shape of the gaps; 1 is Poisson, also of a kind without burstiness."""
-        return float(getattr(self, "burstiness", 1.0))
-
 
 class Poisson(Synthesis):
     """Independent arrivals at one rate."""
@@ -172,7 +167,7 @@ def synthesise(synthesis: Synthesis, seed: int) -> Workload:
 def _arrivals(synthesis: Synthesis, seed: int) -> Iterator[tuple[float, str | None]]:
     """Yield (time in s, phase label) of each arrival before `duration_s`."""
     rng = np.random.default_rng([seed, 1])
-    shape = synthesis.gap_shape
+    shape = float(getattr(synthesis, "burstiness", 1.0))  # of the gamma: 1 is Poisson
     end_s = synthesis.duration_s or math.inf
     start_s, due = 0.0, rng.gamma(shape, 1 / shape)
     for phase in synthesis.phases(np.random.default_rng([seed, 3])):

@@ -1,10 +1,11 @@
 """Records and results for tests."""
 
 from array import array
+from typing import get_args
 
 from hypothesis import strategies as st
 
-from flying_serving.results.record import STATUSES, Record
+from flying_serving.results.record import Record, Status
 from flying_serving.results.results import Results, Run
 from flying_serving.workload.model import Request
 
@@ -45,7 +46,7 @@ def records(draw: st.DrawFn) -> list[Record]:
         one = Record(request)
         if draw(st.booleans()):
             one.sent_s = arrival + draw(st.floats(0, 1))
-            one.status = draw(st.sampled_from(STATUSES))
+            one.status = draw(st.sampled_from(get_args(Status)))
             gaps = draw(st.lists(st.floats(0, 3), min_size=1 if one.status == "ok" else 0, max_size=5))
             at = one.sent_s
             for gap in gaps:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flying_serving.cli.serve import _add_flags, _enforce_eager, _explain, _flying_settings
+from flying_serving.cli.serve import _add_flags, _enforce_eager, _flying_settings, explained
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
 from flying_serving.predict.work import Objective
@@ -138,19 +138,28 @@ class ModelConfig(BaseModel):
     max_model_len: int = Field(le=10)
 
 
+def start(args: SimpleNamespace, error: BaseException) -> None:
+    """A server that ends with an error while it starts."""
+    with explained(args):
+        raise error
+
+
 def test_what_vllm_refuses_is_one_line() -> None:
     """No traceback of its configuration; a port in use too; and an interrupt is the user's wish."""
     args = SimpleNamespace(model="m", host=None, port=80)
     with pytest.raises(ValidationError) as wrong:
         ModelConfig(max_model_len=11)
     with pytest.raises(ConfigError, match=r"^Input should be less than or equal to 10$"):
-        _explain(args, wrong.value)
+        start(args, wrong.value)
     with pytest.raises(ConfigError, match=r"--port=80: address already in use"):
-        _explain(args, OSError(errno.EADDRINUSE, "x"))
+        start(args, OSError(errno.EADDRINUSE, "x"))
     with pytest.raises(ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"):
-        _explain(args, OSError("We couldn't\nCheck your internet connection"))
+        start(args, OSError("We couldn't\nCheck your internet connection"))
     for interrupt, code in ((KeyboardInterrupt("terminated"), 143), (KeyboardInterrupt(), 130)):
         with pytest.raises(SystemExit) as ended:
-            _explain(args, interrupt)
+            start(args, interrupt)
         assert ended.value.code == code
-    _explain(args, OSError(errno.ENOSPC, "x"))  # not of a user's making: the traceback stays
+    for error in (OSError(errno.ENOSPC, "x"), TypeError("x")):  # not of a user's making: the traceback stays
+        with pytest.raises(type(error)) as raised:
+            start(args, error)
+        assert raised.value is error

@@ -84,7 +84,7 @@ def as_threads(work: Callable[[ShmGroup, int], None], path: str, world: int, **o
         try:
             work(group, rank)
         except AssertionError:
-            group.abort()
+            group._ranks.abort(rank)
             raise
 
     with ExitStack() as stack, ThreadPoolExecutor(world) as pool:
@@ -400,15 +400,15 @@ def test_an_interrupt_is_served_and_ends_the_group(path: str) -> None:
 def test_abort_from_another_thread(path: str) -> None:
     """`abort` while another thread waits, and afterwards."""
     group = ShmGroup(path, 0, 2)
-    threading.Timer(0.05, group.abort, [1]).start()
+    threading.Timer(0.05, group._ranks.abort, [1]).start()
     for _ in range(2):
         with pytest.raises(EngineLost, match="rank 1"):
             group.barrier()
-    group.abort(0)
+    group._ranks.abort(0)
     with pytest.raises(EngineLost, match="rank 1"):
         group.barrier()
     group.close()
-    group.abort()
+    group._ranks.abort(0)
 
 
 # ---- the file

@@ -52,7 +52,7 @@ def test_what_nobody_watches_is_not_kept() -> None:
     kept = TokenGaps()
     for number in range(100):
         kept.token("a", 100.0 - 1 / (1 + number), watched=False)
-    assert len(kept) == 0
+    assert len(kept._gaps) == 0
     kept.token("a", 102.0, watched=True)
     assert kept.worst_since(0.0) == pytest.approx(2.0 + 1 / 100)
 
@@ -64,7 +64,7 @@ def test_gaps_that_get_ever_shorter_are_bounded() -> None:
         now_s += 1.0 - number / (11 * MOST_GAPS)
         kept.token("a", now_s, watched=True)
         every.token("a", now_s)
-        assert len(kept) <= MOST_GAPS
+        assert len(kept._gaps) <= MOST_GAPS
     for part in range(10):
         start_s = now_s * part / 10
         assert every.worst_since(start_s) <= kept.worst_since(start_s) <= 1.01 * every.worst_since(start_s)

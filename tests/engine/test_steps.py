@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from flying_serving.comm.board import StepBoard
+from flying_serving.engine import steps
 from flying_serving.engine.steps import StepLog
 from flying_serving.vllm_adapter.watch import contents
 from flying_serving.wire import StepRow
@@ -62,7 +63,7 @@ def test_a_request_from_its_prompt_to_its_last_token(board: StepBoard, clock: Cl
         StepRow(1, 0.0625, 0, 1, 11, 0, False),
     ]
     assert log.take() == []
-    assert log.counts == {1: 4}
+    assert {size: seconds.count for size, seconds in log.durations.items()} == {1: 4}
     assert log.durations[1].row[0] == 0.9375, "what was taken still counts for /metrics"
 
 
@@ -92,7 +93,7 @@ def test_steps_that_compute_nothing_are_left_out(board: StepBoard, clock: Clock)
     step(scheduler, clock, 1.0)
     step(scheduler, clock, 1.0)
     assert [entry.size for entry in log.take()] == [1]
-    assert log.counts == {1: 1}
+    assert {size: seconds.count for size, seconds in log.durations.items()} == {1: 1}
 
 
 def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
@@ -163,15 +164,18 @@ def test_steps_that_waited_for_another_lane_are_marked(
     assert log.take() == [StepRow(2, 1.0, 2, 0, 0, 0, disturbed)]
 
 
-def test_the_oldest_steps_are_dropped_but_counted(board: StepBoard, clock: Clock) -> None:
+def test_the_oldest_steps_are_dropped_but_counted(
+    board: StepBoard, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody may ever ask for them."""
-    scheduler, log = FakeScheduler(40), StepLog(board, clock, kept_steps=3)
+    monkeypatch.setattr(steps, "KEPT_STEPS", 3)
+    scheduler, log = FakeScheduler(40), StepLog(board, clock)
     log.watch((0,), scheduler)
     scheduler.add("a", prompt=1, max_tokens=10)
     for number in range(10):
         step(scheduler, clock, float(number))
     assert [entry.seconds for entry in log.take()] == [7.0, 8.0, 9.0]
-    assert log.counts == {1: 10}
+    assert {size: seconds.count for size, seconds in log.durations.items()} == {1: 10}
 
 
 def test_the_schedulers_own_results_are_passed_on(board: StepBoard, clock: Clock) -> None:

@@ -23,14 +23,13 @@ from typer.testing import CliRunner
 
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
-from flying_serving.cli.serve import _explain, _flying_settings
+from flying_serving.cli.serve import _flying_settings, explained
 from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import MODES
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
-from flying_serving.server.sizes import choose_group_sizes
-from flying_serving.server.support import no_model, refuse_missing_model, refuse_unsupported
+from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.servers import free_port
 from flying_serving.vllm_adapter import table
 from tests.live import KEY, ROOT, Server, wait_until
@@ -126,9 +125,10 @@ def trace(path: str) -> None:
         begin_trace(path)
 
 
-def explained(error: OSError) -> None:
+def starting(error: OSError) -> None:
     """What comes of vLLM's server at its start."""
-    _explain(SimpleNamespace(model="m", host="127.0.0.1", port=8000), error)
+    with explained(SimpleNamespace(model="m", host="127.0.0.1", port=8000)):
+        raise error
 
 
 def engines(sizes: tuple[int, ...] | None = None, refused: Mapping[int, str] | None = None, **changes: Any) -> None:
@@ -212,7 +212,7 @@ FLAG_CASES: tuple[Start, ...] = (
     _trace("nowhere/trace.json", "no such file or directory"),
     _trace("/dev/null", "must be a regular file"),
     (
-        explained,
+        starting,
         Case(
             "`--port 8000`, which is in use",
             "--host=127.0.0.1 --port=8000: address already in use",

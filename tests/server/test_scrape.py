@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
 from flying_serving.server import metrics as module
 from flying_serving.server.figures.page import Page, Published
+from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.metrics import FreshMetrics, ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.wire import EngineFigures
 from tests.controller.shell import settings
+
+
+class Watching(Predictions):
+    """Notes which requests it is shown."""
+
+    watching = True
+    seen: tuple[str, ...] = ()
+
+    def sample(self, requests: Iterable[RequestState], now_s: float) -> None:
+        """Whatever switch there was."""
+        self.seen = tuple(request.request_id for request in requests)
 
 
 class FakeCalls:
@@ -102,7 +115,9 @@ async def test_requests_wherever_they_are_are_watched(calls: FakeCalls) -> None:
     for number in range(5):
         controller.arrived(f"r{number}", RequestSpec(20, 30), 1.0)
     assert len(controller.pool) and controller.running
-    assert sorted(state.request_id for state in metrics._requests()) == [f"r{number}" for number in range(5)]
+    metrics._predictions = watching = Watching(controller.settings.objective)
+    metrics.tick(1.0)
+    assert sorted(watching.seen) == [f"r{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/behind/a/proxy/metrics"])

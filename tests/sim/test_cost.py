@@ -8,7 +8,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.sim import models
 from flying_serving.sim.cost import GRAPH_TOKENS, LaneCost, _pairs, _smooth_max, all_reduce_s
 from flying_serving.sim.hardware import RANKS, load
-from tests.sim.test_models import active_params
+from tests.sim.test_models import active_params, attention_params
 
 LANES = {
     (model, device, degree): LaneCost(models.load(model), load(device), degree)
@@ -42,7 +42,7 @@ def test_nothing_takes_no_time(lane: LaneCost) -> None:
 def test_a_step_is_longer_than_what_the_data_sheet_allows(lane: LaneCost, decodes: int, context: int) -> None:
     """Reading what a decode step must read at full bandwidth, however few experts it touches."""
     model, spec = lane.model, lane.hardware.spec
-    weights = model.layers * model.attention_params * model.linear_bytes / lane.degree
+    weights = model.layers * attention_params(model) * model.linear_bytes / lane.degree
     assert lane.step_s(decodes, decodes * context) > weights / spec.memory_bandwidth.value
 
 

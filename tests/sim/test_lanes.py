@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_serving.controller.settings import Limits
 from flying_serving.sim import decoding
 from flying_serving.sim.decoding import DecodeBatch
-from flying_serving.sim.lanes import SchedulerLimits, SimLane
+from flying_serving.sim.lanes import SimLane
 from flying_serving.sim.requests import BlockPool, GroupBlocks, SimRequest
 from tests.sim.reference import Slow, SlowLane
 
@@ -31,7 +32,7 @@ def pool_of(blocks: int = BLOCKS) -> BlockPool:
 def lane_of(pools: list[BlockPool], seqs: int = 4, budget: int = 8, keep_times: bool = False) -> SimLane:
     """A small lane."""
     blocks, batch = GroupBlocks(pools, BLOCK_TOKENS), DecodeBatch(BLOCK_TOKENS, keep_times)
-    return SimLane(tuple(range(len(pools))), blocks, batch, SchedulerLimits(seqs, budget))
+    return SimLane(tuple(range(len(pools))), blocks, batch, Limits(seqs, budget))
 
 
 def request(name: str, prompt: int, output: int) -> SimRequest:

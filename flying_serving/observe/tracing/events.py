@@ -78,10 +78,10 @@ def engine_row(engine: int, server_pid: int, pid: int) -> Row:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of a group, and what it computed. `number`: in its lane, from 1; the same on all members of the group."""
+    """A step of a group, and what it computed. `step`: in its lane, from 1; the same on all members of the group."""
 
-    group: tuple[int, ...]
-    number: int
+    group: list[int]
+    step: int
     tokens: int
     requests: int
     prefill_tokens: int
@@ -91,16 +91,7 @@ class TracedStep:
 def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:
     """One step on the engine of `row`; `waited_s`: for how long other members of the group did something else."""
     name = "alone" if len(of.group) == 1 else f"group {','.join(map(str, of.group))}"
-    args = {
-        "lane": len(of.group),
-        "group": list(of.group),
-        "step": of.number,
-        "tokens": of.tokens,
-        "requests": of.requests,
-        "prefill_tokens": of.prefill_tokens,
-        "context_tokens": of.context_tokens,
-        "waited_ms": round(waited_s * 1e3, 3),
-    }
+    args = {"lane": len(of.group), **vars(of), "waited_ms": round(waited_s * 1e3, 3)}
     return row.span(name, "step", began_s, ended_s, args)
 
 

@@ -50,7 +50,8 @@ def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
     for _ in engines:
         cells.add_column(width=CELL)
     usage = [state["engines"][engine]["kv_usage"] for engine in engines]
-    cells.add_row(*(f"[bold]{engine}[/bold]  KV {_percent(kv)}" for engine, kv in zip(engines, usage, strict=True)))
+    shares = [UNKNOWN if kv is None else f"{kv:.0%}" for kv in usage]
+    cells.add_row(*(f"[bold]{engine}[/bold]  KV {kv}" for engine, kv in zip(engines, shares, strict=True)))
     cells.add_row(*(_bar(kv or 0.0, CELL - 1, colour) for kv in usage))
     content = Group(
         f"{group['requests']} of {state['max_num_seqs']} requests",
@@ -75,14 +76,11 @@ def _bar(share: float, width: int, colour: str) -> Text:
 
 def _others(state: Mapping[str, Any]) -> list[RenderableType]:
     """A line for each group that has requests and is not in the layout."""
-    return [
-        f"{group['requests']} requests at TP {group['degree']} on {_members(group['engines'])}, {group['state']}"
-        for group in state["others"]
-    ]
-
-
-def _members(engines: Sequence[int]) -> str:
-    return f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
+    found: list[RenderableType] = []
+    for group in state["others"]:
+        members = f"engine{'s' if len(group['engines']) > 1 else ''} {', '.join(map(str, group['engines']))}"
+        found.append(f"{group['requests']} requests at TP {group['degree']} on {members}, {group['state']}")
+    return found
 
 
 def _switches(state: Mapping[str, Any]) -> RenderableType:
@@ -119,10 +117,6 @@ def _degrees(layout: Sequence[Sequence[int]], devices: int) -> Text:
 
 def _colour(degree: int) -> str:
     return COLOURS.get(degree, WIDEST_COLOUR)
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share:.0%}"
 
 
 def _ago(seconds: float) -> str:

@@ -30,7 +30,7 @@ COUNTS = st.integers(min_value=0, max_value=1 << 40)
 def test_steps_one_after_another_do_not_overlap(times: list[float], size: int) -> None:
     """Whole microseconds keep the order, however short the steps are, and lose at most one."""
     times.sort()
-    group = aligned_group(2, size)
+    group = list(aligned_group(2, size))
     spans = [step(ROW, TracedStep(group, i, 1, 1, 0, 0), a, b, 0.0) for i, (a, b) in enumerate(pairwise(times), 1)]
     assert overlaps(spans) == []
     for span, (began_s, ended_s) in zip(spans, pairwise(times), strict=True):
@@ -43,7 +43,7 @@ def test_a_step_says_what_was_in_it(
     tokens: int, requests: int, prefill: int, context: int, waited_s: float, at_s: float
 ) -> None:
     """And goes through JSON as it is."""
-    span = step(ROW, TracedStep((2, 3), 7, tokens, requests, prefill, context), at_s, at_s + 0.5, waited_s)
+    span = step(ROW, TracedStep([2, 3], 7, tokens, requests, prefill, context), at_s, at_s + 0.5, waited_s)
     check(span)
     assert json.loads(json.dumps(span)) == span
     assert (span["name"], span["ph"], span["pid"], span["tid"]) == ("group 2,3", "X", 100, 102)
