@@ -98,7 +98,7 @@ def test_the_layout_and_its_lanes(server: Server) -> None:
         for name in ("flying:engine_group_size", "flying:engine_degree"):
             assert samples(server, name) == {("0",): size, ("1",): size}
         set_ = {labels for labels, value in samples(server, "flying:lane_state").items() if value}
-        assert set_ == {("0", str(size), "bound"), ("1", str(size), "bound")}
+        assert set_ == {("0", str(size), "present"), ("1", str(size), "present")}
     assert samples(server, "flying:engine_unanswered_seconds") == {("0",): 0, ("1",): 0}
 
 

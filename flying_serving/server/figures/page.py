@@ -59,7 +59,7 @@ def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures:
             group = aligned_group(engine, size)
             state = None
             if controller.layout.group_of(engine) == group:
-                state = "bound"
+                state = "present"
             elif controller.loads[group].requests:
                 state = "paused" if hard else "woven"
             for each in LANE_STATES:

@@ -101,8 +101,8 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
         page = Page("llama")
         put_lanes(page, controller, (1, 2), figures)
         set_ = sorted(name for name, value in read(page).items() if value)
-        bound = [f"flying:lane_state{{{engine},2,bound}}" for engine in (0, 1)]
-        assert set_ == sorted([*bound, f"flying:lane_state{{{group[0]},1,{state}}}"])
+        present = [f"flying:lane_state{{{engine},2,present}}" for engine in (0, 1)]
+        assert set_ == sorted([*present, f"flying:lane_state{{{group[0]},1,{state}}}"])
 
 
 def test_an_engines_own_figures() -> None:
