@@ -101,7 +101,7 @@ class Operator(threading.Thread):
         """Until then; apart as soon as nothing runs."""
         while time.monotonic() < until_s and not self.over.is_set():
             requests = self._system.ask("status")["requests"]
-            if not requests["running"] + requests["held"]:
+            if not requests["running"] + requests["waiting"]:
                 self._system.layout(self._apart)
                 self.over.wait(until_s - time.monotonic())
             self.over.wait(POLL_S)

@@ -26,11 +26,11 @@ class FlyingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     group_sizes: tuple[int, ...] | None = None
-    """Engines per group that may be bound, like 1,2,4, 1 always among them; if not given: all that the model allows."""
+    """Engines per group, like 1,2,4, 1 always among them; if not given: all that the model allows."""
     policy: PolicyName = "auto"
     """Decides the layout: `auto` composes `load`, `priority` and `context`; with `manual` an operator does."""
     policy_dry_run: bool = False
-    """Log what the policy would do, and do nothing."""
+    """Only record what the policy would do, as `would_do` in /flying/status."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """Seconds ahead over which layouts are compared."""
     slo: str | None = None

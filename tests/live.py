@@ -145,7 +145,7 @@ class Server(ServerProcess):
         return found
 
     def requests(self, what: str) -> int:
-        """How many requests are "running" or "held"."""
+        """How many requests are "running" or "waiting"."""
         count: int = self.status()["requests"][what]
         return count
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 UNKNOWN = "-"
+PREDICTED = ("predicted_gain", "least_gain", "predicted_cost")
+MEASURED = ("waited_for_idle", "cutover", "in_flight_step", "overhead", "work", "drain", "worst_token_gap")
 
 
 def layout_text(groups: Sequence[Sequence[int]]) -> str:
@@ -33,12 +35,21 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
     capacity = ", ".join(f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items())
     return Group(
         f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
-        f"requests: {requests['running']} running, {requests['held']} held until a layout suits them",
+        f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
         f"KV tokens that one request may use: {capacity}",
+        *_stays(answer["last_decision"]),
         *(f"group size {size} is not offered: {reason}" for size, reason in answer["not_offered"].items()),
         _engines(answer),
         "lane n: requests running + waiting in groups of n engines, told by the first engine of each group",
     )
+
+
+def _stays(last: Mapping[str, Any] | None) -> list[str]:
+    """Why the layout is kept, if the policy has compared it with others and found none that gains enough."""
+    if last is None or last["is_made"] or last["least_gain_request_s"] is None:
+        return []
+    gain, needed = figure(last["predicted_gain_request_s"], 2), figure(last["least_gain_request_s"], 2)
+    return [f"stays: {layout_text(last['to'])} would gain {gain} request-s and has to gain more than {needed}"]
 
 
 def _engines(answer: Mapping[str, Any]) -> Table:
@@ -68,27 +79,30 @@ def _lane(lane: Mapping[str, int] | None) -> str:
 
 
 def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One row for each switch, times in ms."""
+    """One row for each switch with what was predicted, in request-seconds, and one with what was measured, in ms."""
     if not records:
         return "no switches yet"
-    text = ("from", "to", "mode")
+    text = ("from", "to", "mode", "reason")
+    why = _table("no.", *text, "gain", "needed", "cost", left=text)
     times = ("waited", "cutover", "step", "overhead", "work", "drain", "worst gap")
-    table = _table("no.", *text, "in flight", *times, left=text)
+    took = _table("no.", "in flight", *times, left=())
     for record in records:
-        keys = ("waited_for_idle_ms", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms", "drain_ms")
-        times_ms = (record[key] for key in (*keys, "worst_token_gap_ms"))
-        table.add_row(
-            str(record["number"]),
-            layout_text(record["from"]),
-            layout_text(record["to"]),
-            str(record["mode"]),
-            str(record["requests_in_flight"]),
-            *(UNKNOWN if value is None else f"{value:.1f}" for value in times_ms),
-        )
+        layouts = layout_text(record["from"]), layout_text(record["to"])
+        predicted = (figure(record[f"{name}_request_s"], 2) for name in PREDICTED)
+        why.add_row(str(record["number"]), *layouts, record["mode"], escape(record["reason"]), *predicted)
+        measured = (figure(record[f"{name}_ms"]) for name in MEASURED)
+        took.add_row(str(record["number"]), str(record["requests_in_flight"]), *measured)
     return Group(
-        table,
+        why,
+        "predicted request-seconds; a switch for load has to gain more than is needed, - is shown for other reasons",
+        took,
         "times in ms, - while a switch goes on; step and overhead are the parts of cutover; work is processor time",
     )
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    """A time or a sum of times; `-` while there is none."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def findings(found: Sequence[Finding]) -> Table:

@@ -26,6 +26,7 @@ class Controller(Dispatcher):
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)
         self.would_do: deque[Decision] = deque(maxlen=100)
+        self.last_decision: Decision | None = None
         self._changeover: Changeover | None = None
         self._arrivals = 0
 
@@ -187,14 +188,15 @@ class Controller(Dispatcher):
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
         policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
-        decision = policy.decide(shot, self.settings.objective)
+        last = self.last_decision = policy.decide(shot, self.settings.objective)
+        decision = last if last is not None and last.is_made else None
         if self.settings.dry_run:
             if decision is not None and (not self.would_do or self.would_do[-1].layout != decision.layout):
                 self.would_do.append(decision)
             return []
         if decision is not None:
             return self.order(decision.layout, decision.mode, None, now_s, decision)[1]
-        if policy.migrates_stragglers(shot, self.settings.objective):
+        if policy.migrates_left_behind(shot, self.settings.objective):
             old = self._outside(self.layout)
             return self._recall(old, now_s, streams=True) + self._dispatch(now_s)
         return []

@@ -106,13 +106,13 @@ class Loads:
             had = work.output_tokens / count
             context = work.prompt_tokens / count + had
             left, longest = outputs.left(had), outputs.longest(had, count)
-            bound = _bound(work.wide.values(), outputs) if work.wide else {}
-            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts, bound)
+            wide = _by_least_size(work.wide.values(), outputs) if work.wide else {}
+            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts, wide)
         return seen
 
 
-def _bound(wide: Collection[RequestState], outputs: Outputs) -> dict[int, GroupLoad]:
-    """`GroupLoad.bound` of those that one engine cannot hold."""
+def _by_least_size(wide: Collection[RequestState], outputs: Outputs) -> dict[int, GroupLoad]:
+    """`GroupLoad.by_least_size` of those that one engine cannot hold."""
     widest = max(state.sizes[0] for state in wide)
     engines = [2**power for power in range(1, widest.bit_length())]
     return {least: _load([one for one in wide if one.sizes[0] >= least], outputs) for least in engines}

@@ -125,19 +125,13 @@ class Switch:
 
     def to_json(self) -> dict[str, Any]:
         """What `GET /flying/switches` shows."""
-        decision = self.decision
         return {
             "number": self.number,
             "time": self.wall_time_s,
             "from": self.old.to_lists(),
             "to": self.new.to_lists(),
             "mode": self.mode,
-            "reason": decision.reason if decision else "ordered by an operator",
-            "predicted_stay_request_s": decision.stay if decision else None,
-            "least_gain_request_s": decision.least_gain if decision else None,
-            "predicted_gain_request_s": _finite(decision.gain) if decision else None,
-            "predicted_cost_request_s": decision.cost if decision else None,
-            "considered_request_s": dict(decision.considered) if decision else None,
+            **predictions(self.decision),
             "requests_in_flight": self.requests_in_flight,
             "waited_for_idle_ms": self.waited_for_idle_ms,
             "cutover_ms": self.cutover_ms,
@@ -150,14 +144,23 @@ class Switch:
         }
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: a gain without limit (a request cannot run otherwise) is shown as null."""
-    return value if value < float("inf") else None
+def predictions(one: Decision | None) -> dict[str, Any]:
+    """Why the layout changes or stays, in request-seconds; null: an operator ordered it, or the gain has no limit."""
+    return {
+        "reason": one.reason if one else "ordered by an operator",
+        "predicted_request_s": {str(layout): value for layout, value in one.predicted.items()} if one else None,
+        "predicted_stay_request_s": one.stay if one else None,
+        "predicted_gain_request_s": one.gain if one and one.gain < math.inf else None,
+        "predicted_cost_request_s": one.cost if one else None,
+        "promised_request_s": one.promised if one else None,
+        "least_gain_request_s": one.least_gain if one else None,
+        "considered_request_s": dict(one.considered) if one else None,
+    }
 
 
 @dataclass
 class Changeover:
-    """The switch under way. `weave` and `hard` are ordered at once; the others wait until old requests have ended.
+    """The switch under way. *Sequential* and *soft* wait until old requests have ended; others are ordered at once.
 
     `is_soft`: it was begun as a soft switch, whatever its mode is by now.
     """
@@ -181,7 +184,7 @@ class Changeover:
 
     @property
     def holds(self) -> bool:
-        """Whether requests wait: until the engines are told, or until they have answered.
+        """Whether new requests wait: by *sequential* until the engines are told, then by *migrate* until they answer.
 
         They answer after the step under way; its tokens migrate too.
         """

@@ -1,7 +1,7 @@
 """The policies: pure functions of a snapshot. `auto` composes the three use cases; others are parts of it or fixed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Layout
@@ -29,7 +29,7 @@ class Policy:
     pinned_size: Callable[[Sequence[int]], int] | None = None
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
-        """The change that is worth its cost, or None."""
+        """The best change, made or not: see `Decision.is_made`. None if there is nothing to compare."""
         needs = [need for need in snapshot.needs if (self.by_priority if need.urgent else self.by_context)]
         if needs and not satisfies(snapshot.layout, needs):
             return _provide(snapshot, needs, objective)
@@ -39,11 +39,11 @@ class Policy:
             return _return_to(snapshot, Layout.uniform(sum(map(len, snapshot.layout.groups)), 1), objective)
         return None
 
-    def migrates_stragglers(self, snapshot: Snapshot, objective: Objective) -> bool:
+    def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
         """Whether requests in groups of an older layout should migrate to the present one instead of being woven in.
 
         A switch may leave a request behind because its group has begun its prompt; once that is done, it migrates
-        cheaply. Stragglers stay while a request is urgent.
+        cheaply. None migrates while a request is urgent.
         """
         decides = self.by_load or self.by_priority or self.by_context
         if not decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
@@ -100,7 +100,8 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
             best = (total, layout, considered)
     assert best is not None
     _, layout, considered = best
-    return _decision(snapshot, layout, "; ".join(sorted({need.reason for need in needs})), math.inf, considered)
+    reason = "; ".join(sorted({need.reason for need in needs}))
+    return replace(_decision(snapshot, layout, reason, math.inf, considered), predicted=predicted)
 
 
 def _decision(snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]) -> Decision:
@@ -110,8 +111,8 @@ def _decision(snapshot: Snapshot, layout: Layout, reason: str, gain: float, cons
     return Decision(layout, mode, reason, gain, considered[mode], considered, drain_s=drain_s)
 
 
-def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision | None:
-    """Switch to the layout that is predicted to be best, if it gains enough."""
+def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
+    """The layout that is predicted to be best; the switch to it is made if it gains enough."""
     lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
     stay = evaluate(present, lanes, work, objective)
     # a request that is alone gains nothing by narrow groups, and one arrival says little of how many will follow
@@ -126,14 +127,14 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     predicted |= {one: evaluate(one, lanes, work, objective) for one in mixed}
     layout = min(predicted, key=predicted.__getitem__, default=present)
     gain = stay - predicted.get(layout, stay)
-    if gain <= least_gain(stay, 0.0, snapshot):
-        return None
-    considered = switching.costs(snapshot, layout, objective, urgent=False, there=predicted[layout])
-    needed = least_gain(stay, min(considered.values()), snapshot)
-    if _not_yet(considered) or gain <= needed:
-        return None
-    reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
-    return replace(_decision(snapshot, layout, reason, gain, considered), stay=stay, least_gain=needed)
+    found = Decision(layout, "", f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting", gain, cost=0.0)
+    needed = least_gain(stay, 0.0, snapshot)
+    if gain > needed:
+        considered = switching.costs(snapshot, layout, objective, urgent=False, there=predicted[layout])
+        found = _decision(snapshot, layout, found.reason, gain, considered)
+        needed = least_gain(stay, found.cost, snapshot)
+    predicted[present] = stay
+    return replace(found, stay=stay, least_gain=needed, promised=snapshot.promised, predicted=predicted)
 
 
 def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
@@ -146,14 +147,9 @@ def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
     return FORECAST_ERROR * stay + 2 * cost + snapshot.promised
 
 
-def _not_yet(considered: Mapping[str, float]) -> bool:
-    """Whether it is best to wait for requests that only the present groups hold."""
-    return min(considered, key=considered.__getitem__) == switching.LATER
-
-
 def _return_to(snapshot: Snapshot, layout: Layout, objective: Objective) -> Decision | None:
     """Switch back to single engines when no request needs a group."""
     if layout == snapshot.layout:
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False)
-    return None if _not_yet(considered) else _decision(snapshot, layout, "no request needs a group", 0.0, considered)
+    return _decision(snapshot, layout, "no request needs a group", 0.0, considered)

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.work import LaneFigures, Work
 
+LATER = "later"
+"""As the mode of a switch: not before the requests that only the present groups hold have ended."""
+
 
 @dataclass(frozen=True)
 class GroupLoad:
     """The requests that run in one group.
 
     `tokens_left`: mean output tokens to go; `longest_left`: those of the request that ends last. `context_tokens`:
-    mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with any. `bound`: by number of engines,
-    the load of the requests that fewer engines cannot hold.
+    mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with any. `by_least_size`: by number of
+    engines, the load of the requests that fewer engines cannot hold.
     """
 
     requests: int
@@ -25,11 +28,11 @@ class GroupLoad:
     context_tokens: float
     prefill_tokens: int = 0
     prompts: int = 0
-    bound: Mapping[int, GroupLoad] = field(default_factory=dict)
+    by_least_size: Mapping[int, GroupLoad] = field(default_factory=dict)
 
     def stragglers(self, layout: Layout) -> GroupLoad | None:
         """The requests that no group of `layout` can hold: they stay in their own group until they end."""
-        return self.bound.get(2 * layout.widest)
+        return self.by_least_size.get(2 * layout.widest)
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Decision:
-    """A change of the layout.
+    """The best change of the layout, and whether it is made.
 
     `gain`: predicted request-seconds saved over the horizon; infinite if a request cannot run otherwise. `cost`: those
-    of the switch, `considered`: by mode. `stay`: those over the horizon if the layout stayed, `least_gain`: what `gain`
-    had to exceed; both None if the switch is not for load. `drain_s`: predicted seconds until the last request of the
-    old layout has ended, if nothing else runs.
+    of the switch, `considered`: by mode; if `gain` is too small at any cost, `mode` and `considered` are empty. `stay`:
+    those if the layout stays, `least_gain`: what `gain` has to exceed, `promised`: what earlier switches add to that;
+    all None if the switch is not for load. `predicted`: those of each layout that was compared. `drain_s`: predicted
+    seconds until the last request of the old layout has ended, if nothing else runs.
     """
 
     layout: Layout
@@ -83,3 +87,10 @@ class Decision:
     stay: float | None = None
     least_gain: float | None = None
     drain_s: float = math.inf
+    promised: float | None = None
+    predicted: Mapping[Layout, float] = field(default_factory=dict)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it gains enough, and does not have to wait for the requests that only the present groups hold."""
+        return self.mode != LATER and (self.least_gain is None or self.gain > self.least_gain)

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group, Layout, aligned_group
-from flying_serving.policy.snapshot import GroupLoad, Snapshot
+from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
 from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
 from flying_serving.predict.work import FREE, Interference, Objective, Work
 
 URGENCY = 100.0
 """Seconds of other requests that one second of an urgent request is worth before its first token."""
-LATER = "later"
-"""Among the modes of a switch: not before the requests that only the present groups hold have ended."""
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
 
 
@@ -27,7 +25,7 @@ def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     return {g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups}
 
 
-def bound(leave: Mapping[Group, GroupLoad], layout: Layout) -> dict[Group, GroupLoad]:
+def stragglers_of(leave: Mapping[Group, GroupLoad], layout: Layout) -> dict[Group, GroupLoad]:
     """Of the requests in groups that go away, those that no group of `layout` can hold."""
     found = {group: load.stragglers(layout) for group, load in leave.items()}
     return {group: load for group, load in found.items() if load is not None}
@@ -88,7 +86,7 @@ class _Case:
             snapshot=snapshot,
             layout=layout,
             old=old,
-            stragglers=bound(leave, layout),
+            stragglers=stragglers_of(leave, layout),
             requests=requests,
             tokens=sum(one.tokens for one in old),
             last_s=max(one.alone_s for one in old),

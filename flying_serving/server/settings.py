@@ -6,7 +6,9 @@ from typing import Any
 from flying_serving.config import Deployment
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.controller.switches import predictions
 from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.snapshot import Decision
 from flying_serving.predict.work import Objective
 
 
@@ -52,8 +54,13 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "not_offered": {str(size): reason for size, reason in deployment.not_offered.items()},
         "devices_per_engine": deployment.devices,
         "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
-        "requests": {"running": controller.running, "held": len(controller.pool)},
+        "requests": {"running": controller.running, "waiting": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
         "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},
-        "would_do": [{"to": d.layout.to_lists(), "mode": d.mode, "reason": d.reason} for d in controller.would_do],
+        "last_decision": None if controller.last_decision is None else _decision(controller.last_decision),
+        "would_do": [_decision(decision) for decision in controller.would_do],
     }
+
+
+def _decision(one: Decision) -> dict[str, Any]:
+    return {"to": one.layout.to_lists(), "mode": one.mode, "is_made": one.is_made, **predictions(one)}

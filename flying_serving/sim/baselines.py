@@ -102,16 +102,13 @@ class Draining(Policy):
         A switch for load must gain as much more than waiting costs as `auto` asks for.
         """
         decision = super().decide(snapshot, objective)
-        if decision is None:
-            return None
+        if decision is None or not decision.is_made:
+            return decision
         mode = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
-        if decision.stay is not None:
-            # Waiting is no way if no request runs there (the release cannot switch while idle) or one fits no group.
-            cost = decision.considered.get(mode, math.inf)
-            if decision.gain <= least_gain(decision.stay, cost, snapshot):
-                return None
-        cost = decision.considered.get(mode, decision.cost)
-        return replace(decision, mode=mode, cost=cost, drain_s=math.inf)
+        # Waiting is no way if no request runs there (the release cannot switch while idle) or one fits no group.
+        cost = decision.considered.get(mode, decision.cost if decision.stay is None else math.inf)
+        needed = None if decision.stay is None else least_gain(decision.stay, cost, snapshot)
+        return replace(decision, mode=mode, cost=cost, least_gain=needed, drain_s=math.inf)
 
 
 class RoundRobin(Placing):

@@ -224,10 +224,10 @@ class Shell:
         assert stream.tokens == 0 or stream.spec.can_migrate
         policy = self.controller.settings.policy
         decides = policy.by_load or policy.by_priority or policy.by_context
-        migrates_stragglers = decides and self.ordered is None and stream.group not in self.layout.groups
+        migrates_left_behind = decides and self.ordered is None and stream.group not in self.layout.groups
         assert (
             stream.tokens_here == 0
-            or migrates_stragglers
+            or migrates_left_behind
             or self.controller.switches.kept[-1].mode in ("soft", "migrate")
         )
         assert stream.spec.degree is None

@@ -257,7 +257,7 @@ def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> No
 
 
 @pytest.mark.parametrize(("policy", "migrates"), [("auto", True), ("load", True), ("manual", False)])
-def test_stragglers_migrate_when_their_prompt_is_done(policy: str, migrates: bool) -> None:
+def test_what_is_left_behind_migrates_when_its_prompt_is_done(policy: str, migrates: bool) -> None:
     """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.
 
     A request that may not migrate stays.
@@ -436,6 +436,19 @@ def test_a_dry_run_only_says_what_it_would_do() -> None:
     assert [decision.layout for decision in shell.controller.would_do] == [WIDE]
     assert shell.controller.layout == NARROW
     assert shell.switches == []
+
+
+def test_the_last_decision_is_known_if_the_layout_stays() -> None:
+    """An idle server goes together, and compares layouts again; one with a fixed layout never does."""
+    idle, fixed = Shell(settings("auto", 2)), Shell(settings("static-dp", 2))
+    idle.tick()
+    idle.acknowledge()
+    for shell in (idle, fixed):
+        shell.tick()
+    last = idle.controller.last_decision
+    assert last is not None and not last.is_made
+    assert idle.controller.layout in last.predicted
+    assert fixed.controller.last_decision is None
 
 
 def test_fixed_policies_are_in_their_layout_from_the_start() -> None:

@@ -38,23 +38,23 @@ def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
     """By how many engines they need at least; at most what they asked for is left of them."""
     loads = Loads()
     loads.add(state(1, prompt=100), (0, 1, 2, 3), 120.0)
-    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
+    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].by_least_size == {}
     two = RequestState("two", RequestSpec(300, 350, 50), (2, 4), 2, 0.0)
     four = RequestState("four", RequestSpec(600, 612, 12), (4,), 3, 0.0)
     loads.add(two, (0, 1, 2, 3), 320.0)
     loads.add(four, (0, 1, 2, 3), 612.0)
     loads.token(four, 7)
     left = EVEN.left(0.0)
-    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {
+    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].by_least_size == {
         2: GroupLoad(2, (left + 5.0) / 2, left, (300 + 607) / 2, 300, 1),
         4: GroupLoad(1, 5.0, 5.0, 607.0, 0, 0),
     }
     assert loads[(0, 1, 2, 3)].wide
     assert not loads[(0,)].wide and not loads[(1,)].wide
     loads.remove(four)
-    assert set(loads.as_seen(EVEN)[(0, 1, 2, 3)].bound) == {2}
+    assert set(loads.as_seen(EVEN)[(0, 1, 2, 3)].by_least_size) == {2}
     loads.remove(two)
-    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].bound == {}
+    assert loads.as_seen(EVEN)[(0, 1, 2, 3)].by_least_size == {}
     assert not loads[(0, 1, 2, 3)].wide
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -106,10 +107,12 @@ def test_json() -> None:
         "to": [[0, 1], [2, 3]],
         "mode": "weave",
         "reason": "ordered by an operator",
+        "predicted_request_s": None,
         "predicted_stay_request_s": None,
-        "least_gain_request_s": None,
         "predicted_gain_request_s": None,
         "predicted_cost_request_s": None,
+        "promised_request_s": None,
+        "least_gain_request_s": None,
         "considered_request_s": None,
         "requests_in_flight": 1,
         "waited_for_idle_ms": 0.0,
@@ -136,6 +139,10 @@ def test_json_of_a_decision() -> None:
     assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (12.5, 0.5)
     assert (shown["predicted_stay_request_s"], shown["least_gain_request_s"]) == (90.0, 10.0)
     assert shown["considered_request_s"] == {"weave": 0.5, "hard": 3.0}
+    one.decision = replace(one.decision, promised=1.25, predicted={NEW: 77.5, OLD: 90.0})
+    shown = json.loads(json.dumps(one.to_json()))
+    assert shown["promised_request_s"] == 1.25
+    assert shown["predicted_request_s"] == {"{0,1}+{2,3}": 77.5, "{0}+{1}+{2}+{3}": 90.0}
     one.decision = Decision(NEW, "weave", "context: a request needs 2 engines", math.inf, 0.5)
     assert json.loads(json.dumps(one.to_json(), allow_nan=False))["predicted_gain_request_s"] is None
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
+from flying_serving.policy.policies import POLICIES, Policy
+from flying_serving.policy.snapshot import Decision, GroupLoad, Need, Snapshot
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures, Objective, Work
 from tests.policy.costs import Costs, costs
@@ -23,6 +24,12 @@ def lanes_of(lanes: Costs, migrations: Mapping[int, MigrationCost] | None = None
 def load(requests: int, left: float = 40.0, context: float = 400.0, prefill: int = 0) -> GroupLoad:
     """Return what runs in a group."""
     return GroupLoad(requests, left, 2 * left, context, prefill)
+
+
+def decide(policy: str | Policy, shot: Snapshot, objective: Objective = OBJECTIVE) -> Decision | None:
+    """Return the change that a policy makes, or None if the layout stays."""
+    decision = (POLICIES[policy] if isinstance(policy, str) else policy).decide(shot, objective)
+    return decision if decision is not None and decision.is_made else None
 
 
 def snapshot(

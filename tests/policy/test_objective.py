@@ -5,12 +5,11 @@ from statistics import mean
 import pytest
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Snapshot
 from flying_serving.predict.work import Objective, Work
 from tests.policy.costs import Costs, costs
 from tests.policy.node import arrivals, serve
-from tests.policy.snapshots import load, snapshot
+from tests.policy.snapshots import decide, load, snapshot
 
 APART, TOGETHER = (Layout.uniform(2, size) for size in (1, 2))
 SOONER: Costs = costs(fixed=1.5, rest=0.6)
@@ -20,7 +19,7 @@ TARGETS_S = (float("inf"), 0.3)
 
 def chosen(shot: Snapshot, objective: Objective) -> Layout:
     """Return the layout that `load` chooses."""
-    decision = POLICIES["load"].decide(shot, objective)
+    decision = decide("load", shot, objective)
     return shot.layout if decision is None else decision.layout
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.policies import POLICIES, satisfies
+from flying_serving.policy.policies import POLICIES, least_gain, satisfies
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
 from flying_serving.policy.switching import leaving
 from flying_serving.predict.forecast import evaluate
@@ -18,7 +18,7 @@ from flying_serving.predict.work import Work
 from flying_serving.workload.model import Request
 from tests.policy.costs import costs
 from tests.policy.node import arrivals, serve
-from tests.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, load, snapshot
+from tests.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, decide, load, snapshot
 from tests.policy.test_switching import situations
 
 NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
@@ -30,7 +30,7 @@ NEEDS = st.lists(st.sampled_from([LONG, LONGER, URGENT]), max_size=2, unique=Tru
 
 def chosen(policy: str, shot: Snapshot) -> Layout:
     """Return the layout that a policy wants."""
-    decision = POLICIES[policy].decide(shot, OBJECTIVE)
+    decision = decide(policy, shot)
     return shot.layout if decision is None else decision.layout
 
 
@@ -61,18 +61,18 @@ def test_fixed_policies_never_change_anything(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
 ) -> None:
     """Whatever is needed."""
-    assert POLICIES[policy].decide(replace(situation[0], needs=needs), OBJECTIVE) is None
+    assert decide(policy, replace(situation[0], needs=needs)) is None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(situation=situations(), needs=NEEDS)
-def test_stragglers_stay_while_an_urgent_request_runs(
+def test_what_is_left_behind_stays_while_an_urgent_request_runs(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
 ) -> None:
     """Or if there are none, or the policy does not choose the layout."""
     shot = replace(situation[0], needs=needs)
     chosen_by = POLICIES[policy]
-    if chosen_by.migrates_stragglers(shot, OBJECTIVE):
+    if chosen_by.migrates_left_behind(shot, OBJECTIVE):
         assert chosen_by.by_load or chosen_by.by_priority or chosen_by.by_context
         assert leaving(shot, shot.layout)
         assert not (chosen_by.by_priority and URGENT in needs)
@@ -83,9 +83,9 @@ def test_streams_migrate_and_prompts_end_where_they_began() -> None:
     migrations = {4: MigrationCost(0.01, 2e-5)}
     prompt, stream = GroupLoad(1, 5.0, 10.0, 2000.0, 2000, 1), GroupLoad(1, 100.0, 200.0, 2000.0)
     prompts, streams = replace(QUIET, begun=7.0), replace(BUSY, running=1.0)
-    for work, left, migrates_stragglers in ((prompts, prompt, False), (streams, stream, True)):
+    for work, left, migrates in ((prompts, prompt, False), (streams, stream, True)):
         shot = snapshot(NARROW, work, {(0, 1, 2, 3): left}, migrations=migrations)
-        assert POLICIES["auto"].migrates_stragglers(shot, OBJECTIVE) == migrates_stragglers
+        assert POLICIES["auto"].migrates_left_behind(shot, OBJECTIVE) == migrates
 
 
 def test_the_fixed_policies_have_a_size() -> None:
@@ -119,7 +119,7 @@ def test_a_long_prompt_does_not_make_everyone_else_wait(work: Work, way: str) ->
     """Alone it lets what is nearly done end first; if others wait and come, that would cost more than moving it."""
     loads = {(0,): load(6, 3.0), (1,): load(6, 3.0)}
     shot = snapshot(Layout.uniform(2, 1), work, loads, [LONG], migrations={2: MigrationCost(0.02, 3e-5)})
-    decision = POLICIES["auto"].decide(shot, OBJECTIVE)
+    decision = decide("auto", shot)
     assert decision is not None
     assert (decision.layout, decision.mode) == (Layout.uniform(2, 2), way)
 
@@ -143,7 +143,9 @@ def test_a_group_is_kept_for_who_needs_it_where_that_costs_less(policy: str, res
     lanes, migrations = costs((1, 2), 1.2, rest), {2: MigrationCost(0.002, 1e-6)}
     work = Work(2.0, 300.0, 60.0, 2.0, running=8.0)
     long = GroupLoad(1, 60.0, 60.0, 2000.0)
-    held = snapshot(together, work, {(0, 1): replace(load(8), bound={2: long})}, lanes=lanes, migrations=migrations)
+    held = snapshot(
+        together, work, {(0, 1): replace(load(8), by_least_size={2: long})}, lanes=lanes, migrations=migrations
+    )
     assert chosen(policy, held) == best
     assert chosen(policy, replace(held, loads={(0, 1): load(8)})) == Layout.uniform(2, 1)
 
@@ -156,7 +158,7 @@ def test_decisions_are_to_another_layout_and_say_why(
     """The cheapest way is taken; a switch for load gains more than it costs, one for a need meets it."""
     policy = POLICIES[name]
     shot = replace(situation[0], needs=needs, promised=promised)
-    decision = policy.decide(shot, OBJECTIVE)
+    decision = decide(name, shot)
     known = [need for need in needs if (policy.by_priority if need.urgent else policy.by_context)]
     if decision is None:
         assert satisfies(shot.layout, known)
@@ -177,6 +179,38 @@ def test_decisions_are_to_another_layout_and_say_why(
         assert decision.gain == pytest.approx(change)
 
 
+@pytest.mark.parametrize("promised", [0.0, 1e6])
+def test_a_decision_shows_what_was_compared_if_the_layout_stays(promised: float) -> None:
+    """The prediction for each layout, the gain of the best one, what it had to exceed, and why."""
+    shot = replace(snapshot(WIDE, BUSY), promised=promised)
+    found = POLICIES["auto"].decide(shot, OBJECTIVE)
+    assert found is not None
+    assert found.is_made == (promised == 0.0)
+    assert found.predicted[WIDE] == found.stay == evaluate(WIDE, shot.lanes, shot.work, OBJECTIVE)
+    assert found.layout == min(found.predicted, key=found.predicted.__getitem__) == NARROW
+    assert found.gain == found.predicted[WIDE] - found.predicted[NARROW]
+    assert found.promised == promised
+    assert found.least_gain == least_gain(found.predicted[WIDE], found.cost, shot)
+    assert (found.mode == "") == (not found.considered) == (promised > 0.0)
+
+
+def test_in_the_best_layout_the_next_best_is_shown_with_its_loss() -> None:
+    """Its gain is negative, and what switching to it would cost is not looked at."""
+    found = POLICIES["load"].decide(snapshot(NARROW, BUSY), OBJECTIVE)
+    assert found is not None
+    assert (found.layout.shape, found.is_made, found.considered) == ((1, 1, 2), False, {})
+    assert found.gain == found.predicted[NARROW] - found.predicted[found.layout] < 0.0
+    assert set(found.predicted) >= {NARROW, PAIRS, WIDE}
+
+
+def test_a_decision_for_a_need_shows_the_layouts_that_meet_it() -> None:
+    """It has no least gain: a request cannot run otherwise."""
+    found = decide("auto", snapshot(NARROW, BUSY, needs=[LONG]))
+    assert found is not None
+    assert {layout.shape for layout in found.predicted} == {(1, 1, 2), (2, 2), (4,)}
+    assert (found.promised, found.least_gain) == (None, None)
+
+
 # ---- how often
 
 
@@ -186,7 +220,7 @@ def test_a_switch_is_not_taken_back_at_once(situation: tuple[Snapshot, Layout], 
     """Seen from the new layout with the same work, it is right, and stays so until something else comes."""
     shot = replace(situation[0], needs=needs)
     for _ in range(4):
-        decision = POLICIES[name].decide(shot, OBJECTIVE)
+        decision = decide(name, shot)
         if decision is None:
             return
         assert decision.layout != situation[0].layout
@@ -198,9 +232,9 @@ def test_a_switch_is_not_taken_back_at_once(situation: tuple[Snapshot, Layout], 
 def test_promised_gains_never_make_another_switch_easier(situation: tuple[Snapshot, Layout], promised: float) -> None:
     """What is decided after some switches would be decided without them, too."""
     shot = situation[0]
-    after = POLICIES["load"].decide(replace(shot, promised=promised), OBJECTIVE)
+    after = decide("load", replace(shot, promised=promised))
     if after is not None:
-        before = POLICIES["load"].decide(shot, OBJECTIVE)
+        before = decide("load", shot)
         assert before is not None
         assert before.layout == after.layout
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.switching import LATER, _Case, bound, costs, leaving
+from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
+from flying_serving.policy.switching import _Case, costs, leaving, stragglers_of
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
 from tests.policy.costs import costs as lane_costs
@@ -153,12 +153,12 @@ def test_enclosing_groups_migrate_side_by_side_and_pairs_in_sequence() -> None:
 def with_long(requests: int, left: float, context: float = 2000.0, needs: int = 2) -> GroupLoad:
     """Return what runs in a group: short requests, and one that needs `needs` engines."""
     long = GroupLoad(1, left, left, context)
-    return replace(load(requests + 1), bound={2**power: long for power in range(1, needs.bit_length())})
+    return replace(load(requests + 1), by_least_size={2**power: long for power in range(1, needs.bit_length())})
 
 
 def staying(shot: Snapshot, new: Layout) -> dict[Group, GroupLoad]:
     """Return those that no group of a new layout can hold."""
-    return bound(leaving(shot, new), new)
+    return stragglers_of(leaving(shot, new), new)
 
 
 def test_who_fits_nowhere_else_stays_behind() -> None:
@@ -178,7 +178,7 @@ def test_stragglers_do_not_migrate() -> None:
     free = migrate_cost({2: QUICK}, WIDE, NARROW, {(0, 1): load(5)})
     assert free < migrate_cost({2: QUICK}, WIDE, NARROW, short) < migrate_cost({2: QUICK}, WIDE, NARROW, long)
     alone = GroupLoad(1, 40.0, 40.0, 2000.0)
-    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, bound={2: alone})}, migrations={2: QUICK})
+    shot = snapshot(WIDE, BUSY, {(0, 1): replace(alone, by_least_size={2: alone})}, migrations={2: QUICK})
     ways = costs(shot, NARROW, OBJECTIVE, urgent=False)
     assert ways["migrate"] == pytest.approx(ways["weave"])
 

@@ -93,7 +93,7 @@ def test_an_urgent_request_does_not_wait_for_those_before_it(server: Server, apa
     with ThreadPoolExecutor(8) as threads:
         long = [threads.submit(server.post, tokens(10 + i, 50), 600, 1) for i in range(6)]
         wait_until(lambda: server.requests("running") == 4, server.status)
-        wait_until(lambda: server.requests("held") == 2, server.status)
+        wait_until(lambda: server.requests("waiting") == 2, server.status)
         urgent = threads.submit(server.post, tokens(20, 50), 5, priority=-1)
         answer = urgent.result(WAIT_S)
         assert answer.status_code == 200, answer.text

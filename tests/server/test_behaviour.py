@@ -464,13 +464,13 @@ async def test_a_pause_ends_all_requests_by_default(server: Server, http: httpx.
     order = asyncio.create_task(http.post("/flying/layout", json={"groups": other, "mode": "sequential"}))
     held = Stream()
     tasks.append(asyncio.create_task(stream(http, _long(server, 300), into=held)))
-    await asyncio.to_thread(wait_until, lambda: server.requests("held"))
+    await asyncio.to_thread(wait_until, lambda: server.requests("waiting"))
     await http.post("/pause")
     await asyncio.gather(*tasks)
     assert (await order).status_code == 200, "nothing is left to wait for"
     assert {into.finish_reason for into in streams} == {"abort"}
     assert (held.done, held.tokens) == (True, []), "vLLM has no chunk for what had no token"
-    assert server.status()["requests"] == {"running": 0, "held": 0}
+    assert server.status()["requests"] == {"running": 0, "waiting": 0}
     await http.post("/resume")
 
 

@@ -93,12 +93,12 @@ def test_a_prompt_waits_for_a_layout_that_holds_it_and_finds_its_prefix(server: 
     server.layout(ALONE)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(ask, server, LONG, 16)
-        wait_until(lambda: server.requests("held") == 1, server.status)
+        wait_until(lambda: server.requests("waiting") == 1, server.status)
         ask(server, tokens(2, 100), 16)  # others are served meanwhile
         server.layout(PAIRS)
         ask(server, tokens(3, 100), 16)
         assert not held.done()
-        assert server.status()["requests"]["held"] == 1
+        assert server.status()["requests"]["waiting"] == 1
         server.layout(TOGETHER)
         answer = held.result(WAIT_S)
     same(answer, long_answer)
@@ -133,7 +133,7 @@ def test_prompt_that_no_group_holds_is_refused(server: Server) -> None:
     answer = server.post(tokens(6, 4250), 16)
     assert answer.status_code == 400
     assert "4096" in answer.json()["error"]["message"]
-    assert server.status()["requests"] == {"running": 0, "held": 0}
+    assert server.status()["requests"] == {"running": 0, "waiting": 0}
 
 
 def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
@@ -146,9 +146,9 @@ def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
                 server.http.post("/v1/completions", json=body, timeout=1)
 
         left = pool.submit(leave)
-        wait_until(lambda: server.requests("held") == 1, server.status)
+        wait_until(lambda: server.requests("waiting") == 1, server.status)
         left.result(WAIT_S)
-    wait_until(lambda: server.requests("held") == 0, server.status)
+    wait_until(lambda: server.requests("waiting") == 0, server.status)
     server.check()
 
 

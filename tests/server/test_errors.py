@@ -554,15 +554,15 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
 def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server) -> None:
     """It is held, which the status shows; a layout that suits starts it, and a client that leaves ends it."""
     server.layout(ALONE)
-    assert server.requests("held") == 0
+    assert server.requests("waiting") == 0
     answers: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: answers.append(completion(server, prompt=[1] * 1500)))
     waiting.start()
-    wait_until(lambda: server.requests("held") == 1)
+    wait_until(lambda: server.requests("waiting") == 1)
     with pytest.raises(httpx.ReadTimeout):
         body = {"model": server.model, "prompt": [1] * 1600, "max_tokens": 4}
         server.http.post("/v1/completions", json=body, timeout=1)
-    wait_until(lambda: server.requests("held") == 1)
+    wait_until(lambda: server.requests("waiting") == 1)
     server.layout([[0, 1], [2, 3]])
     waiting.join(60)
     assert answers[0].status_code == 200, answers[0].text

@@ -9,7 +9,6 @@ import pytest
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
@@ -23,7 +22,7 @@ from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.sim.run import results, simulate
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Alternating, Poisson, synthesise
-from tests.policy.snapshots import BUSY, OBJECTIVE, load, snapshot
+from tests.policy.snapshots import BUSY, decide, load, snapshot
 
 
 def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
@@ -116,8 +115,8 @@ def test_the_fork_waits_and_ours_does_not() -> None:
 
 def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
     """What `auto` and the fork decide on two engines."""
-    ours, fork = POLICIES["auto"], build("fork", h200("llama-3-70b"), 2, Options()).settings.policy
-    return ours.decide(shot, OBJECTIVE), fork.decide(shot, OBJECTIVE)
+    fork = build("fork", h200("llama-3-70b"), 2, Options()).settings.policy
+    return decide("auto", shot), decide(fork, shot)
 
 
 def test_the_fork_weighs_what_its_own_switch_costs() -> None:

@@ -1,0 +1,70 @@
+"""What `status` and `switches` print: why the layout changed, or why it stays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from flying_serving.cli import render
+from flying_serving.config import Deployment, FlyingConfig
+from flying_serving.controller.switches import Switch
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import Decision
+from flying_serving.server.settings import describe
+from tests.controller.shell import Shell, settings
+
+APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
+LOAD = Decision(TOGETHER, "migrate", "load: 1.16 requests/s, 1 waiting", 13.05, 0.066, {"migrate": 0.066}, 62.98, 7.72)
+
+
+def drawn(shown: RenderableType) -> str:
+    console = Console(width=120, color_system=None)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
+
+
+def status(shell: Shell) -> dict[str, Any]:
+    """The answer of `GET /flying/status`, without what engines say."""
+    flying = FlyingConfig()
+    deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
+    return describe(shell.controller, deployment) | {"engines": []}
+
+
+@pytest.mark.parametrize(
+    ("decision", "cells"),
+    [
+        (LOAD, ["load: 1.16 requests/s, 1 waiting", "13.05", "7.72", "0.07"]),
+        (Decision(TOGETHER, "hard", "context: [b]", math.inf, 2.5), ["context: [b]", "-", "-", "2.50"]),
+        (None, ["ordered by an operator", "-", "-", "-"]),
+    ],
+)
+def test_a_switch_shows_its_reason_gain_and_cost(decision: Decision | None, cells: list[str]) -> None:
+    switch = Switch(APART, TOGETHER, "migrate", 1.0, 4, decision=decision, number=3)
+    rows = [line for line in drawn(render.switches([switch.to_json()])).splitlines() if line.startswith("│ ")]
+    assert [cell.strip() for cell in rows[0].strip("│").split("│")] == ["3", "0 1", "0,1", "migrate", *cells]
+    assert [cell.strip() for cell in rows[1].strip("│").split("│")][:3] == ["3", "4", "0.0"]
+
+
+def test_status_says_why_the_layout_stays() -> None:
+    """Only if layouts were compared, and none is formed."""
+    shell = Shell(settings("auto", 2))
+    assert "stays" not in drawn(render.status(status(shell)))
+    for decision in (LOAD, Decision(TOGETHER, "hard", "context: x", math.inf, 2.5)):
+        shell.controller.last_decision = decision
+        assert "stays" not in drawn(render.status(status(shell)))
+    shell.controller.last_decision = Decision(TOGETHER, "", "load: x", 5.0, 0.0, stay=62.98, least_gain=7.5)
+    text = drawn(render.status(status(shell)))
+    assert "stays: 0,1 would gain 5.00 request-s and has to gain more than 7.50" in text
+    assert "0 running, 0 waiting for a group" in text
+
+
+def test_a_dry_run_shows_what_it_would_do_with_gain_and_cost() -> None:
+    shell = Shell(settings("auto", 2, dry_run=True))
+    shell.controller.would_do.append(LOAD)
+    (shown,) = status(shell)["would_do"]
+    assert (shown["to"], shown["mode"], shown["is_made"]) == ([[0, 1]], "migrate", True)
+    assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (13.05, 0.066)
