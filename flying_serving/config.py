@@ -104,7 +104,7 @@ class Deployment(BaseModel):
 
     @property
     def lanes(self) -> tuple[int, ...]:
-        """Group sizes beyond 1."""
+        """Group sizes beyond 1: those of the lanes that are built beside lane 1, which every engine has."""
         return self.group_sizes[1:]
 
 

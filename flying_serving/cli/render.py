@@ -37,14 +37,14 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
         f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
         f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
         f"KV tokens that one request may use: {capacity}",
-        *_stays(answer["last_decision"]),
+        *_why_kept(answer["last_decision"]),
         *(f"group size {size} is not offered: {reason}" for size, reason in answer["not_offered"].items()),
         _engines(answer),
         "lane n: requests running + waiting in groups of n engines, told by the first engine of each group",
     )
 
 
-def _stays(last: Mapping[str, Any] | None) -> list[str]:
+def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
     """Why the layout is kept, if the policy has compared it with others and found none that gains enough."""
     if last is None or last["is_made"] or last["least_gain_request_s"] is None:
         return []

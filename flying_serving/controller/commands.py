@@ -1,4 +1,4 @@
-"""What the controller tells its shell to do: the live server's client, or the simulator."""
+"""What the controller tells its shell to do: the API server's, or the simulator."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """The controller: events in, commands out, time as an argument. It owns every decision; engines own safety.
 
-The live server's client and the simulator are shells around this class: they call it for each event and carry out the
+The API server's `Shell` and the simulator are shells around this class: they call it for each event and carry out the
 commands that it returns, in order.
 """
 
@@ -21,7 +21,7 @@ from flying_serving.wire import SwitchAnswer
 
 
 class Controller(Dispatcher):
-    """Task pool, groups and layout of one server; `placing` chooses groups, if not in the controller's own way."""
+    """The Dispatcher of one server with its decisions and switches; `placing` chooses groups, if not in its own way."""
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)

@@ -19,7 +19,7 @@ from flying_serving.predict.work import LaneFigures
 
 
 class Dispatcher:
-    """Books where each request is, and says so in commands; shows a policy what it needs to know.
+    """Books where each request is, and says so in commands; shows a policy what it needs to know. Base of Controller.
 
     `migrates`: what it takes to migrate KV between groups, by the size of the group that encloses both; where it is not
     known, at first nowhere, KV cannot migrate.
@@ -71,10 +71,10 @@ class Dispatcher:
         return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, self._needs(now_s), promised)
 
     def _needs(self, now_s: float) -> list[Need]:
-        """Groups that some request cannot do without: for room (use case 3), or because it is urgent (use case 2).
+        """Groups that some request cannot do without: for room, or because it is urgent.
 
         A long request needs its group from when it is its turn until its prompt is done: then the group may drain, or
-        is kept to its end (`switching.LATER`). While others wait that came before it, it could not begin there. An
+        is kept to its end (`snapshot.LATER`). While others wait that came before it, it could not begin there. An
         urgent one needs to its end the widest group that leaves engines to everyone else, or the widest there is.
         """
         needs, sizes, engines = [], self._sizes, self.settings.engines

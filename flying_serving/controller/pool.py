@@ -46,7 +46,7 @@ class TaskPool:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the one that waits longest has arrived."""
+        """When the one that is here longest has arrived at the server; one that was recalled has run since."""
         return next((state.arrived_s for state in self._waiting.values()), None)
 
     def retry_after_s(self, now_s: float) -> int:

@@ -22,13 +22,13 @@ PATIENCE = 1.5
 class Switch:
     """One change of layout.
 
-    `draining`: requests that run in groups which the new layout lacks; with None as `decision` an operator ordered it.
-    `number` is given by `Switches.begin`.
+    `requests_in_flight`: at the decision. `draining`: those of them in groups which the new layout lacks. With None as
+    `decision` an operator ordered it. `number` is given by `Switches.begin`.
 
     `cutover_ms`: from the order until the last engine works in the new layout; of that, `in_flight_ms` is the step that
     was under way there, and `overhead_ms` the rest (messages, and waiting for a processor). `work_ms`: processor time
-    that the switch itself took, the client's and the busiest engine's. `drain_ms`: until the last request of the old
-    layout ended or migrated; it stays None if too many later switches began before that. `worst_token_gap_ms`: the
+    that the switch itself took: the API server's and the busiest engine's. `drain_ms`: until the last old request
+    ended or migrated; it stays None if too many later switches began before that. `worst_token_gap_ms`: the
     longest time between two tokens of any stream from the order until then, and until the next token of each stream
     that migrated.
     """

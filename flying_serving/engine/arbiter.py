@@ -88,6 +88,7 @@ class LaneArbiter:
             self._slice_left_s = self._took_s[size] = took_s
             self._sliced.clear()
         else:
+            # within a slice members hold: where a later step of it has waited, they did not, and the slice pays
             self._took_s[size] = took_s + (waited_s if size in self._sliced else 0.0)
             self._slice_left_s -= self._took_s[size]
             self._sliced.add(size)

@@ -101,7 +101,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
             self.output_queue.put_nowait(output)
 
     def wake(self) -> None:
-        """End a wait for the client's messages. Any thread may call it."""
+        """End a wait for the API server's messages. Any thread may call it."""
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     # ---- what vLLM asks of its engine
@@ -124,7 +124,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         return made, wave
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
-        """To the lane that the client chose, at once or when its KV has arrived."""
+        """To the lane that the API server chose, at once or when its KV has arrived."""
         self.loop.add(request, request_wave)
 
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -173,7 +173,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         self.leave_guard.may_leave = True
 
     def __getattr__(self, name: str) -> Any:
-        """The other utilities of the client, which vLLM calls by name."""
+        """The other utilities of the API server, which vLLM calls by name."""
         if name.startswith("flying_"):
             return getattr(self.utilities, name)
         raise AttributeError(name)

@@ -19,13 +19,13 @@ class LeaveGuard:
 
     With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two messages a member of a
     group has none, and requests may be on their way to it; so an engine takes no notice of the signal, which may come
-    to all processes of the server at once, until the client says that nothing runs, waits or migrates any more.
+    to all processes of the server at once, until the API server says that nothing runs, waits or migrates any more.
     """
 
     def __init__(self, shutdown_timeout_s: float) -> None:
         self._drains = shutdown_timeout_s > 0
         self.may_leave = False
-        """Whether the client has said so."""
+        """Whether the API server has said so."""
 
     @property
     def waits(self) -> bool:

@@ -42,7 +42,7 @@ class Inbox(Sender, Protocol):
 
 
 class Host(Protocol):
-    """vLLM's engine, which owns the loop: lane 1, the client's messages, and the workers."""
+    """vLLM's engine, which owns the loop: lane 1, the API server's messages, and the workers."""
 
     def serves_on(self) -> bool:
         """Whether the loop goes on; called before each round."""
@@ -63,7 +63,7 @@ class Host(Protocol):
         """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
 
     def process_aborts(self) -> None:
-        """Handle the client's aborts, which may come while a step is made."""
+        """Handle the API server's aborts, which may come while a step is made."""
 
     def emit(self, outputs: dict[int, Any] | None) -> None:
         """Send outputs to clients, by client."""

@@ -22,8 +22,8 @@ class StepLog:
 
     A step lasts from when its plan is made until its output is there. It begins at the end of the lane's step before it
     if that was still under way (async scheduling), and if requests go on in it: what lies between two steps is the time
-    of a token as well. Unless it is longer than the step, or another lane stepped, as `board` says, where all engines
-    note when they end a step: then the lane waited. `clock`: CLOCK_MONOTONIC, in seconds.
+    of a token as well. It begins with its plan if that time is longer than the step, or if another lane stepped in it:
+    then the lane waited. All engines note on `board` when they end a step. `clock`: CLOCK_MONOTONIC, in seconds.
     """
 
     def __init__(self, board: StepBoard, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""What the client asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
+"""What the API server asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
 
 import time
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class EngineUtilities:
         """From now on this engine's present group is `group`: a `SwitchAnswer`.
 
         `mode`: a sequential or soft switch is ordered when no request of the old layout is left. `weave_steps`: steps
-        of the new layout for each step of an older one. `sent_s`: when the client ordered it (CLOCK_MONOTONIC).
+        of the new layout for each step of an older one. `sent_s`: when the API server ordered it (CLOCK_MONOTONIC).
         """
         worked_s = time.thread_time()
         now_s = self.loop.clock()

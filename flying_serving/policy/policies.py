@@ -1,4 +1,4 @@
-"""The policies: pure functions of a snapshot. `auto` composes the three use cases; others are parts of it or fixed."""
+"""The policies: pure functions of a snapshot. `auto` composes load, priority and context; others are fixed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.work import Objective
 
 FORECAST_ERROR = 0.1
-"""A switch for load must gain this share of what staying costs: forecasts are off by up to 20 % (tests/predict/
-test_rollout.py). 0.05 was first; 0.1 was taken after three seeds of experiments/ablation.py had shown it better."""
+"""A switch for load must gain this share of what staying costs: less may be an error of the forecasts, of which each
+may be off by 20 % (tests/predict/test_rollout.py). It was 0.05 before three seeds of experiments/ablation.py."""
 
 
 @dataclass(frozen=True)

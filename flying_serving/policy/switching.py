@@ -1,4 +1,4 @@
-"""The cost of a switch in each mode, in request-seconds (paper section 5.2.2).
+"""The cost of a switch in each mode, in request-seconds.
 
 Requests that run in a group that the new layout lacks are *old*; requests that wait or arrive are *new*. Old requests
 that no group of the new layout holds are *stragglers*.
@@ -130,7 +130,7 @@ class _Case:
     def later(self) -> float:
         """The present layout stays until the stragglers have ended, and all requests share its steps.
 
-        Until then the new groups count as being as much slower as the present ones are.
+        Until then a step of the new layout counts as longer by `slower`, so that it has the present one's capacity.
         """
         lanes, work = self.snapshot.lanes, self.snapshot.work
         slower = capacity(self.layout, lanes, work) / capacity(self.snapshot.layout, lanes, work) - 1
@@ -228,6 +228,7 @@ def costs(
     if there is None or urgent:
         there = evaluate(layout, snapshot.lanes, snapshot.work, objective)
     modes = {"weave": case.weave(), "migrate": max(case.migrate(), there + case.pause_s() * case.in_flight)}
+    # the floor of `migrate`: all requests in flight stand still for the pause, whatever the fluid model gains later
     if urgent or not case.stragglers:  # until those have ended it is better to stay than to do nothing
         modes["sequential"] = case.sequential()
     elif case.stragglers.keys() & set(snapshot.layout.groups):

@@ -1,4 +1,4 @@
-"""What it takes to move the KV of requests from one group to another, from what engines have measured."""
+"""What it takes to migrate the KV of requests from one group to another, from what engines have measured."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,23 +10,23 @@ from scipy.optimize import nnls
 
 @dataclass(frozen=True)
 class MigrationCost:
-    """Seconds that the engines of a cover stand still for one exchange, from one group to another.
+    """Seconds that the engines of an enclosing group stand still for one migration, from one group to another.
 
-    `fixed_s`: of every exchange; `token_s`: for each token whose KV is exchanged.
+    `fixed_s`: of every migration; `token_s`: for each token whose KV migrates.
     """
 
     fixed_s: float
     token_s: float
 
     def seconds(self, tokens: float) -> float:
-        """Seconds of one exchange of `tokens` tokens."""
+        """Seconds of one migration of `tokens` tokens."""
         return self.fixed_s + self.token_s * tokens
 
 
 def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
-    """Costs by size of the cover; a size that nobody has measured is missing.
+    """Costs by size of the enclosing group; a size that no engine has measured is missing.
 
-    `rows`: `[engines in the cover, seconds, tokens]`; of each size several token counts, by any of its engines.
+    `rows`: `[engines in that group, seconds, tokens]`; of each size several token counts, by any of its engines.
     """
     by_size: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for size, seconds, tokens in rows:
@@ -35,7 +35,7 @@ def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
 
 
 def _fit(measured: Sequence[tuple[float, float]]) -> MigrationCost:
-    """Non-negative least squares of relative errors, so that a short exchange counts as much as a long one."""
+    """Non-negative least squares of relative errors, so that a short migration counts as much as a long one."""
     seconds, tokens = np.array(measured).T
     scale = max(1.0, tokens.max())
     table = np.column_stack([1.0 / seconds, tokens / scale / seconds])

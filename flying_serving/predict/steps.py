@@ -24,9 +24,10 @@ _SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 256.0, 8.0])
 _START, _ADDED = [1, 2], [7, 8]
 """Features: prompt tokens and decoding requests, of all steps, and once more of those that were served."""
 _MOST_ADDED = [0.25, 1.5]
-"""Of what the start says: a lane that serving makes slower still is believed to be slow itself, and others are not."""
+"""Share of the start's cost that serving in one lane adds to others at most: a lane with more is slow itself."""
 _HELD = [0.05, 0.01]
-"""What serving adds in a lane is what it adds in others as far as so much of each measurement of the start says."""
+"""Weight of a pull towards the other lanes' share, per weight of the start's rows. With 20 rows of decoding requests it
+is 20 x PRIOR_STEPS x 0.01, that of 1 served step of such requests: some ten outweigh it."""
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
 
