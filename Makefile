@@ -43,7 +43,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_budget.py
+	$(BIN)/python -m pytest -q tests/test_budget.py tests/test_glossary.py tests/test_imports.py
 
 # Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
 # With the models of the zoo they take about as long as the others.
