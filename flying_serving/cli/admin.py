@@ -41,7 +41,7 @@ def serve(context: typer.Context) -> None:
 @app.command()
 @flags
 def status(server: Connection) -> None:
-    """Show layout, engines, lanes, requests and blocks."""
+    """Show layout and why it stays, engines, lanes, requests and blocks."""
     server.show(server.ask("GET", "/flying/status"), render.status)
 
 
@@ -86,7 +86,7 @@ def layout(
 def switches(
     server: Connection, last: Annotated[int, typer.Option(min=1, help="Number of switches to show.")] = 20
 ) -> None:
-    """Show the last switches and the cost of each."""
+    """Show the last switches: why, predicted gain and cost, measured times."""
     answer = server.ask("GET", "/flying/switches")
     server.show(answer, lambda found: render.switches(found["switches"][-last:]))
 
