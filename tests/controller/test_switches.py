@@ -293,7 +293,7 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
 def test_switches_for_load_promise_gains_over_the_horizon(
     times: list[float], reasons: st.DataObject, later_s: float
 ) -> None:
-    """Less the longer ago they were; not those of an operator or for another use case."""
+    """Less the longer ago they were; not those of an operator or for another reason."""
     switches = Switches()
     now_s = max(times, default=0.0) + later_s
     expected = 0.0

@@ -47,7 +47,7 @@ def test_wide_when_quiet_narrow_under_load(policy: str) -> None:
 
 
 def test_a_layout_that_is_better_at_everything_is_kept_under_every_load() -> None:
-    """Use case 1 with groups that win both, or neither."""
+    """With groups that win both, or neither."""
     apart, together = Layout.uniform(2, 1), Layout.uniform(2, 2)
     for fixed, rest, best in ((0.6, 0.4, together), (1.5, 1.3, apart)):
         for work in (QUIET, replace(QUIET, rate=2.0), replace(BUSY, rate=6.0)):

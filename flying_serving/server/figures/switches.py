@@ -18,7 +18,7 @@ def shape(layout: Layout) -> str:
 
 
 def reason_kind(decision: Decision | None) -> str:
-    """The use cases that a switch was made for, without the figures."""
+    """The kinds of reasons that a switch was made for, without the figures; `idle` if no reason names its kind."""
     if decision is None:
         return "operator"
     parts = [part.partition(":") for part in decision.reason.split("; ")]
