@@ -32,6 +32,16 @@ def log_levels_stay() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def classes_imported_here() -> Iterator[None]:
+    """vLLM asks here what it wants to know of a model's class, and not in a new interpreter, which takes 7 s."""
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda work: work())
+        yield
+
+
+@pytest.fixture(scope="session")
 def two_engines() -> Iterator[tuple[Server, str]]:
     """Two engines with vLLM's dev mode and an API key, and the first scrape of their metrics."""
     from tests.live import KEY, Server

@@ -20,6 +20,8 @@ from flying_serving.worker.admission import KVPlan, anatomy
 from tests.forked import by_shell, run
 from tests.live import Server
 
+pytestmark = pytest.mark.usefixtures("classes_imported_here")
+
 DOCTOR_S = 120
 """Twice what it may take on a machine that has nothing else to do."""
 SMALL = {

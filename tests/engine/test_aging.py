@@ -19,6 +19,8 @@ from flying_serving.engine.aging import Aging
 from flying_serving.vllm_adapter.priorities import FOREMOST
 from tests.live import tiny
 
+pytestmark = pytest.mark.usefixtures("classes_imported_here")
+
 AGING_S = 10.0
 BLOCK = 16
 

@@ -20,6 +20,8 @@ from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
 from flying_serving.worker.binding.share import SharedWeights
 
+pytestmark = pytest.mark.usefixtures("classes_imported_here")
+
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,

@@ -19,6 +19,8 @@ from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.lane import WorkerLane, lane_config
 from tests.live import ROOT
 
+pytestmark = pytest.mark.usefixtures("classes_imported_here")
+
 LAYER = "model.layers.0.self_attn.attn"
 MOST_SENT = 1 << 16
 """Bytes; a model's own configuration is most of them."""
