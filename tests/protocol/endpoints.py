@@ -13,7 +13,7 @@ from flying_serving.engine.messages import BlocksReserved, LendBlocks, RunStep
 from flying_serving.layout.groups import Group
 from flying_serving.migration.messages import MigrateKV
 from tests.protocol.automaton import Did, Engines
-from tests.protocol.client import Abort, ClientMessage
+from tests.protocol.client import Abort, ClientMessage, Order
 from tests.protocol.engine import Engine, Took
 from tests.protocol.faults import Fault
 
@@ -72,6 +72,11 @@ class Event(NamedTuple):
         """Whether nobody else can notice it."""
         return self.sent is None and not self.done and self.wrong is None
 
+    @property
+    def local(self) -> bool:
+        """Whether nothing changes but the endpoint: nobody else and nothing that the client knows."""
+        return self.silent and not isinstance(self.heard, Order)
+
 
 class Endpoints:
     """All endpoints that were met, by number, for one exploration.
@@ -81,17 +86,22 @@ class Endpoints:
         exact: whether time passes by itself (`Settings.exact`).
         prompt: whether an engine that comes out of a step has gone through its loop before a message arrives that was
             not there yet.
+        mortal: whether an engine may stop, and messages that it has sent go with it.
         fault: what is broken.
     """
 
-    def __init__(self, engines: Engines, *, exact: bool, prompt: bool, fault: Fault | None) -> None:
+    def __init__(self, engines: Engines, *, exact: bool, prompt: bool, mortal: bool, fault: Fault | None) -> None:
         self.engines = engines
         self.exact = exact
         self.prompt = prompt
+        self.mortal = mortal
         self.fault = fault
         self.endpoints: list[Endpoint] = []
         self._numbers: dict[Endpoint, int] = {}
+        self.inside: list[int | None] = []
+        """Of each endpoint, by number."""
         self.events = cache(self._events)
+        self.kinds = cache(self._kinds)
         self.settled = cache(self._settled)
         self.push = cache(self._push)
         self.lose = cache(self._lose)
@@ -103,6 +113,7 @@ class Endpoints:
         number = self._numbers.setdefault(endpoint, len(self.endpoints))
         if number == len(self.endpoints):
             self.endpoints.append(endpoint)
+            self.inside.append(endpoint.inside)
         return number
 
     def take(self, engine: Engine) -> int:
@@ -130,6 +141,12 @@ class Endpoints:
                 ),
             )
         return (*self._hear(endpoint, who), *self._go_on(endpoint, who))
+
+    def _kinds(self, number: int, who: int) -> tuple[tuple[tuple[Label, int], ...], tuple[Event, ...]]:
+        """Return labels and ends of the events that are local, and all other events."""
+        events = self.events(number, who)
+        local = tuple((event.label, event.after) for event in events if event.local)
+        return local, tuple(event for event in events if not event.local)
 
     def _hear(self, endpoint: Endpoint, who: int) -> tuple[Event, ...]:
         if not endpoint.heard:
@@ -185,7 +202,7 @@ class Endpoints:
         after = endpoint._replace(engine=did.after, sending=sent[1:])
         return Event(label, self.number(after), sent[0] if sent else None, did.done)
 
-    def _settled(self, number: int, who: int, sender_may_stop: bool) -> bool:
+    def _settled(self, number: int, who: int) -> bool:
         """Return whether no other engine can change what may happen next here, and can notice it.
 
         There is a message, which nobody can take away any more; the engine may do something else before it serves it,
@@ -200,7 +217,7 @@ class Endpoints:
             or endpoint.inbox[0][1] == GONE
         ):
             return False
-        if sender_may_stop and not self._is_here(endpoint, who):
+        if self.mortal and not self._is_here(endpoint, who):
             return False
         return all(event.silent for event in self.events(number, who))
 

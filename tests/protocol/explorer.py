@@ -77,12 +77,18 @@ class _Graph:
         self.follows = array("i")
         """Edges of state n: follows[starts[n]:starts[n + 1]]."""
 
-    def add(self, state: Hashable, source: int) -> None:
-        number = self.numbers.setdefault(state, len(self.states))
-        if number == len(self.states):
-            self.states.append(state)
-            self.predecessors.append(source)
-        self.follows.append(number)
+    def add(self, ways: Iterable[tuple[Any, Hashable]], source: int) -> list[Any]:
+        """States that follow one, with their labels, which are returned. Most of the time goes by here."""
+        labels, numbers, count, follows = [], self.numbers, len(self.states), self.follows.append
+        for label, state in ways:
+            number = numbers.setdefault(state, count)
+            if number == count:
+                count += 1
+                self.states.append(state)
+                self.predecessors.append(source)
+            follows(number)
+            labels.append(label)
+        return labels
 
     def way(self, number: int) -> list[int]:
         """States on the way from the first one to this one."""
@@ -124,8 +130,7 @@ def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
             if model.over(state):
                 ends.append(number)
             else:
-                for label, after in model.follow(state):
-                    graph.add(after, number)
+                for label in graph.add(model.follow(state), number):
                     if (goal := model.goal(label)) is not None:
                         goals.setdefault(goal, []).append(number)
         except Wrong as wrong:

@@ -31,7 +31,7 @@ class ProtocolModel:
     Args:
         scenario: what there is to do.
         fault: what is broken.
-        reduce: whether orders of events are left out that make no difference (`_goes_first`).
+        reduce: whether orders of events are left out that make no difference (`_first`).
     """
 
     def __init__(self, scenario: Scenario, fault: Fault | None = None, *, reduce: bool = True) -> None:
@@ -41,13 +41,15 @@ class ProtocolModel:
         self.reduce = reduce and fault is not Fault.BY_ARRIVAL
         exact = scenario.settings.exact
         self.engines = Engines(exact=exact, most_overdue=scenario.most_overdue)
-        self.endpoints = Endpoints(self.engines, exact=exact, prompt=scenario.prompt, fault=fault)
+        self.endpoints = Endpoints(
+            self.engines, exact=exact, prompt=scenario.prompt, mortal=bool(scenario.mortal), fault=fault
+        )
         jobs = [job for stage in scenario.stages for job in stage.jobs]
         self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in jobs))}
         self._mobile = frozenset(name for job in jobs if job.migrated_from for name in (job.old_name, job.name))
         self._clients: list[Client] = []
         self._client_numbers: dict[Client, int] = {}
-        self._quiet: dict[int, tuple[bool, ...]] = {}
+        self._are_quiet: dict[int, tuple[bool, ...]] = {}
 
     def first(self) -> State:
         """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
@@ -97,22 +99,22 @@ class ProtocolModel:
 
     def follow(self, state: State) -> Iterator[tuple[Label, State]]:
         """Return what can happen next."""
-        if self.reduce:
-            for engine in range(ENGINES):
-                if self._goes_first(state, engine):
-                    yield from self._at(state, engine)
-                    return
+        first = self._first(state) if self.reduce else None
+        if first is not None:
+            yield from self._at(state, first)
+            return
         for engine in range(ENGINES):
             yield from self._at(state, engine)
         for group in GROUPS:
-            yield from self._step(state, group)
+            if self.endpoints.inside[state[group[0]]] is not None:
+                yield from self._step(state, group)
         if self.scenario.aborts:
             yield from self._abort(state)
         if self.scenario.mortal:
             yield from self._stop(state)
 
-    def _goes_first(self, state: State, engine: int) -> bool:
-        """Return whether what this engine does next, whatever it is, can as well be the next thing that happens at all.
+    def _first(self, state: State) -> int | None:
+        """Return an engine that may as well go first: what it does next can be the next thing that happens at all.
 
         It has a message, and the client will say nothing new to it; so nothing that others do gives it another choice.
         And none of its choices sends anything or completes a request, so whatever others do, they can do before it or
@@ -120,13 +122,15 @@ class ProtocolModel:
         reached in one in which this engine goes first. (A persistent set. It does not put the others off for ever:
         with finite work an engine has finitely much to do before it serves its message.)
         """
-        return self.endpoints.settled(state[engine], engine, bool(self.scenario.mortal)) and self._is_quiet(
-            state, engine
-        )
+        settled = self.endpoints.settled
+        for engine, is_quiet in enumerate(self._quiet(state)):
+            if is_quiet and settled(state[engine], engine):
+                return engine
+        return None
 
-    def _is_quiet(self, state: State, engine: int) -> bool:
-        """Return whether the client has sent an engine all that it ever will."""
-        quiet = self._quiet.get(state[-1])
+    def _quiet(self, state: State) -> tuple[bool, ...]:
+        """Return, by engine, whether the client has sent it all that it ever will."""
+        quiet = self._are_quiet.get(state[-1])
         if quiet is None:
             client = self._clients[state[-1]]
             ordered = any(stage.layout for stage in self.scenario.stages[client.stage + 1 :])
@@ -134,14 +138,18 @@ class ProtocolModel:
             changing = {request_of(job.name) for job in jobs} | set(self.scenario.aborts)
             leaving = [client.requests[self.numbers[name]] for name in changing]
             told = {job.leader for job in jobs} | {j.leader for status, j in leaving if j and status is Status.OPEN}
-            quiet = self._quiet[state[-1]] = tuple(not ordered and e not in told for e in range(ENGINES))
-        return quiet[engine]
+            quiet = self._are_quiet[state[-1]] = tuple(not ordered and e not in told for e in range(ENGINES))
+        return quiet
 
     # ---- engines
 
     def _at(self, state: State, engine: int) -> Iterator[tuple[Label, State]]:
         """What happens at one engine."""
-        for event in self.endpoints.events(state[engine], engine):
+        local, others = self.endpoints.kinds(state[engine], engine)
+        before, behind = state[:engine], state[engine + 1 :]
+        for label, place in local:
+            yield label, (*before, place, *behind)
+        for event in others:
             if event.sent is not None and event.label[0] != "sends on" and self._is_repeated(state, engine, event.sent):
                 event = event._replace(sent=None)
             after = self._after(state, engine, event)
