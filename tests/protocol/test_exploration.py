@@ -42,12 +42,13 @@ SCENARIOS = {
     "a pair beside all four": Scenario((Stage(jobs=(Job("a", 2, 2), Job("b", 4, 0))),), settings=ROOMY),
     "there and back, weave": there_and_back(hard=False),
     "there and back, hard": there_and_back(hard=True),
-    "mixed layouts": Scenario(
-        (
-            Stage((2, 2, 1, 1), jobs=(Job("a", 2, 0),)),
-            Stage(ALL, jobs=(Job("b", 4, 0),)),
-            Stage((1, 1, 2, 2), jobs=(Job("c", 2, 2),)),
-        ),
+    # a pair that drains while the other half works, through all four, is "both pairs, then all four"
+    "a mixed layout, then all four": Scenario(
+        (Stage((2, 2, 1, 1), jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY
+    ),
+    "all four, then a mixed layout": Scenario(
+        (Stage(ALL, jobs=(Job("b", 4, 0),)), Stage((1, 1, 2, 2), jobs=(Job("c", 2, 2),))),
+        first=(2, 2, 1, 1),
         settings=ROOMY,
     ),
     "both pairs, then all four": Scenario(
