@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import sqrt
 
 import pytest
@@ -26,6 +27,7 @@ def server() -> Iterator[Server]:
         yield live
 
 
+@cache
 def stock(degree: int) -> Logprobs:
     """What stock gives the tokens that requests are forced to emit; what they sample may differ after rounding."""
     answers = recorded("llama-bfloat16", degree, MODELS)

