@@ -1,7 +1,5 @@
 """A live `flying-serving` server for tests: started as a user would, on a port from the OS."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

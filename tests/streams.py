@@ -1,7 +1,5 @@
 """Streamed completions over token ids, read event by event as a client sees them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -6,8 +6,6 @@ never ends, `NO_DONE` ends without `[DONE]`; any other token gets max_tokens tok
 because benchmarks must not wait for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`doctor`: what each check says of machines that are not at hand."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`flying-serving fit`: from a server's status to a machine that `simulate` takes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

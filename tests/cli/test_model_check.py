@@ -1,7 +1,5 @@
 """`doctor MODEL`: what it says of a configuration is what serving it would show."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

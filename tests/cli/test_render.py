@@ -1,7 +1,5 @@
 """What `status` and `switches` print: why the layout changed, or why it stays."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

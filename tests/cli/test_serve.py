@@ -1,7 +1,5 @@
 """Flags of `serve`: one for each setting, over what --additional-config says; what is wrong names the flag."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 from types import SimpleNamespace

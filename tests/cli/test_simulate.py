@@ -1,7 +1,5 @@
 """`flying-serving simulate` as a command: files, tables, JSON, and errors before anything runs."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

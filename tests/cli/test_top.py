@@ -1,7 +1,5 @@
 """`flying-serving top`: what it draws, how it asks, how it ends."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """What the demo shows of a start, and what it takes for wrong in results as `bench` writes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

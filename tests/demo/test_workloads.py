@@ -1,7 +1,5 @@
 """The workloads of both parts of the demo."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nodes behind a router: all requests end, load is even, nothing is kept."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """The oracle: never worse than a layout that is kept, and its copies leave the world alone."""
 
-from __future__ import annotations
-
 from experiments import oracle
 from experiments.oracle import World
 from flying_serving.layout.groups import Layout

@@ -1,7 +1,5 @@
 """The pages of docs/results that are simulated: made of the numbers that are kept, which the code still finds."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

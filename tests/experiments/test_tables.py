@@ -1,7 +1,5 @@
 """Tables of the experiments: verdicts, and a reason below for each number that is worse or differs much."""
 
-from __future__ import annotations
-
 import pytest
 
 from experiments import reasons

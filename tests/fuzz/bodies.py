@@ -1,7 +1,5 @@
 """Bodies of requests, drawn from vLLM's own request schemas and from what JSON can hold besides."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import dataclass

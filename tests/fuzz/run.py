@@ -4,8 +4,6 @@ It fails if the server answers one of them with 5xx and stock vLLM does not, if 
 complete and right, or if afterwards the server is not healthy and idle, with every book closed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

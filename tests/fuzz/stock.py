@@ -1,7 +1,5 @@
 """Where stock vLLM 0.32.0 answers with 5xx too: `python -m tests.fuzz.run --stock` has compared them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

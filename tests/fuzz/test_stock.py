@@ -1,7 +1,5 @@
 """Which 5xx are put down to vLLM: those of its own checks, at their routes, and no others."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.bodies import Sent

@@ -1,7 +1,5 @@
 """What tests need of Grafana dashboards: their expressions, and the metrics that these name."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

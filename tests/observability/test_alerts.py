@@ -1,7 +1,5 @@
 """The alert rules: by promtool with series as they may be, and by a real Prometheus that scrapes a live server."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The Grafana dashboard by structure: what Grafana needs to load it, and PromQL that Prometheus' own parser takes."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The server's shell over a vLLM client without engines, which keeps messages until a test sends them."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

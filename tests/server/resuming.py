@@ -5,8 +5,6 @@ The child process of test_history.py. JOBS is a JSON list, each job with
 k tokens that it got. OUT gets for each job the tokens and logprobs that the engine gave out, and how it ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

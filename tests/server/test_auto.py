@@ -4,8 +4,6 @@ Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,04
 A slow link makes a group the worse layout for every load, so one is formed for a need alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """What clients of vLLM rely on, in lane 1 and in lane 2 and across a switch, on one server of two engines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

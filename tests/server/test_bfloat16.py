@@ -1,7 +1,5 @@
 """In bfloat16 every lane is as near to stock vLLM of its degree as stock's own degrees are to one another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from math import sqrt

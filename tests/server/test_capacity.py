@@ -3,8 +3,6 @@
 Each of four engines has 32 blocks of 32 tokens beside vLLM's null block, so 1,024 tokens; a group of four has 4,096.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import random

@@ -1,7 +1,5 @@
 """The server's clock: an engine that is slow to answer stops neither deadlines nor decisions nor the other engines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Eight engines in one server, the most that there may be: each degree up to eight answers what stock vLLM answers."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

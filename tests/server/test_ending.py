@@ -1,7 +1,5 @@
 """The end of the client: what runs may finish, what is left gets an answer, and engines hear when they may leave."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

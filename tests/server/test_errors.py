@@ -4,8 +4,6 @@ Over HTTP against one live server; at start by calling the function that refuses
 have exactly the rows that stand here: `python -m tests.server.test_errors` prints them.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

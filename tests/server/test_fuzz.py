@@ -1,7 +1,5 @@
 """The short form of `make fuzz`: some hundred requests that no client should send, and good ones beside them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests that go on in another group: from a history of k tokens on, what an undisturbed run gave out from there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

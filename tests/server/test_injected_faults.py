@@ -1,7 +1,5 @@
 """A lane that is bound wrongly ends the start, and the server says which lane, and where it differs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Two engines of policy `auto`, each with four slots, and vLLM's limit of 24 requests that it knows of at a time.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -4,8 +4,6 @@ On any machine, also a busy one: together a long prompt is done sooner and its f
 exchange, `benchmarks.emulated_link`), and apart twice as many requests run at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """`/metrics` of a live server: every metric of the documented table, no other of ours, and values that are true."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

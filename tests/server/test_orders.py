@@ -1,7 +1,5 @@
 """An operator's orders: one that waits for requests to end can be cancelled, replaced, or left by its client."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from typing import Any

@@ -1,7 +1,5 @@
 """The admin routes in an app with vLLM's handlers of errors: what they read of a body, and what they repeat of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace

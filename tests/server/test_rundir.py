@@ -1,7 +1,5 @@
 """The run directory goes with its server; one whose server was killed goes at the next start, and no other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`--trace-out` on a live server: what is in the file is what the engines and the switches did."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

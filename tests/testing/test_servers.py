@@ -1,7 +1,5 @@
 """Server processes: waited for until they are well, and nothing of them is left."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Signals end the demo wherever it is."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 

@@ -1,7 +1,5 @@
 """Random weights for a check: everything that a checkpoint would have matters, and nothing else is touched."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """Stages are what every rank has whole; what is partial, or depends on a router, is none."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from torch import nn

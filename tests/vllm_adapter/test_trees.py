@@ -1,7 +1,5 @@
 """Module trees without weights: kinds of layers, and addresses without memory."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import Linear, Module, ModuleList, Parameter
 

@@ -1,7 +1,5 @@
 """Group sizes that real models admit, and what is said of the others."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

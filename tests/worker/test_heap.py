@@ -1,7 +1,5 @@
 """worker/heap.py, in a process of its own: what other tests have freed must not count."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A lane's configuration: lane 1's with another degree, and nothing of lane 1's model."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import types

@@ -1,7 +1,5 @@
 """What a forked engine drops of its parent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """Answers as a server gives them."""
 
-from __future__ import annotations
-
 from zoo.compare import Answers
 
 

@@ -1,7 +1,5 @@
 """The zoo's comparison: what differs is wrong, and nothing else is."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

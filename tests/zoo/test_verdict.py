@@ -1,7 +1,5 @@
 """The zoo's verdicts and its page: wrong is wrong, and a refusal is not a success."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

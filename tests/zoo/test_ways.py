@@ -1,7 +1,5 @@
 """Some models of the zoo, one for each way of binding weights: lanes 1 and 2 answer what stock vLLM answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Systems with known results, and what a figure shows of them."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """A headless Chromium for tests, and what a page in it did."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

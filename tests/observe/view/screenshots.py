@@ -3,8 +3,6 @@
 The policy decides: a quiet time, a burst, a time with urgent requests. The load is made up, the view is not.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor

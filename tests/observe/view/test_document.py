@@ -1,7 +1,5 @@
 """The page as it is sent: whole in itself, and allowed to do nothing but show its server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The live view in a browser, against a live server of two engines with an API key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager

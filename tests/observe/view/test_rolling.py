@@ -1,7 +1,5 @@
 """Figures of the last seconds against all that was put in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """A server's state as the live view shows it, from a controller without engines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flying_serving.controller.controller import Controller

@@ -1,7 +1,5 @@
 """What Prometheus reads of a controller, its switches and engines; and that the documentation says the same."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is measured after a switch is what was predicted: request-seconds of the same requests, weighed alike."""
 
-from __future__ import annotations
-
 import pytest
 
 from flying_serving.controller.requests import RequestSpec, RequestState

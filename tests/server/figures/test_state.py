@@ -1,7 +1,5 @@
 """What the live view is told of a server."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
