@@ -80,14 +80,12 @@ def _all_definitions(folder: Path) -> Iterator[tuple[Path, Definition]]:
 
 
 def test_everything_is_within_budget() -> None:
-    """Nothing is over budget but what EXCEPTIONS names."""
     over = {name: size for name, size in _over_budget().items() if name not in EXCEPTIONS}
     if over:
         pytest.fail("\n".join(f"{name}: {size}" for name, size in over.items()))
 
 
 def test_exceptions_are_needed() -> None:
-    """Every named exception is still over budget."""
     assert sorted(set(EXCEPTIONS) - set(_over_budget())) == []
 
 

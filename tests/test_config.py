@@ -26,8 +26,7 @@ def deployment(**changes: Any) -> Deployment:
     return Deployment(**fields | changes)
 
 
-def test_nothing_set_is_the_default() -> None:
-    """An empty object is a valid configuration."""
+def test_an_empty_object_is_the_default_configuration() -> None:
     config = parse_flying({})
     assert config == FlyingConfig()
     assert config.group_sizes is None
@@ -82,7 +81,6 @@ def test_the_most_urgent_priority_refuses_no_usual_request(priority: int | None)
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=6))
 def test_group_sizes_come_out_sorted_and_once(sizes: list[int]) -> None:
-    """In whatever order and however often they were named."""
     assert parse_flying({"group_sizes": [*sizes, 1]}).group_sizes == tuple(sorted({1, *sizes}))
 
 

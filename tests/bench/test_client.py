@@ -54,7 +54,6 @@ async def replayed(url: str, work: Workload, firsts: list[int] | None = None, ti
 
 
 async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> None:
-    """One request for each way to end, all at once."""
     replay = await replayed(mock_url, workload(*[0.0] * len(ENDS)), list(ENDS.values()), timeout_s=2.0)
     found = dict(zip(ENDS, replay.records, strict=True))
     statuses = {name: record.status for name, record in found.items()}
@@ -117,8 +116,7 @@ async def test_times_fit_the_clock_on_the_wall_of_a_server() -> None:
     assert abs(replay.wall_drift_s()) < CLOCKS_S
 
 
-async def test_a_server_that_is_not_there() -> None:
-    """Each request says so."""
+async def test_each_request_says_that_no_server_is_there() -> None:
     with mock.running() as url:
         pass
     replay = await replayed(url, workload(0.0, 0.0))
@@ -211,15 +209,15 @@ def test_measure_gives_results(mock_url: str) -> None:
         (BenchOptions(token_ids=(mock.REFUSE, 199)), "token ids 100 and 199.*--token-ids"),
     ],
 )
-def test_a_server_that_cannot_serve_it(mock_url: str, options: BenchOptions, message: str) -> None:
-    """Is found out before anything is replayed."""
+def test_a_server_that_cannot_serve_it_is_found_out_before_the_replay(
+    mock_url: str, options: BenchOptions, message: str
+) -> None:
     with pytest.raises(BenchError, match=message):
         probe(Target(mock_url), options)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://", "nonsense"])
-def test_urls_without_a_server(url: str) -> None:
-    """The URL is named."""
+def test_a_url_without_a_server_is_named(url: str) -> None:
     with pytest.raises(BenchError, match=url):
         probe(Target(url), BenchOptions())
 
@@ -249,8 +247,7 @@ async def test_a_loop_that_is_held_up_is_noticed() -> None:
     assert lag.p99_client_lag_ms == lag.p99_loop_lag_ms
 
 
-def test_a_meter_without_values() -> None:
-    """Is not late."""
+def test_a_meter_without_values_is_not_late() -> None:
     lag: Any = LagMeter().result()
     assert (lag.p99_client_lag_ms, lag.behind) == (0.0, False)
 

@@ -104,8 +104,7 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
     assert json.loads((out / "summary.json").read_text())["num_prompts"] == 3
 
 
-def test_no_server(tmp_path: Path) -> None:
-    """Exit code 1 and one line."""
+def test_no_server_is_exit_code_1_and_one_line(tmp_path: Path) -> None:
     run = ["bench", "--url", "http://127.0.0.1:1", "--synth", "paper", "--set", "requests=1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, run)
     assert done.exit_code == 1
@@ -133,7 +132,6 @@ def test_the_log_of_switches_is_kept_or_told_to_be_missing(
 
 
 def test_a_dry_run_only_saves(tmp_path: Path) -> None:
-    """No server is asked."""
     path = tmp_path / "kept.jsonl"
     run = ["bench", "--synth", "gamma", "--set", "requests=7", "--dry-run", "--save-workload", str(path)]
     done = CliRunner().invoke(app, [*run, "--out", str(tmp_path / "none")])
@@ -170,7 +168,6 @@ def test_a_workload_is_cut_scaled_clipped_and_mixed_in_this_order() -> None:
 
 
 def test_ranges_and_objects_are_parsed() -> None:
-    """By name."""
     workload = parse(WorkloadOptions, {"window": "1.5:inf", "long_prompts": "1:2:3"})
     assert (workload.window, workload.long_prompts) == ((1.5, float("inf")), (1.0, 2, 3))
     made = parse(BenchOptions, {"token_ids": "5:9", "extra_body": '{"top_k": 1}', "slo": "ttft:5"})
@@ -196,7 +193,6 @@ def test_ranges_and_objects_are_parsed() -> None:
     ],
 )
 def test_options_out_of_range_name_their_flag(options: dict[str, Any], message: str) -> None:
-    """With the value and what is allowed."""
     model = WorkloadOptions if options.keys() <= WorkloadOptions.model_fields.keys() else BenchOptions
     with pytest.raises(ConfigError, match=message):
         parse(model, options)
@@ -218,14 +214,14 @@ def test_options_out_of_range_name_their_flag(options: dict[str, Any], message: 
         ({"trace": CODE, "window": "5000:6000"}, WorkloadError, "window"),
     ],
 )
-def test_workloads_that_cannot_be_made(options: dict[str, Any], error: type[FlyingError], message: str) -> None:
-    """Each says what is wrong."""
+def test_workloads_that_cannot_be_made_say_what_is_wrong(
+    options: dict[str, Any], error: type[FlyingError], message: str
+) -> None:
     with pytest.raises(error, match=message):
         workload_of(parse(WorkloadOptions, options))
 
 
-def test_a_client_that_fell_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, whatever else is printed."""
+def test_a_client_that_fell_behind_is_told_on_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flying_serving.results.lag.MOST_LAG_MS", -1.0)
     with mock.running() as url:
         run = ["bench", "--url", url, "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]

@@ -158,8 +158,7 @@ def test_a_signal_ends_the_server_and_keeps_what_came(
         (["--compare", "auto", "--", "m", "--port=5"], "^--port='5' after --"),
     ],
 )
-def test_comparisons_that_cannot_be_made(line: list[str], message: str) -> None:
-    """Before anything starts."""
+def test_comparisons_that_cannot_be_made_end_before_anything_starts(line: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["bench", *line])
     assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception))
 

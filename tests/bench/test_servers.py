@@ -21,7 +21,6 @@ def options(line: list[str]) -> dict[str, str]:
 
 
 def test_the_command_line_is_parsed_however_it_is_written() -> None:
-    """Sizes, flags of vLLM in their order, and our own."""
     assert (ARGS.model, ARGS.engines, ARGS.devices) == ("model", 4, 2)
     shared = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-per-request-metrics")
     assert ARGS.shared == shared
@@ -46,8 +45,7 @@ def test_metrics_of_requests_are_asked_for_where_they_can_be(flag: str) -> None:
         (["m", "--horizon-s"], "after --: .*expected one argument"),
     ],
 )
-def test_command_lines_that_cannot_be_used(given: list[str], message: str) -> None:
-    """Each says what is expected."""
+def test_unusable_command_lines_say_what_is_expected(given: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_server_args(given)
 
@@ -67,8 +65,7 @@ def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
         assert sizes == ((None, "8") if name == "stock-tp" else ("4", "2"))
 
 
-def test_all_our_flags_are_known_here() -> None:
-    """None of them reaches stock vLLM."""
+def test_all_our_flags_are_known_and_none_reaches_stock_vllm() -> None:
     flags = ["--" + field.replace("_", "-") for field in FlyingConfig.model_fields if field != "policy"]
     args = parse_server_args(["model", *(f"{flag}=1" for flag in flags)])
     assert sorted(args.ours) == sorted(f"{flag}=1" for flag in flags)

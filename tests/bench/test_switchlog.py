@@ -37,7 +37,6 @@ def test_layouts_follow_one_another_from_start_to_end() -> None:
 
 
 def test_without_switches_the_layout_is_the_present_one() -> None:
-    """From start to end."""
     assert switchlog.spans(log(layout=JOINED), RUN) == [Span(0.0, 100.0, JOINED)]
 
 

@@ -49,8 +49,7 @@ def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("found", "state"), [("0.32.0", "ok"), ("0.31.1", "bad"), (None, "bad")])
-def test_vllm_version(monkeypatch: pytest.MonkeyPatch, found: str | None, state: str) -> None:
-    """One version, exactly."""
+def test_vllm_has_one_version_exactly(monkeypatch: pytest.MonkeyPatch, found: str | None, state: str) -> None:
     monkeypatch.setattr(checks, "installed_vllm", lambda: found)
     assert checks.vllm_version().state == state
 

@@ -64,8 +64,7 @@ def test_a_server_whose_kv_does_not_migrate() -> None:
         assert from_status(status, "a test", 0.0).migration(2) is None
 
 
-def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the key."""
+def test_a_server_is_asked_with_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def answer(method: str, url: str, **options: Any) -> httpx.Response:
@@ -88,14 +87,12 @@ def test_a_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"step_cost": {"1": COST | {"fixed_s": -1}, "2": COST}}, "step_cost.1.fixed_s"),
     ],
 )
-def test_what_is_no_status_is_refused(change: dict[str, Any], message: str) -> None:
-    """Naming the source and the field."""
+def test_what_is_no_status_is_refused_naming_source_and_field(change: dict[str, Any], message: str) -> None:
     with pytest.raises(FlyingError) as error:
         from_status(STATUS | change, "status.json", 0.0)
     assert message in str(error.value) and "status.json" in str(error.value)
 
 
-def test_neither_url_nor_file() -> None:
-    """Is said at once."""
+def test_neither_url_nor_file_is_said_at_once() -> None:
     with pytest.raises(FlyingError, match="neither a URL nor a file"):
         run("fit", "/nowhere.json")

@@ -38,7 +38,6 @@ def test_each_setting_has_a_flag_that_says_what_it_is_for() -> None:
 
 
 def test_flags_are_read_as_what_the_setting_is() -> None:
-    """Whole numbers, numbers, names and lists."""
     assert settings() == FlyingConfig().model_dump()
     given = settings("--weave-steps=3", "--max-pause-ms", "2.5", "--group-sizes", "1,4", "--cpu-collectives=gloo")
     assert given["weave_steps"] == 3

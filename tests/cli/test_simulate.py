@@ -47,8 +47,7 @@ def test_it_weighs_as_a_live_server_does() -> None:
     assert (simulated.weave_steps, simulated.max_pause_s * 1e3) == (live.weave_steps, live.max_pause_ms)
 
 
-def test_json_is_the_same_each_time() -> None:
-    """For a seed."""
+def test_json_is_the_same_each_time_for_a_seed() -> None:
     first, second = (run(*SMALL, "--json", "--seed", "5") for _ in range(2))
     assert first == second
     assert set(json.loads(first)) == {"auto", "static-dp", "static-tp"}
@@ -70,7 +69,6 @@ def test_json_is_the_same_each_time() -> None:
 def test_what_is_wrong_is_said_before_anything_runs(
     change: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naming the value and what exists."""
     from flying_serving.cli import simulation as command
 
     monkeypatch.setattr(command, "simulate", lambda *_: pytest.fail("it ran"))
@@ -87,8 +85,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
         ("2023-11-16 18:17:04.0,5", "trace.csv:3: row="),
     ],
 )
-def test_a_row_that_cannot_be_read(tmp_path: Path, row: str, message: str) -> None:
-    """File, line and column."""
+def test_a_row_that_cannot_be_read_is_named_by_file_line_and_column(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.0,100,10\n{row}\n")
     with pytest.raises(FlyingError) as error:

@@ -41,8 +41,7 @@ def test_everything_is_shown(shown: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 300])
-def test_any_width_will_do(shown: dict[str, Any], width: int) -> None:
-    """No line is wider than the terminal."""
+def test_no_line_is_wider_than_the_terminal(shown: dict[str, Any], width: int) -> None:
     assert max(map(len, drawn(shown, width).splitlines())) <= width
 
 
@@ -90,8 +89,7 @@ def test_json_is_the_answer(monkeypatch: pytest.MonkeyPatch, shown: dict[str, An
     assert json.loads(CliRunner().invoke(app, ["top", "--json"]).stdout) == shown
 
 
-def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
-    """Without an error."""
+def test_ctrl_c_ends_it_without_an_error(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
     answers(monkeypatch, shown)
     looks = iter([None, None])
 

@@ -23,7 +23,6 @@ def elsewhere(board: StepBoard, engines: Iterable[int], size: int, since: float)
 
 
 def test_nobody_was_anywhere_at_first(boards: tuple[StepBoard, StepBoard]) -> None:
-    """A fresh file is all zeros."""
     assert not any(elsewhere(board, range(8), size, 0.0) for board in boards for size in (1, 2, 4, 8))
 
 

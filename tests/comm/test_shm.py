@@ -189,7 +189,6 @@ def test_large_tensors_and_strides(path: str) -> None:
 
 
 def test_what_cannot_be_done_is_refused(path: str) -> None:
-    """Wrong dtypes, dimensions and ranks raise at once."""
     group = ShmGroup(path, 0, 2)
     with pytest.raises(TypeError, match=r"torch\.bool"):
         group.all_reduce(torch.ones(2, dtype=torch.bool))
@@ -444,8 +443,7 @@ def test_a_rank_that_is_not_needed_may_leave(path: str) -> None:
 @pytest.mark.parametrize(
     "options", [{"rank": 2}, {"rank": -1}, {"world": 512}, {"slot_bytes": 100}, {"slot_bytes": 0}, {"names": ["a"]}]
 )
-def test_settings_are_checked(path: str, options: dict[str, Any]) -> None:
-    """Before a file is made."""
+def test_settings_are_checked_before_a_file_is_made(path: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         ShmGroup(path, **{"rank": 0, "world": 2, **options})
     assert not Path(path).exists()

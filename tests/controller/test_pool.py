@@ -41,8 +41,7 @@ def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
     return ids
 
 
-def test_more_urgent_ones_come_first_then_earlier_ones() -> None:
-    """Across kinds as well."""
+def test_more_urgent_then_earlier_ones_come_first_across_kinds() -> None:
     pool = TaskPool(10, AGING_S)
     for number, priority in enumerate([0, 5, -1, 0, 5]):
         pool.add(state(number, priority=priority, kind=KINDS[number % 2]))

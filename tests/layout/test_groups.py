@@ -137,7 +137,6 @@ def test_exactly_the_partitions_are_accepted(engines: int, groups: list[list[int
     ],
 )
 def test_what_is_refused_is_named(groups: object, field: str, allowed: str) -> None:
-    """By the field, the value and what is allowed."""
     with pytest.raises(LayoutError) as caught:
         Layout.parse(groups, 4, [1, 2])
     assert caught.value.field == field

@@ -143,7 +143,6 @@ def test_an_obstacle_is_what_vllm_asserts_against(degree: int, attention: int, k
 
 
 @pytest.mark.parametrize(("size", "units"), [(10, 4), (10, 0), (10, -2), (3, 8)])
-def test_a_segment_that_cannot_be_cut_is_refused(size: int, units: int) -> None:
-    """With both numbers."""
+def test_a_segment_that_cannot_be_cut_is_refused_with_both_numbers(size: int, units: int) -> None:
     with pytest.raises(ConfigError, match=f"segment of {size} cannot be cut into {units}"):
         Segment(size, units)

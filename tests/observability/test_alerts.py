@@ -30,8 +30,7 @@ def rules(path: Path = ALERTS) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 
-def test_rules_and_example_are_valid() -> None:
-    """By Prometheus' own checks."""
+def test_rules_and_example_are_valid_by_prometheus_own_checks() -> None:
     assert f"{len(rules())} rules found" in promtool("check", "rules", ALERTS)
     assert "is valid prometheus config file syntax" in promtool("check", "config", EXAMPLE)
 

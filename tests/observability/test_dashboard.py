@@ -74,7 +74,6 @@ def test_every_metric_is_on_the_dashboard() -> None:
 
 
 def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
-    """Each as a recording rule."""
     rules = [{"record": f"dashboard:{i}", "expr": e} for i, e in enumerate(expressions(DASHBOARD))]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), encoding="utf-8")

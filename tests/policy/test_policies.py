@@ -57,10 +57,9 @@ def test_a_layout_that_is_better_at_everything_is_kept_under_every_load() -> Non
 
 @pytest.mark.parametrize("policy", ["static-dp", "static-tp", "manual"])
 @given(situation=situations(), needs=NEEDS)
-def test_fixed_policies_never_change_anything(
+def test_fixed_policies_never_change_anything_whatever_is_needed(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
 ) -> None:
-    """Whatever is needed."""
     assert decide(policy, replace(situation[0], needs=needs)) is None
 
 

@@ -89,8 +89,7 @@ def test_somebody_who_runs_gets_a_token_at_least(mean_tokens: float, spread: flo
     assert outputs.left(0) == pytest.approx(mean_tokens)
 
 
-def test_lengths_are_learned() -> None:
-    """Their squares too."""
+def test_lengths_and_their_squares_are_learned() -> None:
     demand = Demand((512.0, 30.0))
     for tokens in (10, 10, 10, 210):
         demand.arrived(100, 1000, 0.0)

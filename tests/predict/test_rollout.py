@@ -45,7 +45,6 @@ def test_it_is_close_to_what_a_simulated_server_does(policy: str, size: int, rat
 def test_what_is_blocked_or_woven_or_lacks_memory_takes_longer(
     rate: float, waiting: int, running: int, blocked_s: float
 ) -> None:
-    """Than what is free."""
     work = Work(rate, PROMPT, OUTPUT, waiting, running)
     free = forecast(figures(2), 1, work, OBJECTIVE).request_seconds
     held = figures(2).kv_tokens - 1000.0

@@ -133,8 +133,7 @@ def test_a_phase_of_one_request_has_no_rates() -> None:
     assert phases["low"]["output_throughput"] is None and phases["low"]["mean_ttft_ms"] == pytest.approx(1000)
 
 
-def test_priorities_are_told_apart() -> None:
-    """If there are several."""
+def test_several_priorities_are_told_apart() -> None:
     urgent = record(0, 0.0, [1.0], request=Request(0, 0.0, 10, 1, priority=-1))
     summary = summarise(results(urgent, record(1, 1.0, [4.0])))
     assert list(summary["priorities"]) == ["-1", "0"]
@@ -157,19 +156,16 @@ def test_deadlines_count_from_the_arrival() -> None:
     assert summarise(results(early, second))["deadline_attainment"] == 0.5
 
 
-def test_one_token_keeps_any_limit_on_tpot() -> None:
-    """As in vLLM."""
+def test_one_token_keeps_any_limit_on_tpot_as_in_vllm() -> None:
     assert metrics.good(TWO, Slo(tpot=0.0)).tolist() == [False, True, False]
 
 
-def test_slo_texts() -> None:
-    """Parts may be parted by commas or blanks."""
+def test_parts_of_slo_texts_are_parted_by_commas_or_blanks() -> None:
     assert parse_slo("ttft:2000,tpot:100.5 e2el:0") == Slo(ttft=2000, tpot=100.5, e2el=0)
 
 
 @pytest.mark.parametrize("text", ["", "itl:5", "ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:nan", "ttft:1,ttft:2"])
 def test_slo_texts_that_are_none(text: str) -> None:
-    """The part is named."""
     with pytest.raises(ConfigError, match="--slo="):
         parse_slo(text)
 

@@ -39,8 +39,7 @@ def test_events_are_those_of_the_records(found: list[Record]) -> None:
     assert made.texts("error").tolist() == [one.error for one in found]
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    """By name, with the reason."""
+def test_other_files_are_refused_by_name_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     with pytest.raises(BenchError, match=r"other\.parquet"):
         Results.load(path)

@@ -88,8 +88,7 @@ async def test_a_body_is_read_up_to_its_bound(length: dict[str, str]) -> None:
     assert body.taken == MAX_BODY_BYTES // len(CHUNK) + 1
 
 
-async def test_a_body_as_long_as_its_bound_is_read() -> None:
-    """One byte more is refused."""
+async def test_a_body_as_long_as_its_bound_is_read_but_no_byte_more() -> None:
     text = b'{"groups": []}'.ljust(MAX_BODY_BYTES)
     assert message(await order(text), 400).startswith("groups=[]: must be")
     assert message(await order(text + b" "), 413)
@@ -139,8 +138,7 @@ async def test_a_long_value_is_not_repeated(body: Any) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xff", b"1" * 5000], ids=["empty", "cut off", "no text", "too many digits"]
 )
-async def test_what_is_no_json_is_refused(content: bytes) -> None:
-    """With the parser's reason."""
+async def test_what_is_no_json_is_refused_with_the_parsers_reason(content: bytes) -> None:
     assert message(await order(content), 400).startswith("body: JSON decode error: ")
 
 

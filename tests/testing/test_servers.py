@@ -120,8 +120,7 @@ def test_a_paused_server_can_go_on_and_be_ended(tmp_path: Path) -> None:
     assert one.process.poll() == -15
 
 
-def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    """With its exit code."""
+def test_a_failed_start_shows_the_exit_code_and_the_end_of_the_log(tmp_path: Path) -> None:
     with (
         started("import sys; print('no such model'); sys.exit(3)", tmp_path) as server,
         pytest.raises(ServerFailed, match=r"(?s)ended with code 3; .*log ends with:\nno such model"),

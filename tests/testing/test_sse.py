@@ -20,8 +20,7 @@ STREAM = b": ping\n\nevent: x\n" + b"".join(f"data: {json.dumps(event)}\n\n".enc
 
 
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20), line_end=st.sampled_from([b"\n", b"\r\n"]))
-def test_cuts_do_not_matter(cuts: list[int], line_end: bytes) -> None:
-    """Nor does the kind of line end."""
+def test_neither_cuts_nor_the_kind_of_line_end_matter(cuts: list[int], line_end: bytes) -> None:
     data = STREAM.replace(b"\n", line_end) + b"data: [DONE]" + line_end * 2
     places = [0, *sorted(cuts), len(data)]
     stream = EventStream()
@@ -57,6 +56,5 @@ def test_an_error_is_kept_as_it_is(error: str) -> None:
 
 @pytest.mark.parametrize("data", [b"data: {\n", b'data: {"choices": 5}\n', b"data: \xff\n", b"data: []\n"])
 def test_what_is_no_event_is_an_error(data: bytes) -> None:
-    """It is not skipped."""
     with pytest.raises(msgspec.DecodeError):
         list(EventStream().feed(data))

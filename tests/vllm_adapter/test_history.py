@@ -78,8 +78,7 @@ def test_a_request_without_history_stays_as_it_is(sent: EngineCoreRequest) -> No
         (source(prompt_logprob_token_ids=[[1]]), "prompt"),
     ],
 )
-def test_requests_that_cannot_migrate(sent: EngineCoreRequest, reason: str | None) -> None:
-    """It says why."""
+def test_requests_that_cannot_migrate_say_why(sent: EngineCoreRequest, reason: str | None) -> None:
     why = why_not_migratable(sent, SimpleNamespace(use_fp64_gumbel=False))
     assert (why is None) if reason is None else (why is not None and reason in why)
 
@@ -281,7 +280,6 @@ def test_a_grammar_that_does_not_allow_the_history_fails_the_request(grammars: G
 
 
 def test_a_grammar_that_cannot_be_compiled_is_still_that(grammars: Grammars) -> None:
-    """The error is the compiler's."""
     request, compiled = begun(grammars, [7])
     compiled.set_exception(KeyError("no such rule"))
     grammars.executor.submit(int).result()

@@ -189,8 +189,7 @@ def test_another_signature_is_refused(wrong: Patch) -> None:
 
 
 @pytest.mark.parametrize("missing", ["Example.gone", "Gone", "Gone.add"])
-def test_a_name_that_is_gone_is_refused(missing: str) -> None:
-    """By name."""
+def test_a_name_that_is_gone_is_refused_by_name(missing: str) -> None:
     with pytest.raises(HookError, match=rf"{missing} is not in this vLLM; {VLLM_VERSION} is needed"):
         table.install((patch(missing, "self"),))
 

@@ -25,7 +25,6 @@ def saved(tmp_path: Path, workload: Workload = SMALL) -> Path:
 
 @given(workload=workloads())
 def test_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, workload: Workload) -> None:
-    """What is read is what was written, floats to the last bit."""
     assert read_workload(saved(tmp_path_factory.mktemp("trip"), workload)) == workload
 
 
@@ -49,7 +48,6 @@ def test_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, workload:
     ],
 )
 def test_a_broken_value_is_named_with_its_place(tmp_path: Path, line: int, column: str, value: Any) -> None:
-    """File, line and column are in the error and in its text."""
     path = saved(tmp_path)
     rows = [json.loads(text) for text in path.read_text().splitlines()]
     rows[line - 1][column] = value

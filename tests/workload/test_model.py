@@ -31,7 +31,6 @@ ONE = Request(0, 0.0, 10, 5)
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: object) -> None:
-    """The error has the field and the value."""
     with pytest.raises(WorkloadError) as refused:
         replace(ONE, **{field: value})
     assert (refused.value.field, repr(refused.value.value)) == (field, repr(value))
@@ -57,7 +56,6 @@ def test_a_workload_is_sorted_numbered_and_has_an_id_for_each_block(requests: tu
 
 @pytest.mark.parametrize(("seed", "blocks", "field"), [(-1, 512, "seed"), (0, 0, "block_tokens")])
 def test_seed_and_block_size_are_checked(seed: int, blocks: int, field: str) -> None:
-    """Both name themselves."""
     with pytest.raises(WorkloadError) as refused:
         Workload("bad", seed, (ONE,), blocks)
     assert refused.value.field == field

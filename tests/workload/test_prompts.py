@@ -66,7 +66,6 @@ def test_other_seeds_give_other_prompts() -> None:
 
 
 def test_many_short_prompts_of_a_small_vocabulary_are_all_different() -> None:
-    """Two token ids, thousands of prompts: the names alone keep them apart."""
     workload = Workload("small", 0, (Request(0, 0.0, 1, 1),))
     prompts = Prompts(workload, range(5, 7))
     made = {prompts.token_ids(Request(index, 0.0, 16, 1)).tobytes() for index in range(2000)}

@@ -217,8 +217,7 @@ def test_a_format_that_was_named_is_not_guessed(write: Write) -> None:
             read_workload(write(AZURE if name != "azure" else BURST), format=name)
 
 
-def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    """Says why."""
+def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="No such file"):
         read_workload(tmp_path / "missing.csv")
     with pytest.raises(WorkloadError, match="directory"):

@@ -31,8 +31,7 @@ def test_windows_part_a_workload(workload: Workload, start: float, length: float
 
 
 @given(workload=workloads(), factor=st.floats(1e-3, 1e3))
-def test_time_scales(workload: Workload, factor: float) -> None:
-    """Only arrivals change."""
+def test_scaling_time_changes_only_arrivals(workload: Workload, factor: float) -> None:
     for old, new in zip(workload.requests, shape.scale_time(workload, factor).requests, strict=True):
         assert new.arrival_s == old.arrival_s * factor
         assert (new.index, new.prompt_tokens, new.hash_ids) == (old.index, old.prompt_tokens, old.hash_ids)
@@ -89,8 +88,7 @@ def test_first() -> None:
         (lambda: shape.clip(THREE, 0), "clip"),
     ],
 )
-def test_parameters_out_of_range(cut: object, field: str) -> None:
-    """Named by field."""
+def test_parameters_out_of_range_are_named_by_field(cut: object, field: str) -> None:
     assert callable(cut)
     with pytest.raises(WorkloadError) as refused:
         cut()

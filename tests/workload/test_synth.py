@@ -20,7 +20,6 @@ def gaps_s(kind: str, **parameters: Any) -> np.ndarray[Any, np.dtype[np.float64]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_says_everything(kind: str) -> None:
-    """Same seed, same workload; another seed, another one."""
     synthesis = parse_synthesis(kind, {"requests": 50})
     assert synthesise(synthesis, 5) == synthesise(synthesis, 5)
     assert synthesise(synthesis, 5).requests != synthesise(synthesis, 6).requests

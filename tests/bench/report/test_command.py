@@ -51,7 +51,6 @@ def test_several_in_the_order_of_the_comparison_or_of_their_names(tmp_path: Path
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
-    """No results, broken results, an unknown format, a directory that cannot be."""
     with pytest.raises(BenchError, match=r"no results\.parquet here"):
         load.comparison(tmp_path / "missing")
     results = kept(system("auto", requests=3), tmp_path / "run")

@@ -60,7 +60,6 @@ def test_every_axis_says_what_it_shows_and_in_which_unit(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_the_same_results_give_the_same_picture(name: str) -> None:
-    """Byte by byte; figures are functions of the results alone."""
     first, second = (FIGURES[name][0](PAIR) for _ in range(2))
     assert first is not None and second is not None
     assert svg(first, name) == svg(second, name)
@@ -86,7 +85,6 @@ def test_requests_that_were_not_completed_are_marked() -> None:
 
 
 def test_nothing_completed_is_still_drawn() -> None:
-    """Empty axes, no error, no warning."""
     nothing = system("broken", requests=3, lost=3, phases=False)
     assert all(draw([nothing]) is None or svg(draw([nothing]), name) for name, (draw, _) in FIGURES.items())
 

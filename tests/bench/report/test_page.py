@@ -99,13 +99,11 @@ def test_different_workloads_are_told() -> None:
 
 
 def test_a_long_log_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is in the file."""
     monkeypatch.setattr(page, "MOST_SWITCHES", 1)
     assert "1 more are in its switches.json" in page.render(PAIR)
 
 
 def test_it_is_written_beside_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one file, in UTF-8."""
     monkeypatch.setattr(page, "render", lambda systems: "<p>–</p>")
     assert page.write(PAIR, tmp_path) == tmp_path / "report.html"
     assert (tmp_path / "report.html").read_bytes() == "<p>–</p>".encode()

@@ -85,8 +85,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert figures["tpot_mean_ms"] == pytest.approx(20)
 
 
-def test_the_90th_percentile() -> None:
-    """One in ten is longer."""
+def test_one_in_ten_is_longer_than_the_90th_percentile() -> None:
     rolling = Rolling(1)
     rolling.look(1.0)
     rolling.take(0, None, 11, [i / 10 for i in range(11)], [], 1.0)

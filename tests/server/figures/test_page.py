@@ -103,8 +103,7 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
         assert set_ == sorted([*present, f"flying:lane_state{{{group[0]},1,{state}}}"])
 
 
-def test_an_engines_own_figures() -> None:
-    """They come back as they were sent."""
+def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:
     page = Page("llama")
     put_engine(page, 3, decode("flying_metrics", encode(FIGURES)))
     found = read(page)

@@ -89,7 +89,6 @@ def test_a_switch_that_was_not_for_load_has_no_prediction_of_staying() -> None:
 
 
 def test_a_switch_that_failed_is_not_checked() -> None:
-    """It did not take place."""
     found = predictions()
     one = switch(1, 100.0)
     found.begun(one)

@@ -121,7 +121,6 @@ def test_what_happens_last_is_written_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
-    """No file, no thread."""
     before = set(tmp_path.iterdir())
     with trace_switches(None, Switches()) as note:
         note()

@@ -43,7 +43,6 @@ def test_the_kind_of_a_reason_has_no_figures(reason: str, kind: str) -> None:
 
 
 def test_an_operators_switch_has_no_decision() -> None:
-    """It is said so."""
     assert reason_kind(None) == "operator"
 
 
