@@ -2,9 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,13 +19,6 @@ MAKERS: dict[str, Callable[[str], StepBoard | SequenceNumbers | ShmGroup]] = {
     "order": lambda path: SequenceNumbers(path, 8),
     "group": lambda path: ShmGroup(path, 0, 2),
 }
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    """Yield the path of a file in shared memory that does not exist yet."""
-    with TemporaryDirectory(dir="/dev/shm") as directory:
-        yield f"{directory}/file"
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from graphlib import TopologicalSorter
@@ -23,13 +22,6 @@ from flying_serving.comm.order import SequenceNumbers
 ROOT = Path(__file__).parents[2]
 ENGINES = 4
 Taken = list[tuple[tuple[int, ...], list[int]]]
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    """Yield the path of an order file that does not exist yet."""
-    with TemporaryDirectory(dir="/dev/shm") as directory:
-        yield f"{directory}/order"
 
 
 class Taker:

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
@@ -33,13 +33,6 @@ DEADLINE_S = 60.0
 """Of a group that is not told another one: longer than any test."""
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ANY = (torch.float32, torch.bfloat16, torch.bool, torch.uint8, torch.int64)
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    """Yield the path of a group's file that does not exist yet."""
-    with TemporaryDirectory(dir="/dev/shm") as directory:
-        yield f"{directory}/group"
 
 
 def serve(work: Callable[..., Any], path: str, rank: int, world: int, options: dict[str, Any], end: Connection) -> None:
@@ -352,18 +345,9 @@ def wait_until_two_wait(group_path: str) -> None:
     raise AssertionError("the ranks do not wait")
 
 
-def stay(group: ShmGroup, rank: int, world: int) -> Any:
-    """Do as `wait_in_barrier`; the last rank never comes to the barrier."""
-    if rank < world - 1:
-        return wait_in_barrier(group, rank, world)
-    group.all_reduce(torch.ones(3))
-    time.sleep(2 * DEADLINE_S)
-    return None
-
-
 def test_killed_rank_is_an_error_not_a_hang(path: str) -> None:
     """The others see the system drop its lock."""
-    started = start(stay, path, 3)
+    started = start(wait_in_barrier, path, 3, range(2)) + start(stay_out, path, 3, range(2, 3))
     wait_until_two_wait(path)
     begin_s = time.monotonic()
     started[2][0].kill()
