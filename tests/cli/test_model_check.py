@@ -31,21 +31,21 @@ SMALL = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 2048,
 }
-GEMMA2 = {**SMALL, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "head_dim": 32, "sliding_window": 64}
-OLMO2 = {**SMALL, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
-SIX_HEADS = {**OLMO2, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 192}
-GPT_OSS = {
-    **SMALL,
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
+
+
+def small(architecture: str, model_type: str) -> dict[str, Any]:
+    return {**SMALL, "architectures": [f"{architecture}ForCausalLM"], "model_type": model_type}
+
+
+GEMMA2 = small("Gemma2", "gemma2") | {"head_dim": 32, "sliding_window": 64}
+OLMO2 = small("Olmo2", "olmo2")
+SIX_HEADS = OLMO2 | {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 192}
+GPT_OSS = small("GptOss", "gpt_oss") | {
     "head_dim": 64,
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "quantization_config": {"quant_method": "mxfp4"},
 }
-DEEPSEEK_V3 = {
-    **SMALL,
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
+DEEPSEEK_V3 = small("DeepseekV3", "deepseek_v3") | {
     "num_key_value_heads": 8,
     "kv_lora_rank": 64,
     "qk_nope_head_dim": 32,
@@ -53,10 +53,7 @@ DEEPSEEK_V3 = {
     "v_head_dim": 32,
     "n_routed_experts": 8,
 }
-HRM = {
-    **SMALL,
-    "architectures": ["HrmTextForCausalLM"],
-    "model_type": "hrm_text",
+HRM = small("HrmText", "hrm_text") | {
     "num_key_value_heads": 8,
     "head_dim": 32,
     "num_hidden_layers": 4,
@@ -65,10 +62,7 @@ HRM = {
     "L_cycles": 3,
     "prefix_lm": True,
 }
-LAST_EXPERTS = {
-    **SMALL,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
+LAST_EXPERTS = small("Qwen3Moe", "qwen3_moe") | {
     "num_key_value_heads": 8,
     "head_dim": 32,
     "num_experts": 8,
@@ -76,10 +70,7 @@ LAST_EXPERTS = {
     "moe_intermediate_size": 132,
     "mlp_only_layers": [0, 1, 2],
 }
-LAST_EXPERTS_OF_ERNIE = {
-    **SMALL,
-    "architectures": ["Ernie4_5_MoeForCausalLM"],
-    "model_type": "ernie4_5_moe",
+LAST_EXPERTS_OF_ERNIE = small("Ernie4_5_Moe", "ernie4_5_moe") | {
     "num_key_value_heads": 8,
     "moe_num_experts": 8,
     "moe_k": 2,
@@ -87,19 +78,13 @@ LAST_EXPERTS_OF_ERNIE = {
     "moe_layer_start_index": 3,
     "moe_layer_end_index": 5,
 }
-GEMMA3 = {
-    **SMALL,
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
+GEMMA3 = small("Gemma3", "gemma3_text") | {
     "num_hidden_layers": 12,
     "head_dim": 32,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
     "sliding_window": 64,
 }
-GEMMA3N = {
-    **SMALL,
-    "architectures": ["Gemma3nForCausalLM"],
-    "model_type": "gemma3n_text",
+GEMMA3N = small("Gemma3n", "gemma3n_text") | {
     "num_hidden_layers": 30,
     "num_kv_shared_layers": 10,
     "head_dim": 32,

@@ -28,11 +28,15 @@ COMMON: dict[str, Any] = {
     "vocab_size": 515,
     "max_position_embeddings": 512,
 }
-LLAMA = COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 128}
-OPT = COMMON | {"architectures": ["OPTForCausalLM"], "model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64}
-QWEN2_MOE = COMMON | {
-    "architectures": ["Qwen2MoeForCausalLM"],
-    "model_type": "qwen2_moe",
+
+
+def small(architecture: str, model_type: str, **others: Any) -> dict[str, Any]:
+    return COMMON | {"architectures": [f"{architecture}ForCausalLM"], "model_type": model_type} | others
+
+
+LLAMA = small("Llama", "llama", intermediate_size=128)
+OPT = small("OPT", "opt", ffn_dim=128, word_embed_proj_dim=64)
+QWEN2_MOE = small("Qwen2Moe", "qwen2_moe") | {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
@@ -48,40 +52,22 @@ BLOOM = {
     "vocab_size": 512,
     "seq_length": 512,
 }
-FALCON = COMMON | {
-    "architectures": ["FalconForCausalLM"],
-    "model_type": "falcon",
-    "alibi": True,
-    "bias": True,
-    "multi_query": False,
-    "parallel_attn": False,
-    "new_decoder_architecture": False,
-}
-GPT_OSS = COMMON | {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "head_dim": 64,
-    "intermediate_size": 128,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
+FALCON = small(
+    "Falcon", "falcon", alibi=True, bias=True, multi_query=False, parallel_attn=False, new_decoder_architecture=False
+)
+GPT_OSS = small("GptOss", "gpt_oss", head_dim=64, intermediate_size=128, num_local_experts=8, num_experts_per_tok=2)
+
+
+def undivided(layer: str, what: str, *sizes: int) -> dict[int, str]:
+    return {size: f"model.{layer}: {what} do not divide by {size}" for size in sizes}
+
+
 EXPERTS = "model.layers.0.mlp.experts"
 CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ("all", LLAMA, {}),
     ("all-with-slopes-computed-while-building", BLOOM, {}),
-    (
-        "feed-forward",
-        LLAMA | {"intermediate_size": 132},
-        {8: "model.layers.0.mlp.gate_up_proj: 132 columns do not divide by 8"},
-    ),
-    (
-        "feed-forward-of-another-name",
-        OPT | {"ffn_dim": 130},
-        {
-            4: "model.decoder.layers.0.fc1: 130 columns do not divide by 4",
-            8: "model.decoder.layers.0.fc1: 130 columns do not divide by 8",
-        },
-    ),
+    ("feed-forward", LLAMA | {"intermediate_size": 132}, undivided("layers.0.mlp.gate_up_proj", "132 columns", 8)),
+    ("feed-forward-of-another-name", OPT | {"ffn_dim": 130}, undivided("decoder.layers.0.fc1", "130 columns", 4, 8)),
     (
         "heads",
         LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 4},
@@ -91,15 +77,12 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     (
         "shared-experts",
         QWEN2_MOE | {"shared_expert_intermediate_size": 66},
-        {
-            4: "model.layers.0.mlp.shared_expert.gate_up_proj: 66 columns do not divide by 4",
-            8: "model.layers.0.mlp.shared_expert.gate_up_proj: 66 columns do not divide by 8",
-        },
+        undivided("layers.0.mlp.shared_expert.gate_up_proj", "66 columns", 4, 8),
     ),
     (
         "experts-themselves",
         QWEN2_MOE | {"num_experts": 8, "moe_intermediate_size": 68},
-        {8: "model.layers.0.mlp.experts.routed_experts: 68 columns of an expert do not divide by 8"},
+        undivided("layers.0.mlp.experts.routed_experts", "68 columns of an expert", 8),
     ),
     ("experts-that-can-be-shared", QWEN2_MOE | {"num_experts": 8}, {}),
     ("a-bias-of-a-fused-layer-that-the-model-adds", FALCON, {}),
