@@ -31,6 +31,16 @@ def log_levels_stay() -> Iterator[None]:
     logger.setLevel(level)
 
 
+@pytest.fixture
+def unpatched() -> Iterator[None]:
+    """Leave vLLM as it is before and after a test."""
+    from flying_serving.vllm_adapter import table
+
+    table.uninstall()
+    yield
+    table.uninstall()
+
+
 @pytest.fixture(scope="session")
 def classes_imported_here() -> Iterator[None]:
     """vLLM asks here what it wants to know of a model's class, and not in a new interpreter, which takes 7 s."""

@@ -1,7 +1,6 @@
 """What vLLM calls in every process: it makes the key work, or refuses it, and else leaves vLLM as it is."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,13 +11,7 @@ from flying_serving.errors import HookError
 from flying_serving.server import plugin
 from flying_serving.vllm_adapter import table
 
-
-@pytest.fixture(autouse=True)
-def unpatched() -> Iterator[None]:
-    """Leave vLLM as it is before and after each test."""
-    table.uninstall()
-    yield
-    table.uninstall()
+pytestmark = pytest.mark.usefixtures("unpatched")
 
 
 def test_the_key_is_refused_under_another_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

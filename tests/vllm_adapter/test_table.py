@@ -1,7 +1,6 @@
 """The table of patches: each fits the installed vLLM, another vLLM is refused, and undoing leaves no trace."""
 
 import inspect
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
@@ -14,6 +13,8 @@ from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter import table
 from flying_serving.vllm_adapter.client import engine_classes
 from flying_serving.vllm_adapter.table import ENTRY_PATCHES, PATCHES, SEAMS, SERVER_PATCHES, VLLM_VERSION, Patch
+
+pytestmark = pytest.mark.usefixtures("unpatched")
 
 GROUPS = {"engine": PATCHES, "entry": ENTRY_PATCHES, "server": SERVER_PATCHES}
 ALL = (*PATCHES, *ENTRY_PATCHES, *SERVER_PATCHES, table.REFUSAL)
@@ -67,14 +68,6 @@ def parameters_of(one: Patch) -> tuple[str, ...]:
     """Return the names that the table says."""
     names = one.original.removeprefix(f"{one.target}(").removesuffix(")")
     return tuple(names.split(", ")) if names else ()
-
-
-@pytest.fixture(autouse=True)
-def unpatched() -> Iterator[None]:
-    """Leave vLLM as it is before and after each test."""
-    table.uninstall()
-    yield
-    table.uninstall()
 
 
 # ---- the table

@@ -51,11 +51,17 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exits]:
         exits.end()
 
 
-def test_an_empty_trace(tmp_path: Path, exits: Exits) -> None:
-    """What was in the file is gone; names and clock are there, with and without the bracket."""
+@pytest.fixture
+def path(tmp_path: Path, exits: Exits) -> Path:
+    """Return the path of a trace that was begun, over what was there before."""
     path = tmp_path / "trace.json"
     path.write_text("what was there before")
     begin_trace(str(path))
+    return path
+
+
+def test_an_empty_trace(path: Path, exits: Exits) -> None:
+    """What was in the file is gone; names and clock are there, with and without the bracket."""
     events = read_trace(path)
     assert {(event["pid"], event["tid"]) for event in events} == {(os.getpid(), os.getpid())}
     assert [event["name"] for event in events if event["ph"] == "i"] == ["clock"]
@@ -67,10 +73,8 @@ def test_an_empty_trace(tmp_path: Path, exits: Exits) -> None:
     assert first["args"]["unix_s_at_ts_0"] == pytest.approx(time.time() - time.monotonic(), abs=10)
 
 
-def test_writers_do_not_mix_their_lines(tmp_path: Path, exits: Exits) -> None:
+def test_writers_do_not_mix_their_lines(path: Path, exits: Exits) -> None:
     """Four at once, in batches of many lengths."""
-    path = tmp_path / "trace.json"
-    begin_trace(str(path))
 
     def write(engine: int) -> None:
         opened, row = TraceFile(str(path)), engine_row(engine, os.getpid(), 1000 + engine)
@@ -92,10 +96,8 @@ def test_writers_do_not_mix_their_lines(tmp_path: Path, exits: Exits) -> None:
         assert [(span["ts"] // 1_000_000, span["args"]["n"]) for span in spans] == expected
 
 
-def test_the_array_stays_open_while_somebody_writes(tmp_path: Path, exits: Exits) -> None:
+def test_the_array_stays_open_while_somebody_writes(path: Path, exits: Exits) -> None:
     """Else what an engine still has to say would stand behind the end."""
-    path = tmp_path / "trace.json"
-    begin_trace(str(path))
     engine = TraceFile(str(path))
     exits.end()
     engine.append(engine_row(0, os.getpid(), 1000).names())
@@ -104,10 +106,8 @@ def test_the_array_stays_open_while_somebody_writes(tmp_path: Path, exits: Exits
     assert not path.read_text().endswith("]\n")
 
 
-def test_only_the_process_that_began_it_ends_it(tmp_path: Path, exits: Exits) -> None:
+def test_only_the_process_that_began_it_ends_it(path: Path, exits: Exits) -> None:
     """Engines are forked, with what is registered to be called at exit."""
-    path = tmp_path / "trace.json"
-    begin_trace(str(path))
     before = path.read_text()
     exits.end(owner=os.getpid() + 1)
     assert path.read_text() == before
@@ -133,30 +133,22 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     assert refused(tmp_path / ("x" * 300)) == "file name too long"
 
 
-@pytest.mark.usefixtures("exits")
-def test_two_servers_do_not_write_into_one_file(tmp_path: Path) -> None:
+def test_two_servers_do_not_write_into_one_file(path: Path) -> None:
     """The second is refused and the first one's trace stays; an engine that still writes counts too."""
-    path = tmp_path / "trace.json"
-    begin_trace(str(path))
     before = path.read_text()
     assert refused(path) == "another server writes there"
     assert path.read_text() == before
 
 
-def test_an_ended_trace_may_be_written_over(tmp_path: Path, exits: Exits) -> None:
+def test_an_ended_trace_may_be_written_over(path: Path, exits: Exits) -> None:
     """The lock goes with the server."""
-    path = tmp_path / "trace.json"
-    begin_trace(str(path))
     exits.end()
     begin_trace(str(path))
     assert len([event for event in read_trace(path) if event["name"] == "clock"]) == 1
 
 
-@pytest.mark.usefixtures("exits")
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(path: Path) -> None:
     """What fits only in part is an error, not half a line that nobody hears of."""
-    path = tmp_path / "trace.json"
-    begin_trace(str(path))
     opened = TraceFile(str(path))
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))

@@ -1,7 +1,9 @@
 """What Prometheus reads of a controller, its switches and engines; and that the documentation says the same."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,9 +30,10 @@ FIGURES = EngineFigures(
 )
 
 
-def read(page: Page) -> dict[str, float]:
-    """Samples of a page by name and labels in the order of their names, without the model's name."""
-    registry, published = CollectorRegistry(), Published()
+def read(put: Callable[..., None], *figures: Any) -> dict[str, float]:
+    """Samples of what is put on a page, by name and labels in the order of their names, without the model's name."""
+    page, registry, published = Page("llama"), CollectorRegistry(), Published()
+    put(page, *figures)
     published.metrics = page.metrics
     registry.register(published)
     found = {}
@@ -66,9 +69,7 @@ def test_layout_and_pool() -> None:
     """Each engine has the size and the degree of its group; the pool's age is that of its head."""
     controller = Controller(settings("static-dp"))
     controller.layout = Layout(((0, 1), (2,), (3,)))
-    page = Page("llama")
-    put_controller(page, controller, 2, 50.0)
-    found = read(page)
+    found = read(put_controller, controller, 2, 50.0)
     assert found["flying:layout_info{2+1+1}"] == 1
     assert [found[f"flying:engine_group_size{{{engine}}}"] for engine in range(4)] == [2, 2, 1, 1]
     assert [found[f"flying:engine_degree{{{engine}}}"] for engine in range(4)] == [4, 4, 2, 2]
@@ -80,9 +81,7 @@ def test_the_age_of_the_pool_is_that_of_its_head() -> None:
     controller = Controller(settings("load", max_num_seqs=1))
     for number in range(7):
         controller.arrived(f"r{number}", RequestSpec(20, 30), 10.0 + number)
-    page = Page("llama")
-    put_controller(page, controller, 1, 50.0)
-    found = read(page)
+    found = read(put_controller, controller, 1, 50.0)
     assert found["flying:pool_requests{}"] == len(controller.pool) > 0
     assert controller.pool.oldest_s is not None
     assert found["flying:pool_oldest_age_seconds{}"] == 50.0 - controller.pool.oldest_s > 0
@@ -96,17 +95,13 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
     assert group in ((0,), (1,))
     controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
     for figures, state in (({}, "woven"), ({0: FIGURES, 1: FIGURES}, "paused")):
-        page = Page("llama")
-        put_lanes(page, controller, (1, 2), figures)
-        set_ = sorted(name for name, value in read(page).items() if value)
+        set_ = sorted(name for name, value in read(put_lanes, controller, (1, 2), figures).items() if value)
         present = [f"flying:lane_state{{{engine},2,present}}" for engine in (0, 1)]
         assert set_ == sorted([*present, f"flying:lane_state{{{group[0]},1,{state}}}"])
 
 
 def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:
-    page = Page("llama")
-    put_engine(page, 3, decode("flying_metrics", encode(FIGURES)))
-    found = read(page)
+    found = read(put_engine, 3, decode("flying_metrics", encode(FIGURES)))
     assert found["flying:lane_requests_running{3,1}"] == 3
     assert found["flying:lane_requests_waiting{3,1}"] == 1
     assert found["flying:lent_blocks{3,2}"] == 7
@@ -128,9 +123,7 @@ def test_switches_by_what_they_were() -> None:
     tally.update(controller.switches.kept)
     predictions.count, predictions.gain, predictions.cost = 3, 4.0, 5.0
     predictions.checked, predictions.predicted, predictions.measured = 6, 7.0, 8.0
-    page = Page("llama")
-    put_switches(page, tally, predictions)
-    found = read(page)
+    found = read(put_switches, tally, predictions)
     assert found["flying:switches_total{1+1,soft,operator,2}"] == 1
     assert found["flying:switch_failures_total{soft}"] == 0
     assert found["flying:switch_cutover_seconds_count{soft}"] == 1
