@@ -59,50 +59,30 @@ def test_check_accepts_books_that_balance() -> None:
     pool.check(outside)
 
 
-def leak(pool: VllmPool) -> set[int]:
-    """Take a block and forget it."""
-    pool.take(1)
-    return set()
-
-
-def own_what_is_free(pool: VllmPool) -> set[int]:
-    """Let a request have a block that the pool gives away too."""
-    pool.scheduler.owned["8-4-0-0"].append(9)
-    return set()
-
-
-def lend_what_is_owned(pool: VllmPool) -> set[int]:
-    """Lend a request's block."""
-    return {2}
-
-
-def lend_what_is_free(pool: VllmPool) -> set[int]:
-    """Lend a block without taking it."""
-    return {9}
-
-
-def lose_from_the_free_list(pool: VllmPool) -> set[int]:
-    """Take a block off the free list without a reference to it."""
-    pool._pool.free_block_queue.popleft()
-    return set()
-
-
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("spoil", "lent", "message"),
     [
-        (leak, r"blocks without owner: \[4\]"),
-        (own_what_is_free, r"blocks with two owners: \[9\]"),
-        (lend_what_is_owned, r"blocks with two owners: \[2\]"),
-        (lend_what_is_free, r"blocks with two owners: \[9\]"),
-        (lose_from_the_free_list, "17 blocks without reference, 16 in the free list"),
+        pytest.param(lambda pool: pool.take(1), set(), r"blocks without owner: \[4\]", id="forgotten"),
+        pytest.param(
+            lambda pool: pool.scheduler.owned["8-4-0-0"].append(9), set(), r"two owners: \[9\]", id="owned-and-free"
+        ),
+        pytest.param(lambda pool: None, {2}, r"blocks with two owners: \[2\]", id="owned-and-lent"),
+        pytest.param(lambda pool: None, {9}, r"blocks with two owners: \[9\]", id="lent-and-free"),
+        pytest.param(
+            lambda pool: pool._pool.free_block_queue.popleft(),
+            set(),
+            "17 blocks without reference, 16 in the free list",
+            id="lost-from-the-free-list",
+        ),
     ],
 )
-def test_check_notices(spoil: Callable[[VllmPool], set[int]], message: str) -> None:
+def test_check_notices(spoil: Callable[[VllmPool], object], lent: set[int], message: str) -> None:
     """Each way in which books can fail to balance, with the blocks in question."""
     pool = pool_with([(request(8, 4), 3)], [])
     pool.check(set())
+    spoil(pool)
     with pytest.raises(IntegrityError, match=message):
-        pool.check(spoil(pool))
+        pool.check(lent)
 
 
 def test_blocks_are_reserved_until_the_end_of_requests() -> None:

@@ -35,15 +35,12 @@ def test_a_shape_stands_for_one_layout() -> None:
         ("context: a request needs 2 engines", "context"),
         ("context: a request needs 2 engines; priority: 1 urgent requests", "context+priority"),
         ("no request needs a group", "idle"),
+        (None, "operator"),
     ],
 )
-def test_the_kind_of_a_reason_has_no_figures(reason: str, kind: str) -> None:
+def test_the_kind_of_a_reason_has_no_figures(reason: str | None, kind: str) -> None:
     """They would make a time series of every switch."""
-    assert reason_kind(decision(reason)) == kind
-
-
-def test_an_operators_switch_has_no_decision() -> None:
-    assert reason_kind(None) == "operator"
+    assert reason_kind(decision(reason) if reason else None) == kind
 
 
 def test_a_switch_counts_at_its_cutover_and_its_drain_at_its_end() -> None:

@@ -1,5 +1,6 @@
 """Binding of what no layer class cuts: each tensor of a lane is lane 1's or a view of it, or the lane is refused."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -62,8 +63,13 @@ def test_a_loaded_buffer_replaces_what_the_lane_computed() -> None:
     check(lane, full)
 
 
-def test_a_computed_buffer_of_lane_1s_shape_must_be_lane_1s() -> None:
-    full, lane = Norm(8, torch.full((3,), 7.0)), lane_norm(8, torch.zeros(3))
+@pytest.mark.parametrize(
+    ("whole", "computed"),
+    [(torch.full((3,), 7.0), torch.zeros(3)), (torch.arange(8.0), torch.arange(4.0))],  # rank 1 should have 4..7
+    ids=["of-the-same-shape", "of-another-rank"],
+)
+def test_a_computed_buffer_must_be_lane_1s_or_its_part(whole: torch.Tensor, computed: torch.Tensor) -> None:
+    full, lane = Norm(8, whole), lane_norm(8, computed)
     with pytest.raises(WeightError, match=r"norm\.table: what a lane computes is no part"):
         bind_whole("norm", lane, full, 1, 2)
 
@@ -129,21 +135,12 @@ def test_ranks_beyond_the_number_of_parts_share_one() -> None:
     assert [part_of("k", full, torch.Size([4]), rank, 4)[0].item() for rank in range(4)] == [0, 0, 4, 4]
 
 
-def test_a_cut_buffer_that_is_no_part_of_lane_1s_is_refused() -> None:
-    full, lane = Norm(8, torch.arange(8.0)), lane_norm(8, torch.arange(4.0))  # rank 1 should have 4..7
-    with pytest.raises(WeightError, match=r"norm\.table: what a lane computes is no part"):
-        bind_whole("norm", lane, full, 1, 2)
-
-
-@pytest.mark.parametrize("shape", [(3,), (16,), (8, 1), (0,)])
-def test_a_shape_that_is_no_part_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(WeightError, match=r"w: shape .* in a lane is no part of \(8,\)"):
-        part_of("w", torch.zeros(8), torch.Size(shape), 0, 2)
-
-
-def test_two_cut_dimensions_are_refused() -> None:
-    with pytest.raises(WeightError, match="no part of"):
-        part_of("w", torch.zeros(8, 8), torch.Size((4, 4)), 0, 2)
+@pytest.mark.parametrize(
+    ("whole", "part"), [((8,), (3,)), ((8,), (16,)), ((8,), (8, 1)), ((8,), (0,)), ((8, 8), (4, 4))]
+)
+def test_a_shape_that_is_no_part_is_refused(whole: tuple[int, ...], part: tuple[int, ...]) -> None:
+    with pytest.raises(WeightError, match=re.escape(f"w: shape {part} in a lane is no part of {whole}")):
+        part_of("w", torch.zeros(whole), torch.Size(part), 0, 2)
 
 
 def test_a_tensor_that_lane_1_lacks_is_refused() -> None:
@@ -168,16 +165,12 @@ def bound(rank: int = 0) -> tuple[Norm, Norm]:
     return full, lane
 
 
-def in_closure(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: tensor
-
-
 @pytest.mark.parametrize(
     ("hide", "name"),
     [
         (lambda tensor: tensor, "impl.held"),
         (lambda tensor: {"a": [(tensor,)]}, "impl.held.a.0.0"),
-        (in_closure, "impl.held.tensor"),
+        (lambda tensor: lambda: tensor, "impl.held.tensor"),
         (lambda tensor: partial(torch.add, tensor), "impl.held.arguments.0"),
         (lambda tensor: Holder(tensor).get, "impl.held.self.inner"),
     ],
