@@ -123,10 +123,10 @@ def trace(path: str) -> None:
         begin_trace(path)
 
 
-def starting(error: OSError) -> None:
-    """What comes of vLLM's server at its start."""
+def starting() -> None:
+    """vLLM's server at its start, on a port that another has."""
     with explained(SimpleNamespace(model="m", host="127.0.0.1", port=8000)):
-        raise error
+        raise OSError(errno.EADDRINUSE, "Address already in use")
 
 
 def engines(sizes: tuple[int, ...] | None = None, refused: Mapping[int, str] | None = None, **changes: Any) -> None:
@@ -152,6 +152,14 @@ def _engines(count: int) -> Start:
     return engines, Case(f"`--data-parallel-size {count}`", says, 2, {"data_parallel_size": count})
 
 
+UNDIVIDED = "model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4"
+
+
+def _size(size: int, what: str, problem: str, refused: Mapping[int, str] | None = None) -> Start:
+    says, send = f"--group-sizes={size}: {problem}", {"sizes": (1, size), "refused": refused}
+    return engines, Case(f"`--group-sizes 1,{size}` {what}", says, 2, send)
+
+
 def _flag(name: str, value: str, allowed: str) -> Start:
     return flags, Case(f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value})
 
@@ -175,19 +183,8 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("group-sizes", "1,x", "'x' must be a whole number"),
     _flag("group-sizes", "1,3", "group size 3 is not one of 1, 2, 4, 8"),
     _flag("group-sizes", "2,4", "1 must be among the group sizes"),
-    (
-        engines,
-        Case("`--group-sizes 1,8` with four engines", "--group-sizes=8: there are 4 engines", 2, {"sizes": (1, 8)}),
-    ),
-    (
-        engines,
-        Case(
-            "`--group-sizes 1,4` for a model that four do not divide",
-            "--group-sizes=4: model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4",
-            2,
-            {"sizes": (1, 4), "refused": {4: "model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4"}},
-        ),
-    ),
+    _size(8, "with four engines", "there are 4 engines"),
+    _size(4, "for a model that four do not divide", UNDIVIDED, {4: UNDIVIDED}),
     _flag("weave-steps", "0", "must be a whole number from 1 up to 1000"),
     _flag("weave-steps", "x", "must be a whole number from 1 up to 1000"),
     _flag("max-pause-ms", "-1", "must be a number from 1 up to 3600000"),
@@ -209,15 +206,7 @@ FLAG_CASES: tuple[Start, ...] = (
     _trace("docs", "is a directory"),
     _trace("nowhere/trace.json", "no such file or directory"),
     _trace("/dev/null", "must be a regular file"),
-    (
-        starting,
-        Case(
-            "`--port 8000`, which is in use",
-            "--host=127.0.0.1 --port=8000: address already in use",
-            2,
-            {"error": OSError(errno.EADDRINUSE, "Address already in use")},
-        ),
-    ),
+    (starting, Case("`--port 8000`, which is in use", "--host=127.0.0.1 --port=8000: address already in use", 2)),
 )
 FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--enable-lora", "LoRA", lora=object()),
@@ -278,10 +267,8 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _degree(value: Any, shown: str) -> Case:
-    what = f'`"tp_degree": {shown}`'
-    return Case(
-        what, f"vllm_xargs.tp_degree={value!r}: must be one of [1, 2, 4]", 400, {"vllm_xargs": {"tp_degree": value}}
-    )
+    says = f"vllm_xargs.tp_degree={value!r}: must be one of [1, 2, 4]"
+    return Case(f'`"tp_degree": {shown}`', says, 400, {"vllm_xargs": {"tp_degree": value}})
 
 
 def _xarg(name: str, value: Any, shown: str) -> Case:
@@ -587,11 +574,7 @@ COMMAND_CASES = (
     ),
     UNALIGNED := Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
     INCOMPLETE := Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
-    GENTLE := Case(
-        "`layout 0,1 2,3 --mode gentle`",
-        f"mode='gentle': must be one of {list(MODES)} (400)",
-        2,
-    ),
+    GENTLE := Case("`layout 0,1 2,3 --mode gentle`", f"mode='gentle': must be one of {list(MODES)} (400)", 2),
     NO_STEPS := Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
     SICK := Case("`doctor` finds something bad", "bad", 1),
 )
