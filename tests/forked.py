@@ -3,8 +3,6 @@
 How processes start and end, by signals and with exit codes, is tested on real commands: tests/server/test_lifecycle.py.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import multiprocessing
@@ -34,7 +32,7 @@ IMPORTS = [
     "tests.frozen",
 ]
 _context = multiprocessing.get_context("forkserver")
-_started: list[Forked] = []
+_started: list["Forked"] = []
 
 
 class Forked:

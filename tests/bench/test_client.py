@@ -23,14 +23,15 @@ from tests.bench import mock
 CLOCKS_S = 0.001
 """How exactly two clocks are read together."""
 ENDS = {
-    "ok": 7,
-    "refused": mock.REFUSE,
-    "broken": mock.BREAK,
-    "error": mock.ERROR,
-    "short": mock.SHORT,
-    "hang": mock.HANG,
-    "no done": mock.NO_DONE,
+    "ok": (7, "ok"),
+    "refused": (mock.REFUSE, "failed"),
+    "broken": (mock.BREAK, "failed"),
+    "error": (mock.ERROR, "failed"),
+    "short": (mock.SHORT, "unfinished"),
+    "hang": (mock.HANG, "unfinished"),
+    "no done": (mock.NO_DONE, "unfinished"),
 }
+"""Ways to end: the token that asks the mock for it, and the status of the record."""
 
 
 def workload(*arrivals: float, tokens: int = 5) -> Workload:
@@ -54,18 +55,11 @@ async def replayed(url: str, work: Workload, firsts: list[int] | None = None, ti
 
 
 async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> None:
-    replay = await replayed(mock_url, workload(*[0.0] * len(ENDS)), list(ENDS.values()), timeout_s=2.0)
+    replay = await replayed(
+        mock_url, workload(*[0.0] * len(ENDS)), [first for first, _ in ENDS.values()], timeout_s=2.0
+    )
     found = dict(zip(ENDS, replay.records, strict=True))
-    statuses = {name: record.status for name, record in found.items()}
-    assert statuses == {
-        "ok": "ok",
-        "refused": "failed",
-        "broken": "failed",
-        "error": "failed",
-        "short": "unfinished",
-        "hang": "unfinished",
-        "no done": "unfinished",
-    }
+    assert {name: record.status for name, record in found.items()} == {name: end for name, (_, end) in ENDS.items()}
     assert found["ok"].error is None and found["ok"].queue_s == 0.0125
     assert found["refused"].error == '400: {"error": {"message": "prompt is refused"}}'
     assert found["refused"].http_status == 400

@@ -12,8 +12,6 @@ from flying_serving.policy.snapshot import GroupLoad
 from flying_serving.predict.demand import Outputs
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
-
-
 EVEN = Outputs(20.0, 4 / 3 * 20.0**2)
 
 

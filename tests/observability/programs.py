@@ -1,13 +1,11 @@
 """Prometheus as Debian packages it, run by tests."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -53,7 +51,7 @@ class Prometheus:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
 
-    def __enter__(self) -> Prometheus:
+    def __enter__(self) -> Self:
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s and self._process.poll() is None:
             try:

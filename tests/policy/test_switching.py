@@ -22,8 +22,6 @@ GROUPS = [group for size in SIZES for group in Layout.uniform(4, size).groups]
 LOADS = st.builds(
     load, requests=st.integers(1, 64), left=st.floats(1, 500), context=st.floats(1, 2000), prefill=st.integers(0, 5000)
 )
-
-
 QUICK = MigrationCost(0.002, 1e-6)
 MIGRATIONS = st.dictionaries(
     st.sampled_from([2, 4]), st.builds(MigrationCost, st.floats(0, 0.1), st.floats(0, 1e-4)), max_size=2
@@ -127,10 +125,7 @@ def test_migrating_kv_costs_next_to_nothing() -> None:
     """Little of what computing again does; more if it takes longer; not less where it was measured elsewhere."""
     loads = {(0,): load(4, context=2000), (1,): load(8, context=2000)}
     again = migrate_cost({}, NARROW, WIDE, loads)
-    quick, slow = (
-        migrate_cost({2: QUICK}, NARROW, WIDE, loads),
-        migrate_cost({2: MigrationCost(0.05, 2e-5)}, NARROW, WIDE, loads),
-    )
+    quick, slow = (migrate_cost({2: cost}, NARROW, WIDE, loads) for cost in (QUICK, MigrationCost(0.05, 2e-5)))
     assert quick < slow < again
     assert quick < 0.05 * again
     assert migrate_cost({4: QUICK}, NARROW, WIDE, loads) == again

@@ -41,29 +41,17 @@ LANES = st.builds(
     kv_tokens=st.integers(500, 10**6),
     max_num_batched_tokens=st.integers(64, 8192),
 )
-
-
-@st.composite
-def loads(draw: st.DrawFn) -> Work:
-    """Return any work: those that wait have prompts of some length."""
-    waiting = draw(st.integers(0, 500))
-    prompt = draw(st.floats(1, 2000))
-    return Work(
-        rate=draw(st.floats(0.01, 50)),
-        prompt_tokens=prompt,
-        output_tokens=draw(st.floats(1, 500)),
-        waiting=waiting,
-        running=draw(st.integers(0, 200)),
-    )
-
-
+GROUPS = st.sampled_from([1, 2, 4])
+WORK = st.builds(
+    Work, st.floats(0.01, 50), st.floats(1, 2000), st.floats(1, 500), st.integers(0, 500), st.integers(0, 200)
+)
 OBJECTIVES = st.builds(
     Objective, horizon_s=st.floats(1, 60), ttft_s=st.just(math.inf) | st.floats(0.01, 10), urgency=st.floats(1, 50)
 )
 
 
 @settings(max_examples=300)
-@given(lane=LANES, groups=st.sampled_from([1, 2, 4]), work=loads(), objective=OBJECTIVES)
+@given(lane=LANES, groups=GROUPS, work=WORK, objective=OBJECTIVES)
 def test_figures_are_positive_and_finite(lane: LaneFigures, groups: int, work: Work, objective: Objective) -> None:
     """However much comes: overload piles up within the horizon only."""
     found = forecast(lane, groups, work, objective)
@@ -73,14 +61,7 @@ def test_figures_are_positive_and_finite(lane: LaneFigures, groups: int, work: W
 
 
 @settings(max_examples=300)
-@given(
-    lane=LANES,
-    groups=st.sampled_from([1, 2, 4]),
-    work=loads(),
-    objective=OBJECTIVES,
-    faster=st.floats(0, 10),
-    more=st.integers(0, 100),
-)
+@given(lane=LANES, groups=GROUPS, work=WORK, objective=OBJECTIVES, faster=st.floats(0, 10), more=st.integers(0, 100))
 def test_more_load_never_costs_less(
     lane: LaneFigures, groups: int, work: Work, objective: Objective, faster: float, more: int
 ) -> None:
@@ -93,7 +74,7 @@ def test_more_load_never_costs_less(
 
 
 @settings(max_examples=200)
-@given(work=loads(), objective=OBJECTIVES, lane=LANES, factor=st.floats(1, 5))
+@given(work=WORK, objective=OBJECTIVES, lane=LANES, factor=st.floats(1, 5))
 def test_slower_steps_never_cost_less(work: Work, objective: Objective, lane: LaneFigures, factor: float) -> None:
     """In all they have; but for what coarse steps make of it."""
     cost = lane.cost
@@ -139,7 +120,7 @@ def test_the_one_that_does_more_per_second_wins_under_overload(
             assert predicted[0] < predicted[1]
 
 
-@given(work=loads(), fixed=st.floats(0.5, 2.0), rest=st.floats(0.3, 1.5))
+@given(work=WORK, fixed=st.floats(0.5, 2.0), rest=st.floats(0.3, 1.5))
 def test_layouts_of_one_shape_cost_the_same(work: Work, fixed: float, rest: float) -> None:
     """Which engines are in the group does not matter; little new work may all go to the wide one."""
     lanes = figures(costs(SIZES, fixed, rest))

@@ -133,11 +133,8 @@ def test_the_first_served_prompts_are_not_believed_yet() -> None:
 
 def test_steps_that_were_delayed_weigh_little() -> None:
     """One in twenty takes ten times as long."""
-    steps = traffic(ONE, 2000, 1)
-    delayed = [
-        Step(s.size, s.duration_s * (10 if n % 20 == 0 else 1), s.prefill_tokens, s.sequences, s.context_tokens)
-        for n, s in enumerate(steps)
-    ]
+    steps = enumerate(traffic(ONE, 2000, 1))
+    delayed = [replace(step, duration_s=step.duration_s * (10 if n % 20 == 0 else 1)) for n, step in steps]
     assert_close(model(delayed, measured({1: ONE})).cost(1), ONE, 0.15)
 
 

@@ -1,7 +1,5 @@
 """How a server ends: by a signal, by the death of an engine, by a flag that it cannot serve. Never with a rest."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -40,7 +38,7 @@ class Parts:
     run_dir: Path
 
     @classmethod
-    def of(cls, server: Server) -> Parts:
+    def of(cls, server: Server) -> Self:
         root = psutil.Process(server.process.pid)
         engines, others = [], [root]
         for child in root.children(recursive=True):

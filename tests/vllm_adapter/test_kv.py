@@ -65,23 +65,17 @@ def plain(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tenso
     cache[slot_mapping // cache.shape[2], :, slot_mapping % cache.shape[2]] = torch.cat([key, value], dim=-1)
 
 
-def backwards(
-    layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def backwards(layer: Any, key: torch.Tensor, value: torch.Tensor, *rest: torch.Tensor) -> None:
     """A token's value, then its key: as no backend that is known."""
-    plain(layer, value, key, cache, slot_mapping)
+    plain(layer, value, key, *rest)
 
 
-def quantized(
-    layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def quantized(layer: Any, key: torch.Tensor, value: torch.Tensor, *rest: torch.Tensor) -> None:
     """In the right place, but not what was to be written."""
-    plain(layer, key / 2, value / 2, cache, slot_mapping)
+    plain(layer, key / 2, value / 2, *rest)
 
 
-def refusing(
-    layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def refusing(*_: Any) -> None:
     """A backend that cannot do it this way."""
     raise NotImplementedError("latent attention has no keys")
 
