@@ -32,6 +32,9 @@ NAMES = (
     "validity",
     "context",
     "crossover",
+    "handoff",
+    "time_between_tokens",
+    "split",
 )
 
 
@@ -45,7 +48,7 @@ def main() -> None:
     words = sys.argv[1:]
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(names) :]
-    usage = f"{__doc__}\n" + "\n".join(f"{name:14}{title(name)}" for name in NAMES)
+    usage = f"{__doc__}\n" + "\n".join(f"{name:20}{title(name)}" for name in NAMES)
     if words in (["--list"], ["--help"], ["-h"]):
         print(usage)
         return

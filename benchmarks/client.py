@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -33,13 +35,25 @@ class Stream:
         return (self.token_s[-1] - self.token_s[0]) / (len(self.token_s) - 1)
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A request to be sent `at_s` after the first moment; `xargs`: its `vllm_xargs`, which only our servers know."""
+
+    at_s: float
+    token_ids: list[int]
+    max_tokens: int
+    xargs: dict[str, Any] | None = None
+
+
 def prompt(tokens: int, seed: int) -> list[int]:
     """A prompt of random token ids that no other seed shares a prefix with."""
     draw = random.Random(seed)
     return [draw.randrange(300, 500) for _ in range(tokens)]
 
 
-async def stream(client: httpx.AsyncClient, model: str, token_ids: list[int], max_tokens: int) -> Stream:
+async def stream(
+    client: httpx.AsyncClient, model: str, token_ids: list[int], max_tokens: int, xargs: dict[str, Any] | None = None
+) -> Stream:
     """Send one request and read it to its end.
 
     Raises:
@@ -53,7 +67,7 @@ async def stream(client: httpx.AsyncClient, model: str, token_ids: list[int], ma
         "temperature": 0.0,
         "stream": True,
         "return_token_ids": True,
-    }
+    } | ({} if xargs is None else {"vllm_xargs": xargs})
     result = Stream(time.monotonic())
     async with streamed(client, body, EventStream()) as events:
         async for event in events:
@@ -74,3 +88,26 @@ def run_streams(url: str, model: str, prompts: list[list[int]], max_tokens: int)
             return list(streams), len(prompts) * max_tokens / (time.monotonic() - started)
 
     return asyncio.run(together())
+
+
+def serve_arrivals(url: str, model: str, arrivals: Sequence[Arrival]) -> list[Stream]:
+    """Send each request at its time. Returns the streams, in the same order."""
+
+    async def serve() -> list[Stream]:
+        async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(), timeout=ANSWER_S) as client:
+
+            async def one(arrival: Arrival) -> Stream:
+                await asyncio.sleep(arrival.at_s)
+                return await stream(client, model, arrival.token_ids, arrival.max_tokens, arrival.xargs)
+
+            return list(await asyncio.gather(*map(one, arrivals)))
+
+    return asyncio.run(serve())
+
+
+def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+    """Times of Poisson arrivals; `rate` per second."""
+    draw, times = random.Random(seed), list[float]()
+    while (at_s := (times[-1] if times else 0.0) + draw.expovariate(rate)) < seconds:
+        times.append(at_s)
+    return times

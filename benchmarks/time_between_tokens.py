@@ -11,13 +11,12 @@ import argparse
 import asyncio
 import itertools
 import math
-import random
 import time
 from statistics import median
 
 import httpx
 
-from benchmarks.client import ANSWER_S, Stream, prompt, run_streams, stream
+from benchmarks.client import ANSWER_S, Arrival, poisson, prompt, run_streams, serve_arrivals, stream
 from benchmarks.steady_state import APART, FLAGS, OURS
 from benchmarks.systems import ROOT, System, Systems, commit
 from flying_serving.testing.tiny import make_model
@@ -52,29 +51,6 @@ def capacity(system: System, seconds: float) -> float:
     return asyncio.run(serve())
 
 
-def serve_arrivals(system: System, arrivals_s: list[float]) -> list[Stream]:
-    """The streams of requests that arrive at these times."""
-
-    async def serve() -> list[Stream]:
-        async with httpx.AsyncClient(base_url=system.url, limits=httpx.Limits(), timeout=ANSWER_S) as client:
-
-            async def one(at_s: float) -> Stream:
-                await asyncio.sleep(at_s)
-                return await stream(client, system.model, prompt(PROMPT_TOKENS, next(_seeds)), OUTPUT_TOKENS)
-
-            return list(await asyncio.gather(*map(one, arrivals_s)))
-
-    return asyncio.run(serve())
-
-
-def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Times of arrivals."""
-    draw, times = random.Random(seed), list[float]()
-    while (at_s := (times[-1] if times else 0.0) + draw.expovariate(rate)) < seconds:
-        times.append(at_s)
-    return times
-
-
 def main() -> None:
     """Run and print every round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,10 +74,11 @@ def main() -> None:
             f"{commit()}: step {step_s * 1e3:.0f} ms, target {target_ms} ms, capacity {most:.2f} requests/s", flush=True
         )
         for number in range(options.rounds):
-            arrivals = poisson(LOAD * most, options.seconds, number)
+            times_s = poisson(LOAD * most, options.seconds, number)
             for system in (limited, without) if number % 2 else (without, limited):
                 system.resume()
-                streams = serve_arrivals(system, arrivals)
+                requests = [Arrival(at_s, prompt(PROMPT_TOKENS, next(_seeds)), OUTPUT_TOKENS) for at_s in times_s]
+                streams = serve_arrivals(system.url, system.model, requests)
                 system.pause()
                 gaps = [b - a for each in streams for a, b in itertools.pairwise(each.token_s)]
                 within = sum(gap <= target_ms / 1e3 for gap in gaps) / len(gaps)

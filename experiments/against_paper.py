@@ -77,7 +77,7 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         "",
         NOT_COMPARED,
     ]
-    commits = [one.commit for one in kept.values()]
+    commits = [one.commit for name, one in kept.items() if name != "dynaserve"]
     write(folder, "against_paper", page("`auto` against the Flying Serving of the paper", commits, lines))
 
 

@@ -24,8 +24,9 @@ class Point:
 
     id: str
     role: str
-    """fit, not_fitted, conditions (its source does not state some, which were inferred from it), queueing (for the
-    discrete-event simulator) or impossible (contradicts its own conditions)."""
+    """fit, fit_others (for devices other than its own), not_fitted, conditions (its source does not state some, which
+    were inferred from it), queueing (for the discrete-event simulator) or impossible (contradicts its own
+    conditions)."""
     kind: str
     value: float
     unit: str
@@ -72,6 +73,9 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
         return sequences / cost.step_s(sequences, sequences * given["context_tokens"])
     load = Load(given["prompt_tokens"], given["output_tokens"], given.get("chunk_tokens", MAX_BATCHED_TOKENS))
     match point.kind:
+        case "decode_gap":  # Little's law says how many requests decode, from the published rate and gap
+            decodes = given["rate_per_engine"] * load.output_tokens * point.value
+            return cost.step_s(decodes, decodes * load.mean_context_tokens)
         case "tpot":
             return tpot_s(cost, load, given["rate_per_engine"])
         case "ttft":

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from experiments import dynaserve_reasons
+
 if TYPE_CHECKING:
     from experiments.rows import Row
 
@@ -169,6 +171,8 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
         "the paper's 1,507 tokens/s of static TP contradict the 2,530 of its table 1, which ours (2,250) is near.",
     ),
 }
+
+REASONS.update(dynaserve_reasons.REASONS)
 
 
 def why(table: str, model: str, rows: Sequence[Row]) -> list[Row]:

@@ -17,7 +17,7 @@ MAX_ENGINES = 8
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
 MIGRATING_MODES = ("soft", "migrate")
 """With these some requests migrate when all engines have answered."""
-PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "manual"]
+PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"]
 
 
 class FlyingConfig(BaseModel):
@@ -28,7 +28,8 @@ class FlyingConfig(BaseModel):
     group_sizes: tuple[int, ...] | None = None
     """Engines per group, like 1,2,4, 1 always among them; if not given: all that the model allows."""
     policy: PolicyName = "auto"
-    """Decides the layout: `auto` composes `load`, `priority` and `context`; with `manual` an operator does."""
+    """Decides the layout: `auto` composes `load`, `priority` and `context`; with `split` engines stay apart and share
+    requests; with `manual` an operator does."""
     policy_dry_run: bool = False
     """Only record what the policy would do, as `would_do` in /flying/status."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)

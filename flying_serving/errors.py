@@ -75,6 +75,10 @@ class SharedMemoryFull(FlyingError):
     """There is no room for what engines share; the message names the file and the bytes that are needed and free."""
 
 
+class PeerMemory(FlyingError):
+    """Memory of another process of the server that cannot be mapped; the message says whose and why."""
+
+
 class HookError(FlyingError):
     """The installed vLLM is not the one that the hooks were written for."""
 

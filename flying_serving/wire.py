@@ -96,6 +96,7 @@ class EngineFigures(msgspec.Struct, frozen=True):
     lent_blocks: dict[int, int]
     steps: dict[int, list[float]]
     prefix_cache: dict[int, tuple[int, int]]
+    migrations: MigrationCounts
 
 
 ANSWERS: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """`flying-serving simulate`: check everything, then serve one workload with several systems, and compare them."""
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
         max_num_batched_tokens=asked.max_num_batched_tokens,
         horizon_s=asked.horizon_s,
         slo_s=(asked.slo or Slo()).targets_s,
+        tbt_slo_s=math.inf if asked.tbt_slo_ms is None else asked.tbt_slo_ms / 1e3,
     )
     systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
     workload = workload_of(workload_options)

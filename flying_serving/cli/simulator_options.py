@@ -33,6 +33,9 @@ class SimulatorOptions(BaseModel):
     horizon_s: float = Field(
         default=SERVER.horizon_s, ge=0.1, le=3600, description="How far ahead layouts are compared."
     )
+    tbt_slo_ms: float | None = Field(
+        default=None, gt=0, le=3_600_000, description="Longest time between two tokens, as that of `serve`."
+    )
     out: Path | None = Field(default=None, description="Directory for the same files as those of `bench --compare`.")
     slo: SloOption = None
     as_json: AsJson = False

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from flying_serving.controller.requests import KVOffer
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group
 
@@ -11,23 +12,69 @@ class Dispatch:
     """Send a request to the leader of a group.
 
     `output_tokens`: how many it has got already, in another group. `limit_tokens`: output tokens that it may have there
-    (what the group holds); then it is `Controller.group_full`. `migrated_from`: the group that has its KV, from which
-    it migrates; if None, its prompt and outputs are prefilled.
+    (what the group holds); then it is `Controller.group_full`. `migrated_from`: its KV, which the group pulls; if None,
+    its prompt and outputs are prefilled. `offer`: the number under which the group offers its KV when it ends there;
+    with `publishes` from its first step on.
     """
 
     request_id: str
     group: Group
     output_tokens: int
     limit_tokens: int
-    migrated_from: Group | None = None
+    migrated_from: KVOffer | None = None
+    offer: int | None = None
+    publishes: bool = False
+
+
+@dataclass(frozen=True)
+class DispatchPrefix:
+    """Send the first `tokens` of a request's prompt to the leader of a group, which offers their KV under a number.
+
+    The KV can be pulled from the first step on. Its output is nobody's; its end goes to `Controller.prefix_ended`.
+    """
+
+    request_id: str
+    group: Group
+    tokens: int
+    offer: int
+
+
+@dataclass(frozen=True)
+class PullAhead:
+    """Let a group pull KV of a request that another group runs, up to `tokens` of prompt and output.
+
+    A Dispatch with the same KV, or a DropPart, follows.
+    """
+
+    request_id: str
+    group: Group
+    kv: KVOffer
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DropPart:
+    """End what a DispatchPrefix or a PullAhead with the number `offer` has begun in a group.
+
+    `keeps`: the request itself goes on, and may still pull what KV its prefix has.
+    """
+
+    request_id: str
+    group: Group
+    offer: int
+    keeps: bool
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Take a request from the leader of a group; a Dispatch of it follows."""
+    """Take a request from the leader of a group; a Dispatch of it follows.
+
+    `offer`: the number under which the group offers its KV from then on; if None, nobody will pull it.
+    """
 
     request_id: str
     group: Group
+    offer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,4 +93,4 @@ class Order:
     weave_steps: int
 
 
-Command = Dispatch | Recall | Reject | Order
+Command = Dispatch | DispatchPrefix | PullAhead | DropPart | Recall | Reject | Order

@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, Order, Reject
-from flying_serving.controller.dispatcher import Dispatcher
 from flying_serving.controller.placing import Placing
-from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
+from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.switches import Changeover, Switch
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.policy.switching import at_once
 from flying_serving.predict.steps import Step
 from flying_serving.wire import SwitchAnswer
 
 
-class Controller(Dispatcher):
+class Controller(Splitter):
     """The Dispatcher of one server with its decisions and switches; `placing` chooses groups, if not in its own way."""
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
@@ -62,7 +62,9 @@ class Controller(Dispatcher):
 
     def finished(self, request_ids: Iterable[str], now_s: float, *, aborted: bool = False) -> list[Command]:
         """Requests are over, wherever they were."""
+        commands: list[Command] = []
         for request_id in request_ids:
+            commands += self._unsplit(request_id, undone=False)
             self.pool.remove(request_id)
             self.switches.ended(request_id, now_s)  # one that waits may have streamed before
             state = self.started.pop(request_id, None)
@@ -71,29 +73,42 @@ class Controller(Dispatcher):
             if not aborted:
                 self.demand.finished(state.output_tokens)
             self.loads.remove(state)
+        return commands + self._go_on(now_s)
+
+    def prefix_ended(self, request_id: str, now_s: float, *, failed: bool) -> list[Command]:
+        """The prefix of a split request is over, so its second group has the whole request; or its group failed it."""
+        if not self.splits.in_prompt(request_id):
+            return []
+        if failed:
+            return self._unsplit(request_id, undone=True) + self._go_on(now_s)
+        self.splits.end(request_id)
         return self._go_on(now_s)
 
     def group_full(self, request_id: str, now_s: float) -> list[Command] | None:
-        """A request has as many tokens as its group holds: it waits for a wider one, where it is prefilled again.
+        """A request has as many tokens as it may have in its group: it waits for another, which pulls its KV.
 
-        Returns None if there is no wider one for it, and none will be formed: it ends there, as in vLLM.
+        At its split the second group goes on at once. Returns None if it is as long as its group holds and there is no
+        wider one for it, and none will be formed: it ends there, as in vLLM.
         """
         state = self.started.get(request_id)
         if state is None:  # what another full group led to has recalled it: it waits already
             return []
-        sizes = set(state.fitting(self.settings.capacity.tokens))
+        if handed_off := self._hand_off(state, now_s):
+            return handed_off
+        group, sizes = state.group, set(state.fitting(self.settings.capacity.tokens))
+        assert group is not None
+        is_full = len(group) not in sizes
+        kv = None if state.offer is None else KVOffer(group, state.offer)
         if not self.settings.forms_groups:
             sizes &= {len(group) for group in self.layout.groups}
-        goes_on = state.spec.degree is None and state.spec.can_migrate and not self.settings.loses_groups
-        if not sizes or not goes_on:
+        if sizes and self._may_go_on(state):
+            commands = self._unsplit(request_id, undone=True)
+            self._to_pool(state, now_s, kv)
+            return commands + self._dispatch(now_s) + self._decide(now_s)
+        if is_full:
             return None
-        self._to_pool(state, now_s, None)
-        return self._dispatch(now_s) + self._decide(now_s)
-
-    def group_of(self, request_id: str) -> Group | None:
-        """Where a request runs."""
-        state = self.started.get(request_id)
-        return state.group if state else None
+        self._suspend(state, now_s, kv)  # its split was undone, and only its own group is sure to hold it
+        return [self._start(state, group, self.lanes())]
 
     # ---- measurements and time
 
@@ -119,7 +134,9 @@ class Controller(Dispatcher):
         switch = self.switches.begin(Switch(self.layout, layout, mode, now_s, self.running, old, decision))
         steps = self.settings.weave_steps if weave_steps is None else weave_steps
         self._changeover = Changeover(switch, steps, is_soft=mode == "soft")
-        return switch, self._go_on(now_s)
+        ends = self.splits.request_ids if decision is None else self.splits.without(layout)
+        commands = [command for request_id in ends for command in self._unsplit(request_id, undone=True)]
+        return switch, commands + self._go_on(now_s)
 
     @property
     def changing(self) -> bool:
@@ -179,7 +196,7 @@ class Controller(Dispatcher):
 
     def _dispatch(self, now_s: float) -> list[Command]:
         held = self._changeover is not None and self._changeover.holds
-        return [] if held else self._offer(now_s)
+        return [] if held else self._place_waiting(now_s, splits=self._changeover is None)
 
     def _decide(self, now_s: float) -> list[Command]:
         if self._changeover is not None or self.settings.policy.pinned_size is not None:

@@ -1,19 +1,21 @@
 """What is known of a server, and where its requests run: they go to groups, back to the pool and on to other groups."""
 
 from collections.abc import Collection, Mapping
+from itertools import count
 
 from flying_serving.controller.commands import Command, Dispatch, Recall
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.migrations import to_migrate
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.pool import TaskPool
-from flying_serving.controller.requests import RequestState
+from flying_serving.controller.requests import KVOffer, RequestState
 from flying_serving.controller.settings import Settings
+from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switches
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import Need, Snapshot
 from flying_serving.predict.demand import Demand
-from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel
 from flying_serving.predict.work import LaneFigures
 
@@ -21,7 +23,7 @@ from flying_serving.predict.work import LaneFigures
 class Dispatcher:
     """Books where each request is, and says so in commands; shows a policy what it needs to know. Base of Controller.
 
-    `migrates`: what it takes to migrate KV between groups, by the size of the group that encloses both; where it is not
+    `migrates`: what it takes to migrate KV between groups, by the size of the group that pulls it; where it is not
     known, at first nowhere, KV cannot migrate.
     """
 
@@ -33,11 +35,13 @@ class Dispatcher:
         self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
         self.pool = TaskPool(settings.most_waiting, settings.aging_s)
         self.loads = Loads()
+        self.splits = Splits(self.loads)
         self.steps = StepModel()
         self.migrates: dict[int, MigrationCost] = {}
         self.demand = Demand()
         self.switches = Switches()
         self.started: dict[str, RequestState] = {}
+        self._offers = count(1)
         self._layouts = Layout.all(settings.engines, self._sizes)
 
     @property
@@ -50,13 +54,18 @@ class Dispatcher:
         """Ids of those that wait or run."""
         return [*(state.request_id for state in self.pool), *self.started]
 
+    def group_of(self, request_id: str) -> Group | None:
+        """Where a request runs."""
+        state = self.started.get(request_id)
+        return state.group if state else None
+
     # ---- what a policy sees
 
     def lanes(self) -> dict[int, LaneFigures]:
         """What a group of each size can do, as far as it was measured."""
         seqs, step_tokens = self.settings.limits.max_num_seqs, self.settings.limits.max_num_batched_tokens
         return {
-            size: LaneFigures(self.steps.cost(size), seqs, tokens, step_tokens, self.migrates.get(size))
+            size: LaneFigures(self.steps.cost(size), seqs, tokens, step_tokens, cost_within(self.migrates, size))
             for size, tokens in self.settings.capacity.tokens.items()
             if self.steps.known(size)
         }
@@ -65,7 +74,8 @@ class Dispatcher:
         """What a policy sees now."""
         unfinished = self.loads.unfinished
         tokens = sum(state.prefill_tokens for state in unfinished.values())
-        work = self.demand.work(len(self.pool), tokens, self.running - len(unfinished), now_s)
+        streaming = self.running + len(self.splits) - len(unfinished)  # a part is unfinished too
+        work = self.demand.work(len(self.pool), tokens, streaming, now_s)
         loads = self.loads.as_seen(self.demand.outputs)
         promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
         return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, self._needs(now_s), promised)
@@ -92,8 +102,8 @@ class Dispatcher:
 
     # ---- where requests run
 
-    def _offer(self, now_s: float) -> list[Command]:
-        """Offer groups of the layout to the requests that wait, in the pool's order.
+    def _place_waiting(self, now_s: float, *, splits: bool = True) -> list[Command]:
+        """Offer groups of the layout to the requests that wait, in the pool's order; with `splits` perhaps two to one.
 
         All that suit a request without room are kept for it, as in vLLM: else a long one would never see enough memory
         free at once as long as short ones arrive.
@@ -110,7 +120,7 @@ class Dispatcher:
             if group is None or group in kept:
                 kept.update(group for group in self.layout.groups if len(group) in state.sizes)
                 return False
-            commands.append(self._start(state, group, lanes))
+            commands.extend(self._begin(state, group, lanes, kept) if splits else [self._start(state, group, lanes)])
             return True
 
         self.pool.take(place, now_s)
@@ -124,45 +134,67 @@ class Dispatcher:
         """Take requests of older groups back into the pool, those with tokens only if `streams`: see `to_migrate`."""
         running = [state for state in self.started.values() if state.request_id in old]
         recalled = to_migrate(running, self.layout, self.settings, streams=streams)
-        return [self._to_pool(state, now_s, kv_group) for state, kv_group in recalled]
+        return [self._to_pool(state, now_s, self._recalled(state, has_kv=has_kv)) for state, has_kv in recalled]
 
     def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:
         """After a soft switch: what idle engines have begun meanwhile migrates to the groups that they are in now."""
-        commands: list[Command] = []
-        lanes = self.lanes()
+        recalls, widened = list[Command](), list[tuple[RequestState, Group]]()
         for state in list(self.started.values()):
             assert state.group is not None
             group = self.layout.group_of(state.group[0])
             begun = len(state.group) == 1 and state.spec.can_migrate and state.request_id not in draining
             if begun and group != state.group and len(group) in state.sizes:
-                commands += [self._suspend(state, now_s, state.group), self._start(state, group, lanes)]
-        return commands
+                recalls.append(self._suspend(state, now_s, self._recalled(state, has_kv=True)))
+                widened.append((state, group))
+        lanes = self.lanes()
+        return recalls + [self._start(state, group, lanes) for state, group in widened]
+
+    def _begin(
+        self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures], kept: Collection[Group]
+    ) -> list[Command]:
+        """Start a request in `group`, the best one for it; those in `kept` have no room for it."""
+        return [self._start(state, group, lanes)]
 
     def _start(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> Dispatch:
-        migrates = self.placing.migration(state, group, lanes) is not None
-        source = state.kv_group if migrates else None
-        state.kv_group = group if migrates else None
-        self.loads.add(state, group, self._expected_tokens(state), kept=migrates)
+        """Book a request in a group, with its KV if that can migrate."""
+        if self.placing.migration(state, group, lanes) is None:
+            state.kv = None
+        self.loads.add(state, group, self._expected_tokens(state), kept=state.kv is not None)
+        return self._send(state, group)
+
+    def _send(self, state: RequestState, group: Group) -> Dispatch:
         self.started[state.request_id] = state
         limit = self.settings.capacity.tokens[len(group)] - state.spec.prompt_tokens
-        return Dispatch(state.request_id, group, state.output_tokens, limit, source)
+        exceeds = state.spec.max_output_tokens > limit and len(group) < state.sizes[-1]
+        offers = exceeds and self.migrates and self._may_go_on(state)
+        state.offer = next(self._offers) if offers else None
+        return Dispatch(state.request_id, group, state.output_tokens, limit, state.kv, state.offer)
 
-    def _suspend(self, state: RequestState, now_s: float, kv_group: Group | None) -> Recall:
+    def _may_go_on(self, state: RequestState) -> bool:
+        """Whether another group may go on with a request that has as many tokens as its group holds."""
+        return state.spec.degree is None and state.spec.can_migrate and not self.settings.loses_groups
+
+    def _recalled(self, state: RequestState, *, has_kv: bool) -> KVOffer | None:
+        """The offer of a request that leaves its group; None if it has no KV there, or that cannot migrate."""
+        assert state.group is not None
+        return KVOffer(state.group, next(self._offers)) if has_kv and self.migrates else None
+
+    def _suspend(self, state: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
         group = state.group
-        assert group is not None
+        assert group is not None and state.request_id not in self.splits
         del self.started[state.request_id]
-        state.kv_group = kv_group
+        state.kv, state.offer = kv, None
         state.sizes = state.fitting(self.settings.capacity.tokens)
         self.loads.remove(state)
         self.switches.migrated(state.request_id, now_s)
-        return Recall(state.request_id, group)
+        return Recall(state.request_id, group, None if kv is None else kv.number)
 
-    def _to_pool(self, state: RequestState, now_s: float, kv_group: Group | None) -> Recall:
-        recall = self._suspend(state, now_s, kv_group)
+    def _to_pool(self, state: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
+        recall = self._suspend(state, now_s, kv)
         self.pool.add(state)
         return recall
 
     def _expected_tokens(self, state: RequestState) -> float:
-        """Tokens at its end: its prompt, and as many outputs as requests have had, if it has not had more."""
-        outputs = max(self.demand.output_tokens, state.output_tokens + 1.0)
+        """Tokens at its end: its prompt, and as many outputs as its client expects or as requests have had, or more."""
+        outputs = max(state.spec.expected_tokens or self.demand.output_tokens, state.output_tokens + 1.0)
         return state.spec.prompt_tokens + min(outputs, state.spec.max_output_tokens)

@@ -1,13 +1,12 @@
 """Where a request goes in the present layout: the group that will give it its first token soonest and has room."""
 
-import math
 from collections.abc import Mapping
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Capacity, Limits
 from flying_serving.errors import RequestError
-from flying_serving.layout.groups import Group, Layout, enclosing_group
+from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures
 
@@ -77,11 +76,8 @@ class Placing:
 
     def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
-        if state.kv_group is None:
-            return None
-        both = enclosing_group(state.kv_group, group, self.capacity.tokens)
-        lane = lanes.get(len(both)) if both is not None else None
-        return lane.migration if lane is not None else None
+        lane = lanes.get(len(group))
+        return None if state.kv is None or lane is None else lane.migration
 
     def _has_room(self, state: RequestState, group: Group, loads: Loads, expected_tokens: float, *, kept: bool) -> bool:
         work = loads[group]
@@ -110,18 +106,19 @@ class Placing:
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
         migration: MigrationCost | None,
-    ) -> tuple[float, float, float, int, Group]:
-        """Soonest first; of those that are as soon the one to which its KV comes soonest, then the emptiest."""
+    ) -> tuple[float, float, int, int, Group]:
+        """Soonest first, with the time that its KV takes to get there; else nearest to its KV, then the emptiest."""
         work = loads[group]
         shy = work.urgent > 0 and not state.spec.urgent
         count = len(work.requests)
+        near = -len(set(group).intersection(state.kv.group)) if state.kv and migration else 0
         # an engine that still drains an older group's requests steps those in between
         others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine).items() if g != group)
         lane = lanes.get(len(group))
         if lane is None:
-            return (float(shy), (count + others) / len(group), 0.0, count, group)
+            return (float(shy), (count + others) / len(group), near, count, group)
         to_prefill = state.to_prefill(kept=migration is not None)
         first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
         drained_s = lane.cost.fixed_s * others
-        migration_s = migration.seconds(state.context_tokens) if migration is not None else math.inf
-        return (float(shy), first_s + drained_s, migration_s, count, group)
+        migration_s = migration.seconds(state.context_tokens) if migration is not None else 0.0
+        return (float(shy), first_s + drained_s + migration_s, near, count, group)

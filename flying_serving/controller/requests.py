@@ -14,7 +14,9 @@ class RequestSpec:
     `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks for (`tp_degree`). `priority`:
     as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once. `deadline_s`: longest wait for the
     first group, after which it is rejected. `can_migrate`: whether another group can go on with it, with its KV or
-    after prefilling prompt and outputs again.
+    after prefilling prompt and outputs again. `expected_tokens`: output tokens that its client expects, `split_at`: the
+    token of prompt and output at which it asks to be split over two groups. `prompt_splits`: whether that may be inside
+    the prompt.
     """
 
     prompt_tokens: int
@@ -24,11 +26,22 @@ class RequestSpec:
     priority: int = 0
     deadline_s: float | None = None
     can_migrate: bool = True
+    expected_tokens: int | None = None
+    split_at: int | None = None
+    prompt_splits: bool = True
 
     @property
     def urgent(self) -> bool:
         """Whether it asks for a group at once."""
         return self.priority < 0
+
+
+@dataclass(frozen=True)
+class KVOffer:
+    """KV of one request that a group offers under a number of its own, for any group to pull."""
+
+    group: Group
+    number: int
 
 
 @dataclass
@@ -37,8 +50,8 @@ class RequestState:
 
     `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
     has not finished yet, 0 after the first token. `admitted`: some group had it, so its client reads a stream and its
-    deadline is met. `kv_group`: the group that has KV of it, where it runs or was recalled from; None if none has, or
-    it began where it runs.
+    deadline is met. `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if there
+    is none. `offer`: the number under which its group offers its KV when it ends there, if it may go on elsewhere then.
     """
 
     request_id: str
@@ -51,7 +64,8 @@ class RequestState:
     prefill_tokens: int = 0
     admitted: bool = False
     committed_tokens: float = 0.0
-    kv_group: Group | None = None
+    kv: KVOffer | None = None
+    offer: int | None = None
 
     @property
     def context_tokens(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.policy.policies import Policy
@@ -12,17 +13,19 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Capacity:
-    """KV `tokens` that a group of each size holds, and `devices` per engine, to speak in degrees."""
+    """KV `tokens` that a group of each size holds, and in one of its blocks, and `devices` per engine, to speak in
+    degrees."""
 
     tokens: Mapping[int, int]
     devices: int
+    block_tokens: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sizes: Sequence[int], blocks: int, block_tokens: int, devices: int, kv_heads: int) -> Capacity:
         """From the blocks of the engine that has fewest; one block of each is vLLM's null block."""
         usable = blocks - 1
-        tokens = {s: usable * lane_block_tokens(block_tokens, s, devices, kv_heads) for s in sizes}
-        return cls(tokens, devices)
+        of_block = {s: lane_block_tokens(block_tokens, s, devices, kv_heads) for s in sizes}
+        return cls({s: usable * tokens for s, tokens in of_block.items()}, devices, of_block)
 
     def fitting_sizes(self, needed_tokens: int) -> list[int]:
         """Group sizes that hold a number of tokens, narrow first."""
@@ -57,7 +60,7 @@ class Settings:
 
     `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`: requests that may wait; more are
     refused. `aging_s`: after this wait a request is overdue: see `TaskPool`. `dry_run`: decide and record, but change
-    nothing.
+    nothing. `tbt_slo_s`: target for the time between two tokens, infinite without one.
     """
 
     engines: int
@@ -69,6 +72,7 @@ class Settings:
     most_waiting: int = 10_000
     aging_s: float = 30.0
     dry_run: bool = False
+    tbt_slo_s: float = math.inf
 
     @property
     def forms_groups(self) -> bool:

@@ -1,7 +1,7 @@
 """`make demo`: four engines on the CPU that merge and split while requests stream. Ends by itself.
 
-First, an operator changes the layout while requests stream. Then the server decides: a burst between two quiet phases,
-with policy `auto` and, for comparison, with both fixed layouts.
+First, two engines share a request, and an operator changes the layout while requests stream. Then the server decides: a
+burst between two quiet phases, with policy `auto` and, for comparison, with both fixed layouts.
 
 Exit code 0: every request got all its tokens, every switch was made, and after the first part the block bookkeeping
 is consistent.

@@ -1,4 +1,5 @@
-"""The demo's first part: requests stream while an operator takes the layout through 1+1+1+1, 2+2 and 4."""
+"""The demo's first part: two engines share a request; then requests stream while an operator takes the layout through
+1+1+1+1, 2+2 and 4."""
 
 import asyncio
 import json
@@ -15,6 +16,7 @@ from flying_serving.bench.client import Replay
 from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.replay import SWITCHES, replay_one
 from flying_serving.cli import render
+from flying_serving.demo import split
 from flying_serving.demo.server import ENGINES, FLAGS, problems, show_start
 from flying_serving.testing.servers import free_port
 from flying_serving.testing.tiny import make_model
@@ -43,7 +45,9 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
     args = servers.parse_server_args([str(model), f"--data-parallel-size={ENGINES}", *FLAGS])
     with servers.start("manual", args, free_port(), "", out / "server.log") as server:
         ready_s = show_start(server, console)
-        console.print(f"{ENGINES} engines ready in {ready_s:.1f} s; {RATE_RPS:g} requests/s from here on")
+        seen = split.show(server.url)
+        console.print(f"{ENGINES} engines ready in {ready_s:.1f} s", *([] if seen.wrong else [seen.line]), sep="\n")
+        console.print(f"{RATE_RPS:g} requests/s from here on")
         operator = partial(_operate, server.url, console, seconds)
         replayed = replay_one(OPTIONS, workload(seconds), server.url, out, console, operator)
         if replayed.stopped:
@@ -52,7 +56,7 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
         stopped = server.stop()
     records = json.loads((out / SWITCHES).read_text(encoding="utf-8"))["switches"]
     console.print(view.report(replayed.summary), render.switches(records), sep="\n")
-    wrong = problems(out)
+    wrong = seen.wrong + problems(out)
     if len(records) != len(PLAN):
         wrong.append(f"{len(records)} switches recorded, {len(PLAN)} made")
     times = [(record["number"], name, record[name]) for record in records for name in ("cutover_ms", "drain_ms")]

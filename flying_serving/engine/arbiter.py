@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 HOLD_S = 0.05
 """How long a member holds for the next step of its present group after the leader said that there is more."""
+RECALL_S = 0.5
+"""How long older lanes pause after an order with which requests migrate, until it is said which."""
 HOLD_OLDER_S = 0.005
 """The same for an older group within its time slice: short, as the last of its requests may just have ended."""
 
@@ -60,6 +62,7 @@ class LaneArbiter:
         self._hold_until_s = 0.0
         self._holds_for_older = False
         self._announced: set[int] = set()
+        self._older_paused_until_s = 0.0
 
     def switch(self, present: int, *, hard: bool, weave_steps: int, now: float) -> None:
         """The layout changed: `present` is the size of this engine's group from now on."""
@@ -68,6 +71,14 @@ class LaneArbiter:
             self._stepped_at_s.setdefault(self.present, now)
         self.present, self.hard, self.weave_steps = present, hard, weave_steps
         self._present_steps, self._sliced, self._slice_left_s = 0, set(), 0.0
+
+    def pause_older(self, now: float) -> None:
+        """Requests of older lanes are about to leave: a step of theirs would be made for nothing."""
+        self._older_paused_until_s = now + RECALL_S
+
+    def resume_older(self) -> None:
+        """It is known which leave."""
+        self._older_paused_until_s = 0.0
 
     def ran(
         self, size: int, now: float, *, more: bool, leads: bool, took_s: float = 0.0, waited_s: float = 0.0
@@ -106,7 +117,9 @@ class LaneArbiter:
 
     def choose(self, now: float, ready: Mapping[int, bool], *, message: bool) -> Action:
         """What to do at `now`: of the lanes led here, by size, `ready` have a step to make; `message`: one waits."""
-        older = [size for size, has_work in ready.items() if has_work and size != self.present]
+        paused_s = self._older_paused_until_s - now
+        ready_older = [size for size, has_work in ready.items() if has_work and size != self.present]
+        older = [] if paused_s > 0 else ready_older
         present_ready = ready.get(self.present, False)
         present_busy = message or present_ready or now < self._hold_until_s
         due = [size for size in older if not present_busy or self._is_due(size, now, present_ready)]
@@ -116,7 +129,10 @@ class LaneArbiter:
             return ServeMessage()
         if present_ready and not self.holds(now):
             return StepLane(self.present)
-        return Wait(self._patience(older, now, present_ready))
+        patience_s = self._patience(older, now, present_ready)
+        if ready_older and not older:  # what is announced may never come
+            patience_s = paused_s if patience_s is None else min(patience_s, paused_s)
+        return Wait(patience_s)
 
     def holds(self, now: float) -> bool:
         """Whether the present lane waits for the next step of an older group, of which this engine is a member."""

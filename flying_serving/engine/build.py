@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+from msgspec.structs import astuple
+
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import deployment_of
 from flying_serving.engine.batches import Batches
@@ -16,6 +18,8 @@ from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
+from flying_serving.migration.offers import PeerOffers, make_table
+from flying_serving.predict.migrations import fit_migrations
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.limits import limit_prompts
 from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
@@ -29,6 +33,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     engine, flying, run_dir = core.engine_index, deployment.flying, deployment.run_dir
     channel = Channel(run_dir, engine, deployment.engines, core.wake, flying.collective_timeout_s)
     own = SchedulerPool(core.scheduler)
+    table = make_table(run_dir, engine, *_table_blocks(core))
     lanes = [Lane((engine,), core.scheduler.block_size, core.request_block_hasher, own)]
     for size in deployment.lanes:
         config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
@@ -41,7 +46,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
                 kv_config.kv_cache_groups[0].kv_cache_spec.block_size,
                 None if core.request_block_hasher is None else hash_blocks(config, kv_config),
                 pool,
-                Member(group, engine, own, channel),
+                Member(group, engine, own, channel, partial(table.lend, size)),
                 None if pool is None else Leader(group, pool, channel, flying.lend_blocks),
             )
         )
@@ -51,13 +56,24 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     for size, scheduler in all_lanes.schedulers.items():
         steps.watch(aligned_group(engine, size), scheduler)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
-    loop = EngineLoop(engine, all_lanes, channel, core, flying, Instruments(board, report, trace))
+    kv = table, PeerOffers(run_dir)
+    loop = EngineLoop(engine, all_lanes, channel, core, flying, kv, Instruments(board, report, trace))
+    if trace is not None:
+        loop.migrations.observers.append(trace.pulling)
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
     # a collective: all engines come here at the same time, when vLLM has made their schedulers
     steps_at_start, migrations = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
+    costs = fit_migrations(map(astuple, migrations))
+    loop.migrations.target.token_s = {size: cost.token_s for size, cost in costs.items()}
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, all_lanes, steps, steps_at_start)
     return loop, EngineUtilities(loop, steps, block_bytes, steps_at_start, migrations)
+
+
+def _table_blocks(core: Any) -> tuple[int, int]:
+    """Blocks of the longest request, and of the engine: lane 1's, whose blocks hold the fewest tokens."""
+    longest = core.vllm_config.model_config.max_model_len
+    return longest // core.scheduler.block_size + 2, core.kv_config.num_blocks
 
 
 def limit_batches(target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:

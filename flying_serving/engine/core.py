@@ -114,13 +114,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
         """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input thread."""
-        self.request_block_hasher = self.loop.requests.note_route(request)
-        try:
-            made, wave = super().preprocess_add_request(request)
-            resume(made, request, self.structured_output_manager)
-        except Exception:  # vLLM fails the request; nothing of it stays here
-            self.loop.requests.route_of(request.request_id)
-            raise
+        self.request_block_hasher = self.loop.requests.hash_blocks(request)
+        made, wave = super().preprocess_add_request(request)
+        resume(made, request, self.structured_output_manager)
         return made, wave
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:

@@ -1,5 +1,6 @@
 """A group as one of its engines sees it: the leader's scheduler and borrowed blocks, every member's lent blocks."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,14 +47,19 @@ def _each(block_ids: tuple[list[int], ...], lent: LentBlocks) -> tuple[list[int]
 
 
 class Member:
-    """This engine's part in one group: it lends blocks of lane 1's pool, `own`, and runs the leader's steps."""
+    """This engine's part in one group: it lends blocks of lane 1's pool, `own`, and runs the leader's steps.
 
-    def __init__(self, group: Group, engine: int, own: SchedulerPool, channel: Sender) -> None:
+    `shown`: as in `LentBlocks`.
+    """
+
+    def __init__(
+        self, group: Group, engine: int, own: SchedulerPool, channel: Sender, shown: Callable[[int, int], None]
+    ) -> None:
         self.group = group
         self._engine = engine
         self._own = own
         self._channel = channel
-        self.lent = LentBlocks(own)
+        self.lent = LentBlocks(own, shown)
         self.in_use = 0
         """Lent blocks that requests of the group hold, as its last step said."""
         self._needed_at = 0.0

@@ -23,11 +23,13 @@ from flying_serving.engine.messages import (
     RunStep,
 )
 from flying_serving.engine.report import Report
-from flying_serving.engine.requests import LaneRequests
+from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.layout.groups import aligned_group
-from flying_serving.migration.messages import MigrateKV
+from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
+from flying_serving.migration.offers import Offers, OfferTable
+from flying_serving.migration.target import Arrival
 from flying_serving.worker.lanes import WorkerLanes
 
 RETRY_S = 0.005
@@ -79,7 +81,10 @@ class Instruments:
 
 
 class EngineLoop:
-    """One engine: its own lane, its part in each group, and the groups that it leads. `clock`: CLOCK_MONOTONIC."""
+    """One engine: its own lane, its part in each group, and the groups that it leads.
+
+    `kv`: what it shows peers of its KV, and what it sees of theirs. `clock`: CLOCK_MONOTONIC.
+    """
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class EngineLoop:
         channel: Inbox,
         host: Host,
         settings: FlyingConfig,
+        kv: tuple[OfferTable, Offers],
         instruments: Instruments,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -97,7 +103,7 @@ class EngineLoop:
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         admit, ask = self.requests.admit, self.ask_for_blocks
-        self.migrations = Migrations(engine, lanes.by_size, channel.send, host.call_workers, admit, ask)
+        self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
         self.last_step_s = (0.0, 0.0)
         """When the last step that this engine took part in began and ended."""
         self._channel = channel
@@ -109,7 +115,7 @@ class EngineLoop:
         """Observe, decide, act, until the engine ends."""
         while self._host.serves_on():
             self._observe(None)
-            self.migrations.begin(self.clock())
+            self._advance_migrations()
             action = self._choose()
             if isinstance(action, Wait):
                 self._observe(action)
@@ -125,10 +131,13 @@ class EngineLoop:
         if self._host.take_messages(wait):
             self._own_at_s = 0.0
 
+    def _advance_migrations(self) -> None:
+        """While requests run here, KV is pulled for as long as the last step took."""
+        began_s, ended_s = self.last_step_s
+        self.migrations.advance(self.clock(), ended_s - began_s if self.lanes.active() else None)
+
     def _choose(self) -> Action:
         now_s = self.clock()
-        if self.migrations.hold.holds(now_s):
-            return ServeMessage() if self._channel.pending() else Wait(RETRY_S)
         leaders = self.lanes.leaders
         ready = {size: leader.ready(now_s) for size, leader in leaders.items()}
         has_own = self._host.has_own_steps()
@@ -148,8 +157,8 @@ class EngineLoop:
         match message:
             case RunStep():
                 self._step_group(size, message)
-            case MigrateKV():
-                self.migrations.serve(message, self.clock())
+            case PullKV() | KVPulled() | ReleaseKV():
+                self.migrations.handle(message)
                 self._own_at_s = 0.0
             case ReserveBlocks():
                 self._recall(self.lanes.members[size].offer(message), but=size)
@@ -188,6 +197,8 @@ class EngineLoop:
         """A step is made: `began_s` is when this engine came to it, maybe before the other members."""
         ended_s = self.clock()
         self.last_step_s = (began_s, ended_s)
+        if self.migrations.source.running:
+            self.migrations.source.publish()
         board, trace = self.instruments.board, self.instruments.trace
         board.ended(self.engine, size, ended_s)
         together_s = board.together_since(aligned_group(self.engine, size), size, began_s)
@@ -219,16 +230,19 @@ class EngineLoop:
 
     def add(self, request: Any, wave: int) -> None:
         """Give a request to its lane, at once or when its KV has arrived."""
-        size, migrated_from = self.requests.route_of(request.request_id)
-        if migrated_from is None:
-            self.requests.admit(request, size, wave)
+        route = route_of(request)
+        if route.offer is not None:
+            number, early = route.offer
+            self.migrations.source.offer(request.request_id, route.size, number, early=early)
+        if route.source is None:
+            self.requests.admit(request, route.size, wave)
         else:
-            self.migrations.expect(request, size, *migrated_from, self.clock())
+            self.migrations.target.expect(Arrival(request, route.size, route.source, self.clock(), route.ahead_tokens))
 
     def abort(self, request_ids: list[str]) -> None:
         """End requests, in whichever lane they are or will be."""
         self.requests.abort(request_ids)
-        self.migrations.target.abort(request_ids)
+        self.migrations.abort(request_ids)
 
     def has_work(self) -> bool:
         """Whether a group that this engine leads has requests, or a message waits, or a request is on its way."""
@@ -238,17 +252,17 @@ class EngineLoop:
     def reset_prefix_caches(self, *, reset_running_requests: bool, reset_connector: bool) -> bool:
         """vLLM's utility, in every lane; lent blocks stay lent. False while requests hold blocks.
 
-        Running requests are reset with their KV, so KV that is retained for a migration is released too: such requests
-        are prefilled.
+        Running requests are reset with their KV, so KV that is retained for a migration or was pulled goes too: such
+        requests are prefilled.
 
         Steps that are ordered run first: vLLM drops what they would give requests that are reset meanwhile, and in its
         own engine no step is under way here.
         """
-        leaders = self.lanes.leaders.values()
-        while reset_running_requests and any(leader.outstanding for leader in leaders):
+        leaders, migrations = self.lanes.leaders.values(), self.migrations
+        while reset_running_requests and (any(leader.outstanding for leader in leaders) or migrations.is_pulling()):
             self.handle(self._channel.receive())
         if reset_running_requests:
-            self.migrations.source.release(list(self.migrations.source.retained))
+            migrations.forget_kv()
         options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         lent = sum(len(member.lent.physical()) for member in self.lanes.members.values())
         return all([self.lanes.own.forget(lent, **options), *(leader.forget(**options) for leader in leaders)])

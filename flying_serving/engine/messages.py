@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.layout.groups import Group
-from flying_serving.migration.messages import MigrateKV
+from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,6 @@ class RecallBlocks:
     count: int
 
 
-Message = RunStep | MigrateKV | ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
+Message = (
+    RunStep | PullKV | KVPulled | ReleaseKV | ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
+)

@@ -1,17 +1,47 @@
 """A request's way into the lanes of an engine, and out of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.aging import Aging
 from flying_serving.engine.lane import HashBlocks, Lanes
-from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.vllm_adapter.keys import LANE_KEY, MIGRATED_FROM_KEY
+from flying_serving.layout.groups import aligned_group
+from flying_serving.migration.offers import KVSource
+from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 
-Route = tuple[int, tuple[Group, str] | None]
-"""The group size of a request's lane; and, if its KV is elsewhere, the group that has it and the request's id there."""
+
+@dataclass(frozen=True)
+class Route:
+    """Where the API server sends a request.
+
+    `size`: of its lane's groups. `source`: what offers its KV; None: it begins here. `ahead_tokens`: its KV is only
+    pulled yet, of so many tokens. `offer`: number of the offer of its KV here, and whether it is made while it runs.
+    """
+
+    size: int = 1
+    source: KVSource | None = None
+    ahead_tokens: int | None = None
+    offer: tuple[int, bool] | None = None
+
+
+def _notes(params: SamplingParams | None) -> dict[str, Any]:
+    """What the API server notes with a request."""
+    return (params.extra_args or {}) if params is not None else {}
+
+
+def route_of(request: Request) -> Route:
+    """Where the API server sends a request; its notes of that are gone then."""
+    notes = _notes(request.sampling_params)
+    size, source, offer = notes.pop(LANE_KEY, 1), notes.pop(MIGRATED_FROM_KEY, None), notes.pop(OFFER_KEY, None)
+    if source is not None:
+        first, old_size, number = source
+        source = KVSource(aligned_group(first, old_size), number)
+    return Route(size, source, notes.pop(AHEAD_KEY, None), None if offer is None else (offer[0], offer[1]))
 
 
 class LaneRequests:
@@ -24,24 +54,10 @@ class LaneRequests:
         self._add_own = add_own
         self._aging = Aging(aging_s)
         self._clock = clock
-        self._routes: dict[str, Route] = {}
 
-    def note_route(self, request: EngineCoreRequest) -> HashBlocks | None:
-        """Note where the client sends a request; returns how its blocks are hashed there. Runs in the input thread."""
-        params = request.sampling_params
-        extra = (params.extra_args or {}) if params is not None else {}
-        size, migrated_from = extra.pop(LANE_KEY, 1), extra.pop(MIGRATED_FROM_KEY, None)
-        source = None
-        if migrated_from is not None:
-            first, old_size, old_id = migrated_from
-            source = aligned_group(first, old_size), old_id
-        if size != 1 or source is not None:
-            self._routes[request.request_id] = size, source
-        return self._lanes.by_size[size].hash_blocks
-
-    def route_of(self, request_id: str) -> Route:
-        """What `note_route` has noted, once."""
-        return self._routes.pop(request_id, (1, None))
+    def hash_blocks(self, request: EngineCoreRequest) -> HashBlocks | None:
+        """How the blocks of a request are hashed in its lane. Runs in the input thread."""
+        return self._lanes.by_size[_notes(request.sampling_params).get(LANE_KEY, 1)].hash_blocks
 
     def admit(self, request: Request, size: int, wave: int = 0) -> None:
         """Give a request to the scheduler of a lane."""

@@ -1,12 +1,15 @@
 """What an engine traces: every step that it makes, alone or as a member of a group, and the orders it takes."""
 
 import os
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flying_serving.layout.groups import aligned_group
-from flying_serving.observe.tracing.events import TracedStep, engine_row, order, step
+from flying_serving.migration.messages import PullKV
+from flying_serving.observe.tracing.events import TracedStep, engine_row, order, pull, step
 from flying_serving.observe.tracing.writer import TraceWriter
 from flying_serving.vllm_adapter.watch import contents, watch_steps
 
@@ -14,7 +17,7 @@ from flying_serving.vllm_adapter.watch import contents, watch_steps
 class EngineTrace:
     """The row of one engine in the trace at `path`, which the server has begun; `scheduler` is lane 1's.
 
-    A step is a turn of its loop, so steps do not overlap.
+    A step is a turn of its loop, and pulls are between steps, so they do not overlap.
     """
 
     def __init__(self, path: str, engine: int, scheduler: Any) -> None:
@@ -44,6 +47,14 @@ class EngineTrace:
         tokens, requests = plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens)
         of = TracedStep(group, number, tokens, requests, prefill_tokens, context_tokens)
         self._writer.add(step(self._row, of, began_s, ended_s, waited_s))
+
+    @contextmanager
+    def pulling(self, message: PullKV) -> Iterator[None]:
+        """While the body runs, the engine pulls KV."""
+        began_s = time.monotonic()
+        yield
+        tokens = message.tokens
+        self._writer.add(pull(self._row, message.source.group, tokens.start, len(tokens), began_s, time.monotonic()))
 
     def ordered(self, group: Sequence[int], mode: str, at_s: float) -> None:
         """An order of the layout was taken."""

@@ -30,7 +30,7 @@ class EngineUtilities:
         now_s = self.loop.clock()
         arbiter, trace = self.loop.arbiter, self.loop.instruments.trace
         if mode in MIGRATING_MODES and len(group) != arbiter.present:
-            self.loop.migrations.hold.await_announcement(now_s)
+            arbiter.pause_older(now_s)
         arbiter.switch(len(group), hard=mode == "hard", weave_steps=weave_steps, now=now_s)
         if trace is not None:
             trace.ordered(group, mode, now_s)
@@ -49,7 +49,8 @@ class EngineUtilities:
         """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
         steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
         report, hard = self.loop.instruments.report, self.loop.arbiter.hard
-        return encode(EngineFigures(hard, report.counts(), report.lent_blocks(), steps, report.prefix_cache))
+        kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
+        return encode(EngineFigures(hard, report.counts(), *kv))
 
     def flying_check(self) -> bool:
         """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what does not add up."""
@@ -60,13 +61,11 @@ class EngineUtilities:
         """Bytes of one KV block, all layers, on one device."""
         return self.block_bytes
 
-    def flying_retain(self, request_ids: list[str]) -> None:
-        """Requests leave this engine for another group, which may fetch their KV: see `migration/source.py`."""
-        self.loop.migrations.retain(request_ids, self.loop.clock())
-
-    def flying_announce_migrations(self, arrivals: int, messages: int) -> None:
-        """Requests are about to migrate: see `migration/hold.py`."""
-        self.loop.migrations.hold.announce(arrivals, messages, self.loop.clock())
+    def flying_retain(self, leaving: list[tuple[str, int]]) -> None:
+        """Requests leave this engine for another group, which may pull their KV: their ids, and numbers of offers."""
+        self.loop.arbiter.resume_older()
+        for request_id, number in leaving:
+            self.loop.migrations.retain(request_id, number)
 
     def flying_migration_costs(self) -> Any:
         """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be copied."""

@@ -1,14 +1,21 @@
-"""A lane's KV cache, token by token (torch, no vLLM)."""
+"""A lane's KV cache, token by token, in this process or in a peer (torch, no vLLM)."""
 
-from collections.abc import Sequence
+import math
+import pickle
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from mmap import mmap
 
+import msgspec
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
+from flying_serving.errors import PeerMemory
 from flying_serving.layout.shards import Segment
-
-Run = tuple[list[int], range]
-"""A request's physical blocks in some lane, and which of its tokens are meant."""
+from flying_serving.memory.arena import Address, map_peer
 
 
 def heads_of(rank: int, degree: int, kv_heads: int) -> range:
@@ -16,44 +23,128 @@ def heads_of(rank: int, degree: int, kv_heads: int) -> range:
     return Segment(kv_heads, kv_heads).units_of(rank, degree)
 
 
+class PartShape(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a `KVView` as `torch.as_strided` takes it, in elements of `dtype`."""
+
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class LaneShape(msgspec.Struct, frozen=True):
+    """A `KVView` without its memory: the parts, the first of its heads and the one after the last."""
+
+    parts: list[PartShape]
+    heads: tuple[int, int]
+    block_tokens: int
+
+
+class KVAddress(msgspec.Struct, frozen=True):
+    """The KV memory of a device, and its lanes by group size; on CUDA `memory` is what `share_cuda` gives."""
+
+    memory: Address | bytes
+    lanes: dict[int, LaneShape]
+
+
 @dataclass(frozen=True)
 class KVView:
     """The KV cache of a lane on one device.
 
-    A token's place is the number of its physical block times the lane's tokens in a block, and its place in the block:
-    vLLM's slot mapping, which holds even if kernels see smaller blocks.
-
-    `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of the KV memory.
-    `heads`: which of the model's KV heads those are.
+    `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of the KV memory. Where
+    kernels see smaller blocks, each block is several in a row there. `heads`: which of the model's KV heads those are.
     """
 
     parts: Sequence[torch.Tensor]
     heads: range
     block_tokens: int
 
-    @property
-    def like(self) -> torch.Tensor:
-        """Some part: size, dtype and device are those of all."""
-        return self.parts[0]
+    def shape(self) -> LaneShape:
+        """What a peer needs to read it."""
+        parts = [
+            PartShape(str(part.dtype).removeprefix("torch."), part.storage_offset(), tuple(part.shape), part.stride())
+            for part in self.parts
+        ]
+        return LaneShape(parts, (self.heads.start, self.heads.stop), self.block_tokens)
 
-    def slot_mapping(self, runs: Sequence[Run]) -> torch.Tensor:
-        """The places of the tokens of runs, one after the other."""
-        found = [torch.empty(0, dtype=torch.long)]
-        for blocks, tokens in runs:
-            position = torch.arange(tokens.start, tokens.stop)
-            block = torch.tensor(blocks, dtype=torch.long)[position // self.block_tokens]
-            found.append(block * self.block_tokens + position % self.block_tokens)
-        return torch.cat(found).to(self.like.device)
+    @classmethod
+    def over(cls, memory: torch.Tensor, shape: LaneShape) -> "KVView":
+        """A view of a peer's memory (int8)."""
+        parts = [
+            memory.view(getattr(torch, part.dtype)).as_strided(part.shape, part.stride, part.offset)
+            for part in shape.parts
+        ]
+        return cls(parts, range(*shape.heads), shape.block_tokens)
 
-    def read(self, part: int, places: torch.Tensor) -> torch.Tensor:
-        """What one part has of some tokens, `[tokens, heads, size]`."""
-        cache = self.parts[part]
-        return cache[places // cache.shape[2], :, places % cache.shape[2]]
+    @cached_property
+    def stacks(self) -> list[torch.Tensor]:
+        """The parts `[layers, blocks, heads, tokens in a block, size]`; of all layers one tensor if possible."""
+        kinds = 1 if len({part.stride() for part in self.parts[:2]}) == 1 else 2
+        return [stack for kind in range(kinds) for stack in _stacked(self.parts[kind::kinds])]
 
-    def write(self, part: int, places: torch.Tensor, heads: range, values: torch.Tensor) -> None:
-        """Keep the heads of this lane of `values`, `[tokens, heads, size]`, which are of the model's `heads`."""
-        first, last = max(heads.start, self.heads.start), min(heads.stop, self.heads.stop)
-        if first < last:
-            cache = self.parts[part][:, first - self.heads.start : last - self.heads.start]
-            mine = values[:, first - heads.start : last - heads.start]
-            cache[places // cache.shape[2], :, places % cache.shape[2]] = mine
+    def place(self, blocks: Sequence[int], token: int) -> int:
+        """Which of all tokens of the memory a request's token is, in vLLM's slot mapping."""
+        return blocks[token // self.block_tokens] * self.block_tokens + token % self.block_tokens
+
+    def copy(self, source: "KVView", heads: range, blocks: tuple[Sequence[int], Sequence[int]], tokens: range) -> None:
+        """Take over some of the model's heads of tokens of one request from another lane.
+
+        `blocks`: those of the request from its first token on, in the source and here. Whole tiles are copied, what a
+        block of either lane (of its kernels) is made of: so behind the last token some that say nothing are overwritten
+        here.
+        """
+        tile = math.gcd(source.parts[0].shape[2], self.parts[0].shape[2])
+        if not tokens:
+            return
+        tiles = range(tokens.start // tile, (tokens.stop - 1) // tile + 1)
+        old_stacks, new_stacks = source.stacks, self.stacks
+        if [len(stack) for stack in old_stacks] != [len(stack) for stack in new_stacks]:
+            old_stacks, new_stacks = ([part.unsqueeze(0) for part in each.parts] for each in (source, self))
+        for old, new in zip(old_stacks, new_stacks, strict=True):
+            from_tiles = list(_tiles(old, heads, source, tile))
+            to_tiles = list(_tiles(new, heads, self, tile))
+            for number in tiles:
+                block, part = divmod(source.place(blocks[0], number * tile) // tile, len(from_tiles))
+                to_block, to_part = divmod(self.place(blocks[1], number * tile) // tile, len(to_tiles))
+                to_tiles[to_part].select(1, to_block).copy_(from_tiles[part].select(1, block), non_blocking=True)
+
+
+def _tiles(stack: torch.Tensor, heads: range, view: KVView, tile: int) -> Iterator[torch.Tensor]:
+    """The tiles of all blocks, first to last within a block: `[layers, blocks, heads, tile, size]` each."""
+    mine = stack[:, :, heads.start - view.heads.start : heads.stop - view.heads.start]
+    yield from mine.split(tile, dim=3)
+
+
+def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Parts that lie at equal distances in one memory as one tensor, others each by itself."""
+    first, offsets = parts[0], [part.storage_offset() for part in parts]
+    distances = {after - before for before, after in pairwise(offsets)}
+    alike = {(part.shape, part.stride(), part.dtype, part.untyped_storage().data_ptr()) for part in parts}
+    if len(distances) > 1 or len(alike) > 1 or min(distances, default=0) < 0:
+        return [part.unsqueeze(0) for part in parts]
+    distance = distances.pop() if distances else 0
+    return [first.as_strided((len(parts), *first.shape), (distance, *first.stride()), first.storage_offset())]
+
+
+def share_cuda(memory: torch.Tensor) -> bytes:
+    """What a process of this node needs to map memory of a CUDA device: a CUDA IPC handle. Not run yet on CUDA."""
+    return pickle.dumps(reduce_tensor(memory))
+
+
+def map_memory(memory: Address | bytes, whose: str) -> torch.Tensor:
+    """A peer's memory as int8. Raises PeerMemory if it cannot be mapped."""
+    if isinstance(memory, Address):
+        return bytes_of(map_peer(memory, whose))
+    rebuild, args = pickle.loads(memory)
+    try:
+        found: torch.Tensor = rebuild(*args)
+    except RuntimeError as error:
+        raise PeerMemory(f"{whose}: its CUDA IPC handle cannot be opened ({error})") from None
+    return found
+
+
+def bytes_of(mapped: mmap) -> torch.Tensor:
+    """Mapped memory as int8."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a peer's memory is read only, which torch cannot say of a tensor
+        return torch.frombuffer(mapped, dtype=torch.int8)

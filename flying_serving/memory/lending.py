@@ -8,7 +8,7 @@
 | lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader returned v   |
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from flying_serving.errors import IntegrityError
@@ -31,10 +31,14 @@ class Pool(Protocol):
 
 
 class LentBlocks:
-    """A member's side: which of its physical blocks it has lent to one group, and as what."""
+    """A member's side: which of its physical blocks it has lent to one group, and as what.
 
-    def __init__(self, pool: Pool) -> None:
+    `shown` is told every block that is lent: the group's and the physical one.
+    """
+
+    def __init__(self, pool: Pool, shown: Callable[[int, int], None]) -> None:
         self._pool = pool
+        self._shown = shown
         self.offered: list[int] = []
         self.table: dict[int, int] = {NULL_BLOCK: NULL_BLOCK}
 
@@ -58,6 +62,7 @@ class LentBlocks:
             if v in self.table:
                 raise IntegrityError(f"group block {v} is lent already")
             self.table[v] = physical
+            self._shown(v, physical)
         rest = self.offered[len(group_blocks) :]
         self.offered = []
         self._pool.give(rest)

@@ -1,36 +1,32 @@
 """Requests that go on in another group with their KV, between engines (docs/protocol.md).
 
-The old group's leader *retains* a request: it no longer runs, and its blocks stay. The new group's leader, when the
-client has sent it there, sets blocks aside and sends a MigrateKV to the smallest group that holds both. In it the KV is
-copied, the old leader releases its blocks, and the new one admits the request. What cannot be copied is prefilled.
+The leader of the group that has the KV offers it (`source.py`, `offers.py`). The leader of the group where the request
+goes on sets blocks aside and pulls it (`target.py`, `transfer.py`), then admits the request. What cannot be pulled is
+prefilled.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 from vllm.v1.request import Request
 
 from flying_serving.layout.groups import Group
-from flying_serving.memory.kv_view import Run
-from flying_serving.migration.hold import Hold
-from flying_serving.migration.messages import KVOffer, MigrateKV, decode_offers, encode_offers
+from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
+from flying_serving.migration.offers import Offers, OfferTable
 from flying_serving.migration.source import Source
-from flying_serving.migration.target import Arrival, Target
-from flying_serving.migration.transfer import copy_kv, share_offers
+from flying_serving.migration.target import Target
+from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.wire import MigrationCounts
 
 RETRY_S = 0.005
+"""How often it is looked for what has been published."""
 
 
 class KVLane(Protocol):
-    """What migrations need of an engine's lane.
+    """What migrations need of an engine's lane; `pool` is that of its scheduler, if this engine leads the group."""
 
-    `pool` is that of its scheduler, if this engine leads the group.
-    """
-
-    @property
-    def block_tokens(self) -> int: ...
     @property
     def pool(self) -> SchedulerPool | None: ...
     def physical(self, blocks: list[int]) -> list[int]:
@@ -40,94 +36,89 @@ class KVLane(Protocol):
 class Migrations:
     """All requests that leave an engine or come to it; `lanes` are its own, by group size.
 
-    `send` sends a message to engines. `call_workers` calls a function of `migration/transfer.py` on this engine's
-    workers, and returns what the first returns. `admit` gives a request to the scheduler of the lane of this size.
-    `ask_blocks` is told a group size, and how many blocks are missing there.
+    `table` and `offers`: what this engine shows, and what it sees of all. `send` sends a message to engines.
+    `call_workers` calls a function of `transfer.py` on this engine's workers. `admit` and `ask_blocks`: as in `Target`.
     """
 
     def __init__(
         self,
         engine: int,
         lanes: Mapping[int, KVLane],
-        send: Callable[[Group, MigrateKV], None],
+        table: OfferTable,
+        offers: Offers,
+        send: Callable[[Group, Any], None],
         call_workers: Callable[..., Any],
         admit: Callable[[Request, int], None],
         ask_blocks: Callable[[int, int], None],
     ) -> None:
         self._engine = engine
         self._lanes = lanes
+        self._offers = offers
+        self._send = send
         self._call_workers = call_workers
+        self.observers: list[Callable[[PullKV], AbstractContextManager[None]]] = []
+        """Each is entered while this engine pulls."""
         pools = {size: lane.pool for size, lane in lanes.items() if lane.pool is not None}
-        self.source = Source(pools)
-        self.target = Target(engine, pools, [size for size in lanes if size > 1], send, admit, ask_blocks)
-        self.hold = Hold()
+        self.source = Source(pools, table)
+        self.target = Target(engine, pools, offers, send, self.pull, admit, self.source.keep, ask_blocks)
 
     def __bool__(self) -> bool:
         """Whether a request is on its way here."""
-        return bool(self.target)
+        return bool(self.target.arrivals)
 
     def counts(self) -> MigrationCounts:
         """What has arrived since the start."""
         return MigrationCounts(self.target.migrated, self.target.migrated_tokens, self.target.prefilled_again)
 
-    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Requests leave for another group, which may fetch their KV."""
-        ids = list(request_ids)
-        self.target.leave(ids)
-        self.source.retain(ids, now_s)
+    def retain(self, request_id: str, number: int) -> None:
+        """A request leaves for another group, which may pull its KV under this number."""
+        if self.target.leave(request_id, number):
+            self.source.forget([request_id])
+        else:
+            self.source.retain(request_id, number)
 
-    def expect(self, request: Request, size: int, source: Group, old_id: str, now_s: float) -> None:
-        """A request has arrived; its KV is in the group `source`."""
-        self.hold.arrival()
-        self.target.waiting.append(Arrival(request, size, source, old_id, now_s))
+    def abort(self, request_ids: list[str]) -> None:
+        """Requests are over."""
+        self.target.abort(request_ids)
+        self.source.forget(request_ids)
 
-    def begin(self, now_s: float) -> None:
-        """Order the copies that can be made; release what was not fetched in time."""
+    def is_pulling(self) -> bool:
+        """Whether members are about to write into blocks."""
+        return any(arrival.pulling for arrival in self.target.arrivals.values())
+
+    def forget_kv(self) -> None:
+        """Let all KV go: what is retained, and what was pulled. Only while nobody is pulling."""
+        self.source.release_all()
+        self.target.forget_kv()
+
+    def advance(self, now_s: float, limit_s: float | None) -> None:
+        """Between two steps: pull for about `limit_s`, None: all there is; release what was not fetched in time."""
         if self.source.retained:
             self.source.release_overdue(now_s)
-        if self.target.waiting and not self.hold.awaits_arrivals(now_s):
-            self.target.begin(now_s)
+        if self.target.arrivals:
+            self.target.advance(now_s, limit_s)
 
     def retry_in_s(self, now_s: float) -> float | None:
-        """Seconds until `begin` has something to do by itself; None if it has not."""
-        return RETRY_S if self.target.waiting else self.source.retry_in_s(now_s)
+        """Seconds until `advance` has something to do by itself; None if it has not."""
+        return RETRY_S if self.target.arrivals else self.source.retry_in_s(now_s)
 
-    def serve(self, message: MigrateKV, now_s: float) -> None:
-        """Copy the KV, together with all other engines of the message's group."""
-        self.hold.message()
-        offers = self._share_offers(message, now_s)
-        ranges = []
-        for one, offer in zip(message.requests, offers, strict=True):
-            ranges.append(range(one.start_tokens, max(one.start_tokens, min(offer.tokens, one.tokens))))
-        count = sum(map(len, ranges))
-        if count:
-            old = self._runs(message.source, [offer.blocks for offer in offers], ranges)
-            new = self._runs(message.target, [one.blocks for one in message.requests], ranges)
-            self._call_workers(copy_kv, message.group, (message.source, old), (message.target, new), count)
-        if self._engine == message.source[0]:
-            self.source.release(one.request_id for one in message.requests)
-        if self._engine == message.target[0]:
-            self._admit(message, offers, now_s)
+    def handle(self, message: PullKV | KVPulled | ReleaseKV) -> None:
+        """Do what a message says."""
+        match message:
+            case PullKV(group, request_id):
+                self.pull(message)
+                self._send(group[:1], KVPulled(group, self._engine, request_id))
+            case KVPulled():
+                self.target.pulled(message)
+            case ReleaseKV():
+                self.source.release(message.number)
 
-    def _share_offers(self, message: MigrateKV, now_s: float) -> list[KVOffer]:
-        """What the source's leader has of each request; every engine of the message's group calls it."""
-        leader = message.source[0]
-        block_tokens = self._lanes[len(message.source)].block_tokens
-        sizes = [-(-one.tokens // block_tokens) for one in message.requests]
-        mine = None
-        if self._engine == leader:
-            mine = encode_offers(self.source.offers(message, sizes, now_s), sizes)
-        numbers = self._call_workers(share_offers, message.group, leader, mine, len(sizes) + sum(sizes))
-        return decode_offers(numbers, sizes)
-
-    def _runs(self, group: Group, blocks: list[list[int]], ranges: list[range]) -> list[Run] | None:
-        """The tokens to copy, in this engine's own blocks; None if it is not in the group."""
-        if self._engine not in group:
-            return None
-        lane = self._lanes[len(group)]
-        return [(lane.physical(each), tokens) for each, tokens in zip(blocks, ranges, strict=True) if tokens]
-
-    def _admit(self, message: MigrateKV, offers: list[KVOffer], now_s: float) -> None:
-        pairs = zip(message.requests, offers, strict=True)
-        arrived = [self.target.arrived(one, min(offer.tokens, one.tokens)) for one, offer in pairs]
-        self.retain([arrival.request.request_id for arrival in arrived if arrival.left], now_s)
+    def pull(self, message: PullKV) -> None:
+        """Copy the heads of this engine's devices."""
+        source, size = message.source.group, len(message.source.group)
+        theirs = {engine: self._offers.physical(engine, size, message.source_blocks) for engine in source}
+        mine = self._lanes[len(message.group)].physical(message.blocks)
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer(message))
+            self._call_workers(pull_kv, source, theirs, message.group, mine, message.tokens)

@@ -1,70 +1,137 @@
-"""Where requests migrate from: the leader of the old group retains their KV until it is fetched."""
+"""The owner's side: KV of requests that leave an engine, or will, is offered to whoever goes on with them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from flying_serving.migration.messages import KVOffer, MigrateKV
+from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 RETAIN_S = 5.0
-"""How long retained KV is held for the target."""
+"""How long the KV of a request that has left is kept for its target."""
+
+
+@dataclass
+class Running:
+    """A request of the lane of `size` whose KV is offered: after every step if `early`, else when it has ended."""
+
+    number: int
+    size: int
+    early: bool
 
 
 @dataclass
 class Retained:
-    """A request that has left its lane: its tokens with KV, and the lane's blocks that hold it."""
+    """KV of a request that has left its lane: the lane's blocks that hold it, and since when."""
 
     size: int
-    tokens: int
     blocks: list[int]
-    since_s: float
+    since_s: float | None = None
+    """None until time is looked at."""
 
 
 class Source:
-    """The KV of requests that have left lanes which this engine leads; `pools`: of these lanes, by group size."""
+    """The offers of lanes which this engine leads; `pools`: of these lanes, by group size."""
 
-    def __init__(self, pools: Mapping[int, SchedulerPool]) -> None:
+    def __init__(self, pools: Mapping[int, SchedulerPool], table: OfferTable) -> None:
         self._pools = pools
-        self.retained: dict[str, Retained] = {}
+        self._table = table
+        self.running: dict[str, Running] = {}
+        self.retained: dict[int, Retained] = {}
+        """By number."""
+        for size, pool in pools.items():
+            pool.before_free(partial(self._freed, size))
 
-    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Take requests out of their schedulers, and keep their KV until it is released."""
-        for request_id in request_ids:
-            for size, pool in self._pools.items():
-                request = pool.scheduler.requests.get(request_id)
-                if request is None:
-                    continue
-                # what a step under way computes may not be there yet
-                tokens = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+    def offer(self, request_id: str, size: int, number: int, *, early: bool) -> None:
+        """A request comes to a lane whose KV will be asked for under `number`."""
+        self.running[request_id] = Running(number, size, early)
+        if early:  # whoever is to pull it knows that it comes
+            self._table.publish(number, 0, [], final=False)
+
+    def publish(self) -> None:
+        """After a step: say how much there is of requests that are offered while they run."""
+        for request_id, one in self.running.items():
+            request = self._pools[one.size].scheduler.requests.get(request_id) if one.early else None
+            if request is not None:
+                tokens = self._pools[one.size].valid_tokens(request)
                 if tokens:
-                    self.retained[request_id] = Retained(size, tokens, pool.pin(request_id), now_s)
-                pool.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
+                    self._table.publish(one.number, tokens, self._pools[one.size].blocks_of(request_id), final=False)
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Free the KV of requests, if it is retained."""
+    def retain(self, request_id: str, number: int) -> None:
+        """A request goes on elsewhere: take it out of its scheduler, and offer what it has. It may have nothing."""
+        offered = self.running.pop(request_id, None)
+        if offered is not None and offered.number != number:
+            self._table.revoke(offered.number)
+        for size, pool in self._pools.items():
+            request = pool.scheduler.requests.get(request_id)
+            if request is not None:
+                self.keep(number, size, request_id, pool.valid_tokens(request))
+                pool.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
+                return
+        if number not in self.retained:  # else it has ended by now, and all of it is offered
+            self._table.revoke(number)
+
+    def keep(self, number: int, size: int, request_id: str, tokens: int) -> None:
+        """Keep the blocks of a request that are there, whatever becomes of it, and offer its first `tokens` tokens."""
+        known = self._table.read(number)
+        if not tokens or (known is not None and known.is_final):  # who was to have it may be over already
+            self._table.revoke(number)
+            return
+        blocks = self._pools[size].pin(request_id)
+        self.retained[number] = Retained(size, blocks)
+        self._table.publish(number, tokens, blocks, final=True)
+
+    def _freed(self, size: int, request: Any) -> None:
+        """A scheduler is about to free a request's blocks: it has ended, is aborted, or is preempted."""
+        offered = self.running.get(request.request_id)
+        if offered is None or offered.size != size:
+            return
+        del self.running[request.request_id]
+        if request.status != RequestStatus.FINISHED_LENGTH_CAPPED:  # all others do not go on, or go on here
+            self._table.revoke(offered.number)
+        else:
+            self.keep(offered.number, size, request.request_id, self._pools[size].valid_tokens(request))
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Requests are over that may not have come to a scheduler."""
         for request_id in request_ids:
-            retained = self.retained.pop(request_id, None)
-            if retained is not None:
-                self._pools[retained.size].unpin(retained.blocks)
+            offered = self.running.pop(request_id, None)
+            if offered is not None:
+                self._table.revoke(offered.number)
+
+    def release(self, number: int) -> None:
+        """Nobody wants an offer any more, or nobody shall have it."""
+        self._table.revoke(number)
+        self.running = {name: one for name, one in self.running.items() if one.number != number}
+        retained = self.retained.pop(number, None)
+        if retained is not None:
+            self._pools[retained.size].unpin(retained.blocks)
+
+    def release_all(self) -> None:
+        """Free all that is retained."""
+        for number in list(self.retained):
+            self.release(number)
 
     def release_overdue(self, now_s: float) -> None:
-        """Free what was not fetched in RETAIN_S, or what running requests would be preempted for."""
+        """Free what was not fetched in RETAIN_S, or what running requests would be preempted for.
+
+        Time runs from the first call on: KV is kept in the middle of a step, which may be a long one.
+        """
+        for one in self.retained.values():
+            one.since_s = now_s if one.since_s is None else one.since_s
         short = {one.size for one in self.retained.values() if self._pools[one.size].missing_for_running()}
-        overdue = [i for i, one in self.retained.items() if now_s - one.since_s > RETAIN_S or one.size in short]
-        self.release(overdue)
+        for number, one in list(self.retained.items()):
+            if self._left_s(one, now_s) < 0 or one.size in short:
+                self.release(number)
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Seconds until something is overdue; None if nothing is retained."""
-        since_s = min((one.since_s for one in self.retained.values()), default=None)
-        return None if since_s is None else max(0.0, since_s + RETAIN_S - now_s)
+        left_s = min((self._left_s(one, now_s) for one in self.retained.values()), default=None)
+        return None if left_s is None else max(0.0, left_s)
 
-    def offers(self, message: MigrateKV, sizes_blocks: list[int], now_s: float) -> list[KVOffer]:
-        """What is here of each request of a message, in at most the numbers of blocks that are given."""
-        self.retain([one.request_id for one in message.requests], now_s)  # if the client's order is on its way
-        found = [self.retained.get(one.request_id) for one in message.requests]
-        return [
-            KVOffer(0, []) if one is None else KVOffer(one.tokens, one.blocks[:size])
-            for one, size in zip(found, sizes_blocks, strict=True)
-        ]
+    @staticmethod
+    def _left_s(one: Retained, now_s: float) -> float:
+        return RETAIN_S if one.since_s is None else one.since_s + RETAIN_S - now_s

@@ -1,125 +1,254 @@
-"""Where requests migrate to: the leader of the new group sets blocks aside, orders the copy and admits the request."""
+"""The target's side: a group's leader sets blocks aside for requests that come, pulls their KV and admits them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.v1.request import Request
 
-from flying_serving.layout.groups import Group, aligned_group, enclosing_group
-from flying_serving.migration.messages import MigrateKV, MigratingRequest
+from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
+from flying_serving.migration.offers import KVSource, Offer, Offers
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 PATIENCE_S = 1.0
 """How long a request waits for blocks for its KV, before it is prefilled instead."""
+OPENING_S = 5.0
+"""How long it waits for the offer: its owner may be in a long step."""
+STALLED_S = 30.0
+"""How long it waits for more KV than there is, or for the first: its owner may have much else to compute."""
 
 
 @dataclass
 class Arrival:
-    """A request, as vLLM made it, that is to come with its KV to a group of `size` engines.
+    """A request, as vLLM made it, that comes with its KV to a group of `size` engines.
 
-    `source`: the group that has its KV, under `old_id`. `since_s`: when it was expected. `start_tokens`: tokens whose
-    KV is here already. `aborted`: by the client. `left`: it goes on to yet another group.
+    `since_s`: when it was expected. `ahead_tokens`: it still runs elsewhere, until it has so many tokens with KV; None
+    once it is to run here. `blocks`: set aside for it; None until it is offered, and there are enough. `start_tokens`:
+    its first tokens that the prefix cache has. `pulled_tokens`: those with KV here, `grown_s`: when there were last
+    more to pull, or it was first seen to be offered; None before that.
+    `pulling`: members that have not answered, and `pulling_tokens` what is pulled when all have. `left`: it goes on to
+    yet another group, which gets its KV under this number. `aborted`: by its client.
     """
 
     request: Request
     size: int
-    source: Group
-    old_id: str
+    source: KVSource
     since_s: float
+    ahead_tokens: int | None = None
+    blocks: list[int] | None = None
     start_tokens: int = 0
+    pulled_tokens: int = 0
+    grown_s: float | None = None
+    pulling: set[int] = field(default_factory=set)
+    pulling_tokens: int = 0
+    left: int | None = None
     aborted: bool = False
-    left: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """vLLM's, here."""
+        return str(self.request.request_id)
+
+    @property
+    def usable_tokens(self) -> int:
+        """All that it can use: the last token has to be computed for the next."""
+        return int(self.request.num_tokens - 1) if self.ahead_tokens is None else self.ahead_tokens
 
 
 class Target:
-    """Requests that come, with their KV, to lanes which this engine leads: see `Migrations`.
+    """Requests that come, with their KV, to lanes which this engine leads.
 
-    `pools`: of these lanes, by group size. `sizes`: of groups with members that can copy KV.
+    `pools`: of these lanes, by group size. `pull` copies what a PullKV says to this engine's devices. `admit` gives a
+    request to the scheduler of the lane of this size. `keep` keeps blocks of a request for yet another target: a
+    number, the size, its id, and tokens. `ask_blocks` is told a group size, and how many blocks are missing there.
     """
 
     def __init__(
         self,
         engine: int,
         pools: Mapping[int, SchedulerPool],
-        sizes: Iterable[int],
-        send: Callable[[Group, MigrateKV], None],
+        offers: Offers,
+        send: Callable[[Group, Any], None],
+        pull: Callable[[PullKV], None],
         admit: Callable[[Request, int], None],
+        keep: Callable[[int, int, str, int], None],
         ask_blocks: Callable[[int, int], None],
     ) -> None:
         self._engine = engine
         self._pools = pools
-        self._sizes = tuple(sizes)
+        self._offers = offers
         self._send = send
+        self._pull = pull
         self._admit = admit
+        self._keep = keep
         self._ask_blocks = ask_blocks
-        self.waiting: list[Arrival] = []
-        self.arriving: dict[str, Arrival] = {}
-        """By the old id: arrivals with their copy ordered."""
+        self.arrivals: dict[str, Arrival] = {}
+        self.token_s: dict[int, float] = {}
+        """By group size, how long pulling a token takes, as far as it was measured."""
         self.migrated = 0
         self.migrated_tokens = 0
         self.prefilled_again = 0
 
-    def __bool__(self) -> bool:
-        return bool(self.waiting or self.arriving)
+    def expect(self, arrival: Arrival) -> None:
+        """A request comes; one that was pulled ahead goes on here from now on, with what is pulled."""
+        before = self.arrivals.setdefault(arrival.request_id, arrival)
+        if before is not arrival:
+            before.request, before.ahead_tokens = arrival.request, None
+            before.since_s, before.grown_s = arrival.since_s, None
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Requests have ended."""
-        for arrival in self._leave(request_ids):
+        for arrival in [self.arrivals[each] for each in request_ids if each in self.arrivals]:
             arrival.aborted = True
+            self._drop_if_idle(arrival)
 
-    def leave(self, request_ids: Iterable[str]) -> None:
-        """Requests go on to another group before they have arrived here."""
-        for arrival in self._leave(request_ids):
-            arrival.left = True
+    def leave(self, request_id: str, number: int) -> bool:
+        """A request goes on elsewhere before it has arrived; False if it is not on its way here."""
+        arrival = self.arrivals.get(request_id)
+        if arrival is not None:
+            arrival.left = number
+            self._drop_if_idle(arrival)
+        return arrival is not None
 
-    def _leave(self, request_ids: Iterable[str]) -> list[Arrival]:
-        """Let requests wait no more; returns those whose copy is ordered."""
-        ids = set(request_ids)
-        self.waiting = [arrival for arrival in self.waiting if arrival.request.request_id not in ids]
-        return [arrival for arrival in self.arriving.values() if arrival.request.request_id in ids]
+    def _drop_if_idle(self, arrival: Arrival) -> None:
+        """Forget a request that ends or leaves, unless members still write into its blocks."""
+        if arrival.pulling or not (arrival.aborted or arrival.left is not None):
+            return
+        if arrival.left is not None and not arrival.aborted:
+            self._keep(arrival.left, arrival.size, arrival.request_id, arrival.pulled_tokens)
+        self._over(arrival)
+        if arrival.blocks is not None:
+            self._pools[arrival.size].release(arrival.request)
 
-    def begin(self, now_s: float) -> None:
-        """Order the copy for requests that wait, in their order, as far as there are blocks for them."""
-        messages: dict[tuple[Group, int], list[MigratingRequest]] = {}
-        waiting, self.waiting, full = self.waiting, [], set()
-        for arrival in waiting:
-            found = None if arrival.size in full else self.prepare(arrival, now_s)
-            if found is None:
-                full.add(arrival.size)
-                self.waiting.append(arrival)
-            else:
-                self.arriving[arrival.old_id] = arrival
-                messages.setdefault((arrival.source, arrival.size), []).append(found)
-        for (source, size), requests in messages.items():
-            target = aligned_group(self._engine, size)
-            group = enclosing_group(source, target, self._sizes)
-            assert group is not None  # the client sends no other request
-            self._send(group, MigrateKV(group, source, target, requests))
+    def advance(self, now_s: float, limit_s: float | None) -> None:
+        """Pull what there is, for about as long as `limit_s`; None: all of it. Admit requests whose KV is here."""
+        full: set[int] = set()
+        for arrival in list(self.arrivals.values()):
+            offer = None if arrival.pulling else self._opened(arrival, now_s)
+            if offer is None:
+                continue
+            if arrival.blocks is None and (arrival.size in full or not self._prepare(arrival, now_s)):
+                if arrival.ahead_tokens is None:  # who is pulled ahead may wait for long
+                    full.add(arrival.size)
+                continue
+            took_s = self._advance(arrival, offer, now_s, limit_s)
+            limit_s = None if limit_s is None else limit_s - took_s
+            if limit_s is not None and limit_s <= 0.0:
+                return
 
-    def prepare(self, arrival: Arrival, now_s: float) -> MigratingRequest | None:
-        """Set blocks aside for a request; None if there are too few. After PATIENCE_S it comes without its KV."""
-        pool, request = self._pools[arrival.size], arrival.request
-        tokens = request.num_tokens - 1
-        room = pool.prepare(request, tokens)
+    def _opened(self, arrival: Arrival, now_s: float) -> Offer | None:
+        """What is offered; None until it is. Then it has no blocks yet: its owner may wait for a request that waits."""
+        offer = self._offers.read(arrival.source)
+        if offer is None or not (offer.tokens or offer.is_final):
+            if now_s - arrival.since_s > (OPENING_S if offer is None else STALLED_S):
+                self._give_up(arrival)
+            return None
+        if arrival.blocks is None and arrival.ahead_tokens is None and offer.is_final and not offer.tokens:
+            self._arrived(arrival, 0)  # without waiting for room: there is nothing to come
+            return None
+        if arrival.grown_s is None:
+            arrival.grown_s = now_s
+        return offer
+
+    def _prepare(self, arrival: Arrival, now_s: float) -> bool:
+        """Set blocks aside for a request, if there are enough; after PATIENCE_S it comes without its KV."""
+        assert arrival.grown_s is not None
+        pool = self._pools[arrival.size]
+        room = pool.prepare(arrival.request, arrival.usable_tokens)
         if room is not None:
-            arrival.start_tokens, blocks = room
-            return MigratingRequest(arrival.old_id, arrival.start_tokens, tokens, blocks)
-        if now_s - arrival.since_s > PATIENCE_S:
-            return MigratingRequest(arrival.old_id, 0, 0, [])
-        self._ask_blocks(arrival.size, pool.missing_for(request))
-        return None
-
-    def arrived(self, migrating: MigratingRequest, tokens: int) -> Arrival:
-        """The copy is done: the KV of the first `tokens` tokens of a request is here."""
-        arrival = self.arriving.pop(migrating.request_id)
-        pool, request = self._pools[arrival.size], arrival.request
-        if arrival.aborted or tokens <= migrating.start_tokens:
-            pool.release(request)
+            arrival.start_tokens, arrival.blocks = room
+            arrival.pulled_tokens, arrival.grown_s = arrival.start_tokens, now_s
+        elif now_s - arrival.grown_s > PATIENCE_S and arrival.ahead_tokens is None:
+            self._arrived(arrival, 0)
         else:
+            self._ask_blocks(arrival.size, pool.missing_for(arrival.usable_tokens))
+        return room is not None
+
+    def _advance(self, arrival: Arrival, offer: Offer, now_s: float, limit_s: float | None) -> float:
+        """Pull a chunk, or find that there is nothing more to pull. Returns about how long it takes."""
+        assert arrival.grown_s is not None
+        if arrival.ahead_tokens is None and arrival.pulled_tokens == arrival.usable_tokens:
+            self._arrived(arrival, arrival.pulled_tokens)
+            return 0.0
+        stop = min(offer.tokens, arrival.usable_tokens)
+        if stop > arrival.pulled_tokens:
+            arrival.grown_s = now_s
+            return self._begin(arrival, offer, stop, limit_s)
+        if arrival.ahead_tokens is None and offer.is_final:
+            self._arrived(arrival, arrival.pulled_tokens)
+        elif now_s - arrival.grown_s > STALLED_S or self._pools[arrival.size].is_short():
+            self._give_up(arrival)  # its owner may wait for a request that waits for these blocks
+        return 0.0
+
+    def forget_kv(self) -> None:
+        """Let go what was pulled: requests that are to run here run without."""
+        for arrival in list(self.arrivals.values()):
+            arrival.pulled_tokens = 0
+            self._give_up(arrival)
+
+    def _give_up(self, arrival: Arrival) -> None:
+        """No more of its KV comes: let a request run with what there is, if it is to run here; else its blocks go."""
+        if arrival.ahead_tokens is None:
+            self._arrived(arrival, arrival.pulled_tokens)
+        else:  # it may be pulled at once when it comes to run here
+            del self.arrivals[arrival.request_id]
+            if arrival.blocks is not None:
+                self._pools[arrival.size].release(arrival.request)
+
+    def _begin(self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None) -> float:
+        """Have the next tokens copied, up to `stop`."""
+        assert arrival.blocks is not None
+        first, size, token_s = arrival.pulled_tokens, arrival.size, self.token_s.get(arrival.size, 0.0)
+        if limit_s is not None and token_s:
+            stop = min(stop, first + max(self._pools[size].scheduler.block_size, int(limit_s / token_s)))
+        group = aligned_group(self._engine, size)
+        blocks = list(offer.blocks), arrival.blocks
+        message = PullKV(group, arrival.request_id, arrival.source, *blocks, range(first, stop))
+        arrival.pulling_tokens = stop
+        if size == 1:
+            self._pull(message)
+            self._pulled(arrival)
+        else:
+            arrival.pulling = set(group)
+            self._send(group, message)
+        return (stop - first) * token_s
+
+    def pulled(self, message: KVPulled) -> None:
+        """A member has its part."""
+        arrival = self.arrivals[message.request_id]
+        arrival.pulling.discard(message.engine)
+        if not arrival.pulling:
+            self._pulled(arrival)
+
+    def _pulled(self, arrival: Arrival) -> None:
+        """All members have their parts: they count if what they have copied is still offered."""
+        offer = self._offers.read(arrival.source)
+        if offer is not None and offer.tokens >= arrival.pulling_tokens:
+            arrival.pulled_tokens = arrival.pulling_tokens
+        if arrival.aborted or arrival.left is not None:
+            self._drop_if_idle(arrival)
+        elif arrival.ahead_tokens is None and arrival.pulled_tokens == arrival.usable_tokens:
+            self._arrived(arrival, arrival.pulled_tokens)
+
+    def _arrived(self, arrival: Arrival, tokens: int) -> None:
+        """The KV of the first `tokens` tokens of a request is here: it runs."""
+        pool, request = self._pools[arrival.size], arrival.request
+        has_kv = tokens > arrival.start_tokens
+        if has_kv:
             pool.arrived(request, tokens)
             self.migrated += 1
-            self.migrated_tokens += tokens - migrating.start_tokens
-        if not arrival.aborted:
-            self.prefilled_again += tokens <= migrating.start_tokens < request.num_tokens - 1
-            self._admit(request, arrival.size)
-        return arrival
+            self.migrated_tokens += tokens - arrival.start_tokens
+        else:
+            if arrival.blocks is not None:
+                pool.release(request)
+            self.prefilled_again += arrival.start_tokens < request.num_tokens - 1
+        self._over(arrival)
+        self._admit(request, arrival.size)
+
+    def _over(self, arrival: Arrival) -> None:
+        """The owner may let the KV go, but not for one that was only pulled ahead: a third group may go on with it."""
+        del self.arrivals[arrival.request_id]
+        if arrival.ahead_tokens is None:
+            owner = arrival.source.group[:1]
+            self._send(owner, ReleaseKV(owner, arrival.source.number))

@@ -19,13 +19,15 @@ may be off by 20 % (tests/predict/test_rollout.py). It was 0.05 before three see
 class Policy:
     """The reasons for which a server switches; `name` is that of `--policy`.
 
-    `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the layout may change.
+    `splits`: whether requests are split over two groups where `policy.split` predicts a gain. `pinned_size`: group size
+    of a fixed layout, as a function of the available sizes; None if the layout may change.
     """
 
     name: str
     by_load: bool = False
     by_priority: bool = False
     by_context: bool = False
+    splits: bool = False
     pinned_size: Callable[[Sequence[int]], int] | None = None
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
@@ -60,6 +62,7 @@ POLICIES = {
         Policy("context", by_context=True),
         Policy("static-dp", pinned_size=min),
         Policy("static-tp", pinned_size=max),
+        Policy("split", splits=True, pinned_size=min),
         Policy("manual"),
     )
 }

@@ -10,7 +10,23 @@ MEMORY_REQUESTS = 50
 """Requests over which lengths are averaged."""
 FIRST_TOKENS = (512.0, 128.0)
 """Lengths of prompt and output that are expected at first; a server's first request is often a probe."""
+MARGIN_TOKENS = 20
+"""Added to an expected output: as DynaServe's, against underestimation (section 5 of its paper)."""
 _EULER = 0.5772
+
+
+def expected_outputs(mean: float, most: int, hint: int | None = None) -> int:
+    """Output tokens that a split is planned for: those that its client expects, else the learned mean, and a margin.
+
+    A wrong one costs balance between two groups and nothing else.
+
+    Args:
+        mean: length of outputs of late (`Demand.output_tokens`).
+        most: upper bound of this output.
+        hint: what the client says (`vllm_xargs: {"expected_tokens": n}`).
+    """
+    expected = mean if hint is None else hint
+    return max(1, min(most, round(expected) + MARGIN_TOKENS))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What it takes to migrate the KV of requests from one group to another, from what engines have measured."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 @dataclass(frozen=True)
 class MigrationCost:
-    """Seconds that the engines of an enclosing group stand still for one migration, from one group to another.
+    """Seconds that a group takes to pull the KV of a request from another group.
 
     `fixed_s`: of every migration; `token_s`: for each token whose KV migrates.
     """
@@ -23,8 +23,17 @@ class MigrationCost:
         return self.fixed_s + self.token_s * tokens
 
 
+def cost_within(costs: Mapping[int, MigrationCost], size: int) -> MigrationCost | None:
+    """The cost between two groups within `size` engines: of the fewest engines that hold as many and were measured.
+
+    If no such number was measured, that of most engines; None if nothing was measured.
+    """
+    known = min((one for one in costs if one >= size), default=max(costs, default=None))
+    return None if known is None else costs[known]
+
+
 def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
-    """Costs by size of the enclosing group; a size that no engine has measured is missing.
+    """Costs by size of the group that pulls; a size that no engine has measured is missing.
 
     `rows`: `[engines in that group, seconds, tokens]`; of each size several token counts, by any of its engines.
     """

@@ -64,6 +64,13 @@ class Step:
             return cls(size, duration_s, tokens, 0, context_tokens, tokens * context_tokens)
         return cls(size, duration_s, 0, tokens, tokens * context_tokens)
 
+    def to_row(self) -> CalibrationRow:
+        """What `of_probe` made this of."""
+        if self.prefill_tokens:
+            return CalibrationRow(self.size, self.duration_s, self.prefill_tokens, True, self.context_tokens)
+        context = self.context_tokens // max(1, self.sequences)
+        return CalibrationRow(self.size, self.duration_s, self.sequences, False, context)
+
 
 @dataclass(frozen=True)
 class StepCost:

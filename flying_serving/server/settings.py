@@ -1,5 +1,6 @@
 """The controller's settings from vLLM's configuration and ours, and what operators are shown of it."""
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +31,7 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settin
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        capped=policy.name != "manual" and policy.pinned_size is None,
+        capped=policy.splits or (policy.name != "manual" and policy.pinned_size is None),
     )
     return Settings(
         engines=deployment.engines,
@@ -42,6 +43,7 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settin
         most_waiting=flying.max_waiting_requests,
         aging_s=flying.priority_aging_s,
         dry_run=flying.policy_dry_run,
+        tbt_slo_s=math.inf if flying.tbt_slo_ms is None else flying.tbt_slo_ms / 1e3,
     )
 
 
@@ -57,6 +59,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "requests": {"running": controller.running, "waiting": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
         "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},
+        "splits": asdict(controller.splits.counts),
         "last_decision": None if controller.last_decision is None else _decision(controller.last_decision),
         "would_do": [_decision(decision) for decision in controller.would_do],
     }

@@ -12,9 +12,17 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
+from flying_serving.controller.commands import (
+    Command,
+    Dispatch,
+    DispatchPrefix,
+    DropPart,
+    Order,
+    PullAhead,
+    Recall,
+    Reject,
+)
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.migrations import announcements
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull, RequestError
@@ -23,7 +31,8 @@ from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, refusal, retrieved
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.orders import LayoutOrders
-from flying_serving.server.streams import DEGREE_KEY, Streams, prompt_length
+from flying_serving.server.streams import Streams, prompt_length
+from flying_serving.server.xargs import DEGREE_KEY
 from flying_serving.vllm_adapter.history import why_not_migratable
 
 
@@ -70,7 +79,8 @@ class Shell:
             GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
         """
         spec = self.check({name: getattr(request, name) for name in request.__struct_fields__})
-        spec = replace(spec, can_migrate=why_not_migratable(request, self.model_config) is None)
+        can_migrate = why_not_migratable(request, self.model_config) is None
+        spec = replace(spec, can_migrate=can_migrate, prompt_splits=not request.mm_features)
         self.streams.open(request)
         commands = self.controller.arrived(request.request_id, spec, self.clock())
         admitted = None
@@ -103,6 +113,7 @@ class Shell:
     async def take(self, outputs: EngineCoreOutputs) -> None:
         """Take a batch of outputs of an engine: note tokens and ends, and drop what is stale."""
         now_s = self.clock()
+        prefixes = [(request_id, one) for one in outputs.outputs if (request_id := self.streams.prefix_ended(one))]
         outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
         for output in outputs.outputs:
             self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
@@ -111,6 +122,9 @@ class Shell:
         full = [output for output in ended if self.streams.is_full(output)]
         finished = [output.request_id for output in ended if not self.streams.is_full(output)]
         commands = self._finish(finished, now_s)
+        for request_id, output in prefixes:
+            failed = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
+            commands += self.controller.prefix_ended(request_id, now_s, failed=failed)
         for output in full:
             continuing = self.controller.group_full(output.request_id, now_s)
             if continuing is None:
@@ -134,32 +148,34 @@ class Shell:
         """Carry out commands in order. Returns an awaitable that is done when engines have been sent all of it.
 
         At once, because the commands are about the present: if an output or another decision came in between, a request
-        could be recalled from a group that it has left. A command that fails ends its request or its order, and the
-        others are carried out.
+        could be recalled from a group that it has left. A command that fails ends its request, its part of a split one
+        or its order, and the others are carried out.
 
-        `awaiting`: engines that wait for the announcement of migrations, or of none.
+        `awaiting`: engines that wait to hear which requests leave them, or that none does. All that leave an engine at
+        the same time are named in one message, before any of them is sent on.
 
         Raises:
             EngineDeadError: if engines are dead, when every command that needs none is carried out.
         """
-        for engine, counts in announcements(commands, self.calls.deployment.group_sizes, awaiting).items():
-            self.calls.tell(engine, "flying_announce_migrations", *counts)
         sent, left, failed = list[Awaitable[Any]](), deque(commands), set[str]()
+        retained: dict[int, list[tuple[str, int]]] = {engine: [] for engine in awaiting}
         dead: EngineDeadError | None = None
         while left:
             command = left.popleft()
-            if not isinstance(command, Order) and command.request_id in failed:
+            if not isinstance(command, Order | DropPart) and command.request_id in failed:
                 continue
+            if isinstance(command, Recall | DropPart) and (leaving := self._leaving(command)) is not None:
+                retained.setdefault(command.group[0], []).append(leaving)
+                continue
+            self._retain(retained)
             try:
                 sent += self._do(command)
             except EngineDeadError as error:
                 dead = error
             except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
-                if isinstance(command, Order):
-                    self.orders.failed(command.switch, error)
-                else:
-                    failed.add(command.request_id)
-                    left += self._fail(command.request_id, error)
+                left += self._failed(command, error)
+                failed |= set() if isinstance(command, Order | DispatchPrefix | PullAhead) else {command.request_id}
+        self._retain(retained)
         # shielded: one client's going away must not take back what is sent for others
         on_their_way = retrieved(asyncio.shield(retrieved(asyncio.gather(*sent))))
         if dead is not None:
@@ -172,11 +188,16 @@ class Shell:
             case Dispatch(_, group):
                 request = self.streams.to_engine(command)
                 return [] if request is None else [self._send(EngineCoreRequestType.ADD, request, group)]
+            case DispatchPrefix(_, group):
+                prefix = self.streams.prefix(command)
+                return [] if prefix is None else [self._send(EngineCoreRequestType.ADD, prefix, group)]
+            case PullAhead(_, group):
+                ahead = self.streams.ahead(command)
+                return [] if ahead is None else [self._send(EngineCoreRequestType.ADD, ahead, group)]
+            case DropPart(request_id, group, offer):
+                return [self._send(EngineCoreRequestType.ABORT, [self.streams.drop_part(request_id, offer)], group)]
             case Recall(request_id, group):
-                engine_id = self.streams.recall(request_id)
-                if not self.controller.migrates:
-                    return [self._send(EngineCoreRequestType.ABORT, [engine_id], group)]
-                self.calls.tell(group[0], "flying_retain", [engine_id])  # the engine keeps its KV for a while
+                return [self._send(EngineCoreRequestType.ABORT, [self.streams.recall(request_id)], group)]
             case Reject(request_id, waited_s):
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
                 self.streams.close(request_id, GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
@@ -184,12 +205,32 @@ class Shell:
                 self.orders.tell_engines(switch, weave_steps)
         return []
 
+    def _leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
+        """The id in its engine of what leaves it, and the number under which its KV stays; None if that does not."""
+        if isinstance(command, DropPart):
+            if not command.keeps:
+                return None
+            return self.streams.drop_part(command.request_id, command.offer), command.offer
+        return None if command.offer is None else (self.streams.recall(command.request_id), command.offer)
+
+    def _retain(self, retained: dict[int, list[tuple[str, int]]]) -> None:
+        """Tell leaders which requests leave them, and under which numbers they offer their KV from now on."""
+        for leader, leaving in retained.items():
+            self.calls.tell(leader, "flying_retain", leaving)
+        retained.clear()
+
     def _send(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
         return self.calls.channel.send(kind, content, group[0])
 
-    def _fail(self, request_id: str, error: Exception) -> list[Command]:
-        """End a request that cannot be sent to an engine with an error (HTTP 500)."""
+    def _failed(self, command: Command, error: Exception) -> list[Command]:
+        """End what cannot be sent to an engine: an order, a part, or a request, with an error (HTTP 500)."""
+        if isinstance(command, Order):
+            self.orders.failed(command.switch, error)
+            return []
+        request_id = command.request_id
         logger.error("request %r cannot be sent to an engine", request_id, exc_info=error)
+        if isinstance(command, DispatchPrefix | PullAhead):
+            return self.controller.part_failed(request_id)
         self.streams.close(request_id)
         self.calls.channel.end_requests([request_id], FinishReason.ERROR)
         return self.controller.finished([request_id], self.clock(), aborted=True)

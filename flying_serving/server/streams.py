@@ -6,19 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
-from flying_serving.controller.commands import Dispatch
-from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
+from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.controller.settings import Capacity
+from flying_serving.layout.groups import Group
+from flying_serving.server import xargs
 from flying_serving.server.calls import settle
-from flying_serving.server.encoding import shown
-from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY
-
-DEGREE_KEY = "tp_degree"
-DEADLINE_KEY = "queue_deadline_s"
+from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 
 
 @dataclass
@@ -51,6 +48,8 @@ class Streams:
         self._max_model_len = max_model_len
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
+        self._prefixes: dict[str, str] = {}
+        self._ahead: set[int] = set()
 
     def spec(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
         """What the controller has to know of a request with a prompt of that many tokens.
@@ -61,25 +60,25 @@ class Streams:
         if params is None:
             return RequestSpec(prompt, prompt, priority=priority)
         extra = params.extra_args or {}
-        for key in (LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY):
-            if key in extra:
-                raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
+        xargs.check_names(extra)
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
         left = self._left(prompt)
         most = left if params.max_tokens is None else min(params.max_tokens, left)
         tokens = prompt + 1 if most == left else prompt + most
-        return RequestSpec(prompt, tokens, most, self._degree(extra), priority, _deadline(extra))
+        return RequestSpec(
+            prompt,
+            tokens,
+            most,
+            xargs.degree(extra, self._capacity.degrees),
+            priority,
+            xargs.deadline_s(extra),
+            expected_tokens=xargs.tokens(extra, xargs.EXPECTED_KEY, 1, self._max_model_len),
+            split_at=xargs.tokens(extra, xargs.SPLIT_KEY, 0, prompt + most),
+        )
 
     def _left(self, prompt: int) -> int:
         """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a request."""
         return max(1, self._max_model_len - prompt)
-
-    def _degree(self, extra: dict[str, Any]) -> int | None:
-        degree = extra.get(DEGREE_KEY)
-        if DEGREE_KEY not in extra or (isinstance(degree, int) and not isinstance(degree, bool)):
-            return degree
-        field = f"vllm_xargs.{DEGREE_KEY}"
-        raise VLLMValidationError(f"{field}={shown(degree)}: must be one of {self._capacity.degrees}", parameter=field)
 
     def open(self, request: EngineCoreRequest) -> None:
         """Take a request."""
@@ -120,33 +119,69 @@ class Streams:
         stream = self._streams.get(dispatch.request_id)
         if stream is None:
             return None
-        request = stream.request
         self._ids.pop(stream.engine_id, None)
-        old_id = stream.engine_id
-        stream.engine_id = f"{request.request_id}+{stream.dispatches}" if stream.dispatches else request.request_id
-        stream.dispatches += 1
-        self._ids[stream.engine_id] = request.request_id
-        params = request.sampling_params
-        if params is None:
-            stream.admit()
-            return request
-        # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
-        params = params.clone()
-        left = self._left(prompt_length(request.prompt_token_ids, request.prompt_embeds))
-        most = left if params.max_tokens is None else min(params.max_tokens, left)
-        stream.capped = most > dispatch.limit_tokens
-        params.max_tokens = min(most, dispatch.limit_tokens)
-        params.min_tokens = min(params.min_tokens, params.max_tokens)  # else its engine could not decode it
-        extra = dict(params.extra_args or {})
-        if len(dispatch.group) > 1:
-            extra[LANE_KEY] = len(dispatch.group)
-        if stream.tokens:
-            extra[HISTORY_KEY] = list(stream.tokens)
-        if dispatch.migrated_from is not None:
-            extra[MIGRATED_FROM_KEY] = (dispatch.migrated_from[0], len(dispatch.migrated_from), old_id)
-        params.extra_args = extra or None
+        kv = dispatch.migrated_from
+        if kv is not None and kv.number in self._ahead:  # the group has pulled its KV under this id
+            self._ahead.discard(kv.number)
+            stream.engine_id = part_id(dispatch.request_id, kv.number)
+        else:
+            stream.engine_id = (
+                f"{dispatch.request_id}+{stream.dispatches}" if stream.dispatches else dispatch.request_id
+            )
+            stream.dispatches += 1
+        self._ids[stream.engine_id] = dispatch.request_id
         stream.admit()
-        return replace(request, request_id=stream.engine_id, sampling_params=params)
+        most = self._most_outputs(stream.request)
+        stream.capped = most > dispatch.limit_tokens
+        told: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
+        if kv is not None:
+            told[MIGRATED_FROM_KEY] = _source(kv)
+        if dispatch.offer is not None:
+            told[OFFER_KEY] = (dispatch.offer, dispatch.publishes)
+        return _sent(stream.request, stream.engine_id, dispatch.group, min(most, dispatch.limit_tokens), told)
+
+    def prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
+        """The first tokens of a request's prompt as a request of their own; None if the request is over by now."""
+        stream = self._streams.get(command.request_id)
+        if stream is None:
+            return None
+        engine_id = part_id(command.request_id, command.offer)
+        self._prefixes[engine_id] = command.request_id
+        token_ids = stream.request.prompt_token_ids
+        assert token_ids is not None
+        told = {OFFER_KEY: (command.offer, True)}
+        cut = replace(
+            stream.request,
+            prompt_token_ids=token_ids[: command.tokens],
+            sampling_params=SamplingParams(temperature=0.0, ignore_eos=True),
+        )
+        return _sent(cut, engine_id, command.group, 1, told)
+
+    def ahead(self, command: PullAhead) -> EngineCoreRequest | None:
+        """A request as a group gets it that only pulls its KV for now; None if it is over by now."""
+        stream = self._streams.get(command.request_id)
+        if stream is None:
+            return None
+        self._ahead.add(command.kv.number)
+        engine_id = part_id(command.request_id, command.kv.number)
+        told = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
+        return _sent(stream.request, engine_id, command.group, self._most_outputs(stream.request), told)
+
+    def drop_part(self, request_id: str, offer: int) -> str:
+        """Forget the part of a split request. Returns its id in its engine."""
+        engine_id = part_id(request_id, offer)
+        self._ahead.discard(offer)
+        self._prefixes.pop(engine_id, None)
+        return engine_id
+
+    def prefix_ended(self, output: EngineCoreOutput) -> str | None:
+        """The request of which an output ends a prefix, if it does."""
+        return self._prefixes.pop(output.request_id, None) if output.finish_reason is not None else None
+
+    def _most_outputs(self, request: EngineCoreRequest) -> int:
+        params = request.sampling_params
+        left = self._left(prompt_length(request.prompt_token_ids, request.prompt_embeds))
+        return left if params is None or params.max_tokens is None else min(params.max_tokens, left)
 
     def take(self, output: EngineCoreOutput) -> bool:
         """Note the tokens of an output and give it vLLM's id. False if it is stale, and must not be shown."""
@@ -168,11 +203,25 @@ def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
     return 0 if prompt is None else len(prompt)
 
 
-def _deadline(extra: dict[str, Any]) -> float | None:
-    deadline = extra.get(DEADLINE_KEY)
-    if deadline is None:
-        return None
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= 86_400:
-        field = f"vllm_xargs.{DEADLINE_KEY}"
-        raise VLLMValidationError(f"{field}={shown(deadline)}: must be a number above 0 up to 86400", parameter=field)
-    return float(deadline)
+def part_id(request_id: str, offer: int) -> str:
+    """The id in its engine of the part of a split request."""
+    return f"{request_id}~{offer}"
+
+
+def _source(kv: KVOffer) -> tuple[int, int, int]:
+    return kv.group[0], len(kv.group), kv.number
+
+
+def _sent(
+    request: EngineCoreRequest, engine_id: str, group: Group, max_tokens: int, told: dict[str, Any]
+) -> EngineCoreRequest:
+    """A request as a group's leader gets it: with another id, limit and what only engines are told."""
+    if request.sampling_params is None:
+        return replace(request, request_id=engine_id)
+    # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
+    params = request.sampling_params.clone()
+    params.max_tokens = max_tokens
+    params.min_tokens = min(params.min_tokens, max_tokens)  # else its engine could not decode it
+    lane = {LANE_KEY: len(group)} if len(group) > 1 else {}
+    params.extra_args = (params.extra_args or {}) | lane | told or None
+    return replace(request, request_id=engine_id, sampling_params=params)

@@ -3,6 +3,8 @@
 - `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, whose engines hold the weights once each; so a
   wide one has more room for KV than a group of ours, whose members each hold all of an engine's weights.
 - `round-robin`, `least-load`: `static-dp` with a router that counts requests only.
+- `split`: our server apart, with requests split over pairs of engines as `policy/split.py` plans them (DynaServe).
+- `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one decodes.
 - `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel for small batches
   and sequence parallel for large ones, chosen by each step's tokens; both have the same KV layout.
 - `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before it switches for load,
@@ -29,16 +31,19 @@ from flying_serving.sim.machine import DegreeTime, Machine, Modelled
 from flying_serving.sim.models import ACTIVATION_BYTES
 from flying_serving.sim.node import System
 from flying_serving.sim.requests import Chunk, SimStep
+from flying_serving.sim.splits import Splitting
 from flying_serving.sim.system import flying, static
 
 FLYING = ("auto", "load", "priority", "context")
+PAIRS = ("split", "pd-disagg")
 
 
 def names(machine: Machine) -> list[str]:
     """Every system that this machine can run."""
     degrees = [f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1]
     modelled = ["shift-parallel", "fork"] if isinstance(machine, Modelled) else []
-    return [*FLYING, "static-dp", "static-tp", *degrees, "round-robin", "least-load", *modelled]
+    pairs = machine.handoff(machine.smallest_engine) and machine.devices >= 2 * machine.smallest_engine
+    return [*FLYING, "static-dp", "static-tp", *degrees, *ROUTERS, *(PAIRS if pairs else ()), *modelled]
 
 
 def build(name: str, machine: Machine, devices: int, options: Options) -> System:
@@ -59,12 +64,24 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
         assert isinstance(machine, Modelled)
         time = shifting(machine, devices, widest)
         system = static(machine, widest, apart, options, resident=devices, time=time)
+    elif name in PAIRS:
+        system = paired(machine, devices, options, name)
     elif name.startswith("static-tp"):
         system = static(machine, int(name.removeprefix("static-tp") or widest), apart, options)
     else:
         system = static(machine, devices, apart, options)
         system = replace(system, placing=ROUTERS.get(name, Placing))
     return replace(system, name=name)
+
+
+def paired(machine: Machine, devices: int, options: Options, name: str) -> System:
+    """Engines of `devices` devices whose requests may be split over two of them; in ours, each has a lane."""
+    handoff = machine.handoff(devices)
+    if handoff is None or machine.devices % (2 * devices):
+        raise ConfigError(f"--policy={name!r}: needs pairs of engines between which KV can be pulled")
+    time = machine.step_time(devices, size=1) if name == "split" else None
+    system = static(machine, devices, POLICIES["static-dp"], options, time=time)
+    return replace(system, splitting=Splitting("planned" if name == "split" else "prompt", handoff))
 
 
 def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:

@@ -10,6 +10,7 @@ from typing import Any
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.settings import Limits
 from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane
+from flying_serving.engine.batches import Batches
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
@@ -17,6 +18,7 @@ from flying_serving.sim.decoding import DecodeBatch
 from flying_serving.sim.engines import Collective, SimEngine, SimOrder
 from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.requests import BlockPool, GroupBlocks, SimRequest, SimStep
+from flying_serving.wire import CalibrationRow, StepRow
 
 SHORTEST_S = 1e-6
 """Shortest wait: a shorter one may be lost in rounding, and time would not pass."""
@@ -35,6 +37,7 @@ class Options:
         slo_s: targets of TTFT and TPOT that the policy decides by.
         message_s: between the API server and an engine, one way.
         keep_times: whether the time of each token is kept.
+        tbt_slo_s: steps take as many prompt tokens as keep them within this time; infinite without a target.
     """
 
     max_num_seqs: int = 1024
@@ -45,6 +48,7 @@ class Options:
     max_pause_s: float = 1.0
     message_s: float = 0.0005
     keep_times: bool = True
+    tbt_slo_s: float = math.inf
 
     def __post_init__(self) -> None:
         """As in vLLM, every running request gets a token from each step."""
@@ -67,7 +71,7 @@ class ClusterShape:
         frontend_s: what the API server adds to a request's first token outside of steps, messages included.
         recomputes: a hard switch throws KV away, so that paused requests are computed again.
         switch_s: how long an engine does nothing when its group changes.
-        migrations: cost of KV migration by the size of the enclosing group; without, KV does not migrate.
+        migrations: cost of KV migration by the size of the group that pulls; without, KV does not migrate.
     """
 
     engines: int
@@ -140,9 +144,24 @@ class Cluster:
                 lane = SimLane(group, blocks, DecodeBatch(block_tokens, options.keep_times), limits)
                 self.lanes[group] = self.engines[group[0]].lanes[size] = lane
 
+    def limit_batches(self, measured: Sequence[CalibrationRow]) -> None:
+        """Let all lanes keep to the target for the time between two tokens, from steps that were measured at start."""
+        options = self.shape.options
+        for engine in self.engines:
+            least = min(self.shape.block_tokens.values())
+            batches = Batches(options.tbt_slo_s, options.max_num_batched_tokens, least, engine.active_lanes)
+            batches.calibrate(measured)
+            for lane in engine.lanes.values():
+                lane.batches = batches
+
     def add(self, group: Group, request: SimRequest) -> None:
         """A request reaches the leader of a group, with the KV of its `computed_tokens`."""
         self.lanes[group].add(request)
+        self._kick(self.engines[group[0]])
+
+    def go_on(self, group: Group, request: SimRequest) -> None:
+        """A group has pulled the KV of a request's first tokens, which another one has computed."""
+        self.lanes[group].go_on(request)
         self._kick(self.engines[group[0]])
 
     def remove(self, request: SimRequest) -> None:
@@ -257,6 +276,9 @@ class Cluster:
         step = lane.step
         assert step is not None
         took_s = self._step_time(lane.size, step)
+        if lane.batches is not None:
+            contents = (step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs)
+            lane.batches.stepped(StepRow(lane.size, took_s, *contents, disturbed=False))
         self._on_step(lane, took_s, step)
         more = lane.requests > 0 and engines[0].arbiter.announce(lane.size)
         self.clock.after(took_s, self._ran, lane, engines, took_s, more)

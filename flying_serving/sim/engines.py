@@ -56,6 +56,10 @@ class SimEngine:
     entered_s: float = 0.0
     wakes_at_s: float = -math.inf
 
+    def active_lanes(self) -> int:
+        """Lanes that it leads and that have requests."""
+        return sum(lane.requests > 0 for lane in self.lanes.values())
+
     def choose(self, now_s: float, starved: Collection[int]) -> ServeMessage | StepLane | Wait:
         """The arbiter's choice, without asking it where no older lane has work; `starved` lanes lack blocks."""
         if self.awaits_announcement:

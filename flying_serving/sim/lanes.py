@@ -10,9 +10,11 @@ from collections import deque
 from typing import NamedTuple
 
 from flying_serving.controller.settings import Limits
+from flying_serving.engine.batches import Batches
 from flying_serving.layout.groups import Group
 from flying_serving.sim.decoding import DecodeBatch
 from flying_serving.sim.requests import Chunk, GroupBlocks, SimRequest, SimStep
+from flying_serving.vllm_adapter.limits import Running
 
 
 class Finished(NamedTuple):
@@ -23,7 +25,10 @@ class Finished(NamedTuple):
 
 
 class SimLane:
-    """The requests of one group, whose engines have these KV blocks; `requests` is their number."""
+    """The requests of one group, whose engines have these KV blocks; `requests` is their number.
+
+    `batches`, if there are any, say how many prompt tokens a step takes (`--tbt-slo-ms`).
+    """
 
     def __init__(self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: Limits) -> None:
         self.group = group
@@ -32,6 +37,7 @@ class SimLane:
         self.requests = 0
         self.waiting: deque[SimRequest] = deque()
         self.step: SimStep | None = None
+        self.batches: Batches | None = None
         self._blocks = blocks
         self._limits = limits
         self._prefilling: dict[str, SimRequest] = {}
@@ -44,6 +50,17 @@ class SimLane:
             self.waiting.appendleft(request)
         else:
             self.waiting.append(request)
+        self.requests += 1
+
+    def go_on(self, request: SimRequest) -> None:
+        """Queue a request whose first tokens another group has computed, where it would be had it waited here for them.
+
+        vLLM keeps a request that waits for KV from elsewhere in its place.
+        """
+        request.group = self.group
+        request.target_tokens = request.context_tokens
+        place = sum(one.arrival_s < request.arrival_s for one in self.waiting)
+        self.waiting.insert(place, request)
         self.requests += 1
 
     def remove(self, request: SimRequest) -> None:
@@ -75,11 +92,11 @@ class SimLane:
         if new_blocks:
             self._blocks.take(new_blocks)
         step = SimStep([], len(self.decoding.requests), self.decoding.context_tokens, [])
-        budget = self._limits.max_num_batched_tokens - step.sequences
+        budget, chunk = self._prompt_tokens(step)
         for request in list(self._prefilling.values()):
             if budget == 0 or request.request_id not in self._prefilling:
                 break
-            count = min(budget, request.target_tokens - request.computed_tokens)
+            count = min(budget, chunk, request.target_tokens - request.computed_tokens)
             needed = self._blocks.holding(request.computed_tokens + count) - request.blocks
             while needed > self._blocks.free and request.request_id in self._prefilling:
                 self._preempt_last()
@@ -87,7 +104,7 @@ class SimLane:
             if request.request_id in self._prefilling:
                 budget -= self._schedule(step, request, count)
         if admits and self.waiting:
-            self._admit(step, budget)
+            self._admit(step, budget, chunk)
         if not step.prompts and not step.sequences:
             return None
         self.step = step
@@ -129,7 +146,20 @@ class SimLane:
         else:
             self.decoding.add(request)
 
-    def _admit(self, step: SimStep, budget: int) -> None:
+    def _prompt_tokens(self, step: SimStep) -> tuple[int, int]:
+        """Prompt tokens that a step may take, and those of one prompt; as `vllm_adapter.limits.limit_prompts`."""
+        budget = self._limits.max_num_batched_tokens - step.sequences
+        if self.batches is None:
+            return budget, budget
+        first = next(iter(self._prefilling.values()), None)
+        computed_tokens = first.computed_tokens if first is not None else 0
+        running = Running(step.sequences, step.decode_context_tokens, len(self._prefilling), computed_tokens)
+        tokens = self.batches.prompt_tokens(self.size, running)
+        if tokens is None:
+            return budget, budget
+        return min(budget, tokens), max(1, tokens // max(1, running.prefilling))
+
+    def _admit(self, step: SimStep, budget: int, chunk: int) -> None:
         """Waiting requests begin, in order, while the step has tokens and the lane has room for the whole prompt."""
         for _ in range(self._limits.max_num_seqs - len(self._prefilling) - len(self.decoding.requests)):
             request = self.waiting[0] if self.waiting and budget > 0 else None
@@ -137,7 +167,8 @@ class SimLane:
                 return
             self.waiting.popleft()
             self._prefilling[request.request_id] = request
-            budget -= self._schedule(step, request, min(budget, request.target_tokens - request.computed_tokens))
+            count = min(budget, chunk, request.target_tokens - request.computed_tokens)
+            budget -= self._schedule(step, request, count)
 
     def _schedule(self, step: SimStep, request: SimRequest, count: int) -> int:
         """Add a chunk of a prompt to a step, and take the blocks for it. Returns its tokens."""

@@ -126,6 +126,16 @@ class Modelled:
         fixed_s = GROUP_STEP_S + (1 + degree) * lines.large.latency_s.value
         return MigrationCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
+    def handoff(self, degree: int) -> MigrationCost | None:
+        """What a group of `degree` devices waits for when it pulls KV from another one: every device its own heads.
+
+        Modelled, not measured: one message of the API server, and a copy at the rate of a large all-reduce.
+        """
+        hardware = self.kind.hardware
+        line = hardware.all_reduce[RANKS[0]].large
+        bytes_per_s = hardware.spec.link_bandwidth.value * line.efficiency.value
+        return MigrationCost(LANE_STEP_S + line.latency_s.value, self.model.kv_bytes_per_token(degree) / bytes_per_s)
+
 
 class Measured(BaseModel):
     """A live server as `flying-serving fit` found it. Maps are by group size."""
@@ -140,7 +150,7 @@ class Measured(BaseModel):
     block_tokens: Mapping[int, int]
     step_cost: Mapping[int, StepCost]
     migration_cost: Mapping[int, MigrationCost] = {}
-    """By engines of the enclosing group; where it is missing, KV does not migrate."""
+    """By engines of the group that pulls; where it is missing, KV does not migrate."""
     frontend_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -191,6 +201,10 @@ class Measured(BaseModel):
     def migration(self, degree: int) -> MigrationCost | None:
         """As measured."""
         return self.migration_cost.get(degree // self.devices_per_engine)
+
+    def handoff(self, degree: int) -> MigrationCost | None:
+        """As a migration among twice as many devices was measured."""
+        return self.migration(2 * degree)
 
 
 Machine = Modelled | Measured

@@ -6,7 +6,8 @@ they run there.
 
 from collections.abc import Callable, Sequence
 
-from flying_serving.layout.groups import Group, enclosing_group
+from flying_serving.layout.groups import Group
+from flying_serving.predict.migrations import cost_within
 from flying_serving.sim.cluster import Cluster
 from flying_serving.sim.requests import SimRequest
 
@@ -35,7 +36,7 @@ class KVMigrations:
         self._batches[source, target].append(request)
 
     def _migrate(self, source: Group, target: Group) -> None:
-        """The engines of both groups pull the KV together, if there is any."""
+        """The engines of the target pull the KV, if there is any."""
         shape, now_s = self._cluster.shape, self._cluster.clock.now_s
         requests = [request for request in self._batches.pop((source, target)) if request.group is None]
         for request in requests:
@@ -45,9 +46,9 @@ class KVMigrations:
         if not tokens:
             self._deliver_all(target, requests)
             return
-        both = enclosing_group(source, target, shape.block_tokens)
-        assert both is not None
-        self._cluster.together(both, shape.migrations[len(both)].seconds(tokens), self._deliver_all, target, requests)
+        cost = cost_within(shape.migrations, len(target))
+        assert cost is not None
+        self._cluster.together(target, cost.seconds(tokens), self._deliver_all, target, requests)
 
     def _deliver_all(self, target: Group, requests: Sequence[SimRequest]) -> None:
         """A request with KV goes before those that wait, so the last one is delivered first."""

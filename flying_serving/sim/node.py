@@ -1,5 +1,6 @@
 """One node in the simulator: the production controller, and a shell around it that carries its commands to engines."""
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.split import Terms
 from flying_serving.predict.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
 from flying_serving.sim.engines import SimOrder
 from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.migrations import KVMigrations
 from flying_serving.sim.requests import SimRequest, SimStep
+from flying_serving.sim.splits import Splits, Splitting
 from flying_serving.wire import SwitchAnswer
 from flying_serving.workload.model import Request
 
@@ -66,6 +69,7 @@ class System:
         step_time: how long their steps take.
         calibration: steps that a live server would have measured at its start.
         placing: how its controller chooses groups.
+        splitting: how it splits requests over two groups, if it does.
     """
 
     name: str
@@ -74,6 +78,7 @@ class System:
     step_time: StepTime
     calibration: Sequence[Step]
     placing: type[Placing] = Placing
+    splitting: Splitting | None = None
 
 
 class SimNode:
@@ -91,7 +96,10 @@ class SimNode:
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, system.step_time, clock, self._on_tokens, self._on_step)
+        if shape.options.tbt_slo_s < math.inf:
+            self.cluster.limit_batches([step.to_row() for step in system.calibration])
         self._migrations = KVMigrations(self.cluster, self._deliver)
+        self.splits = None if system.splitting is None else self._splits(system.splitting)
         for number, engine in enumerate(self.cluster.engines):
             engine.arbiter.present = len(self.controller.layout.group_of(number))
         self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.layout)])
@@ -102,6 +110,16 @@ class SimNode:
         self._seen_steps = 0
         self._ticking = False
         self._rested_ticks = 0
+
+    def _splits(self, splitting: Splitting) -> Splits:
+        options, (size,) = self.shape.options, self.shape.block_tokens
+        block_tokens = self.shape.block_tokens[size]
+
+        def terms() -> Terms:
+            lane = self.controller.lanes()[size]
+            return Terms(lane, splitting.handoff, block_tokens, options.tbt_slo_s)
+
+        return Splits(self.cluster, splitting, terms, lambda: self.controller.demand.output_tokens)
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the API server is done with it."""
@@ -180,11 +198,12 @@ class SimNode:
     def _on_tokens(self, finished: Finished) -> None:
         for request in finished.first:
             self._report(request)
-        for request in finished.ended:
+        over = [run for run in finished.ended if self.splits is None or not self.splits.ended(run)]
+        for request in over:
             self._report(request)
             self._close(request.request_id)
-        if finished.ended:
-            ended = [request.request_id for request in finished.ended]
+        if over:
+            ended = [request.request_id for request in over]
             self._carry_out(self.controller.finished(ended, self.clock.now_s))
 
     def _close(self, request_id: str, refusal: str | None = None) -> None:
@@ -200,8 +219,10 @@ class SimNode:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
+                case Dispatch(request_id) if self.splits is not None:
+                    self.splits.send(self.open[request_id])
                 case Dispatch(request_id, group, migrated_from=source):
-                    self._migrations.send(self.open[request_id], source, group)
+                    self._migrations.send(self.open[request_id], source.group if source else None, group)
                 case Recall(request_id, _):
                     self.cluster.remove(self.open[request_id])
                 case Reject(request_id, waited_s):

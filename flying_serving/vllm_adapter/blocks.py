@@ -27,6 +27,7 @@ class SchedulerPool:
         self._pool = scheduler.kv_cache_manager.block_pool
         self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
+        self._cached: dict[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -45,9 +46,41 @@ class SchedulerPool:
         """vLLM's own release."""
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
+    def before_free(self, told: Callable[[Any], None]) -> None:
+        """Let `told` have each request whose blocks the scheduler is about to free, while it has them."""
+        free, manager = self.scheduler._free_request_blocks, self.scheduler.kv_cache_manager
+        look_up = manager.get_computed_blocks
+
+        def freed(request: Any) -> None:
+            told(request)
+            self._cached.pop(request.request_id, None)
+            free(request)
+
+        def looked_up(request: Any) -> Any:
+            found = look_up(request)
+            self._cached[request.request_id] = found[1]
+            return found
+
+        self.scheduler._free_request_blocks, manager.get_computed_blocks = freed, looked_up
+
+    def valid_tokens(self, request: Any) -> int:
+        """How many of a request's first tokens have KV, once `before_free` was called; its last token never has.
+
+        Not those that a step under way computes. Nor, as long as its own first step is under way, those that it found
+        in the prefix cache: vLLM has them there as soon as the step that computes them is scheduled.
+        """
+        valid = request.num_computed_tokens - request.num_in_flight_tokens
+        if request.num_in_flight_tokens and valid <= self._cached.get(request.request_id, 0):
+            return 0
+        return int(max(0, min(valid, request.num_tokens - 1)))
+
+    def blocks_of(self, request_id: str) -> list[int]:
+        """A request's blocks, in its order."""
+        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+
     def pin(self, request_id: str) -> list[int]:
         """Keep a request's blocks, in its order, whatever becomes of it, until `unpin`."""
-        blocks: list[int] = list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+        blocks = self.blocks_of(request_id)
         self._pool.touch([self._pool.blocks[b] for b in blocks])
         self._pinned.append(blocks)
         return blocks
@@ -80,11 +113,17 @@ class SchedulerPool:
         if made is None:
             return None
         self._ahead.add(request.request_id)
-        return start, list(manager.get_block_ids(request.request_id)[0])
+        return start, self.blocks_of(request.request_id)
 
-    def missing_for(self, request: Any) -> int:
-        """Blocks that are missing for all of a request's tokens."""
-        return max(0, -(-request.num_tokens // self.scheduler.block_size) - self.free_count())
+    def missing_for(self, tokens: int) -> int:
+        """Blocks that are missing for so many tokens and one more."""
+        return max(0, -(-(tokens + 1) // self.scheduler.block_size) - self.free_count())
+
+    def is_short(self) -> bool:
+        """Whether running requests, or if there are none those that wait, lack blocks."""
+        if self.scheduler.running:
+            return self.free_count() < len(self.scheduler.running) and self.missing_for_running() > 0
+        return bool(self.scheduler.waiting) and self.missing_for_next() > 0
 
     def arrived(self, request: Any, tokens: int) -> None:
         """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it now."""
@@ -95,6 +134,7 @@ class SchedulerPool:
     def release(self, request: Any) -> None:
         """Free the blocks that were set aside for a request: no KV arrives for it."""
         self._ahead.discard(request.request_id)
+        self._cached.pop(request.request_id, None)
         self.scheduler.kv_cache_manager.free(request)
 
     def requests_own(self) -> set[int]:

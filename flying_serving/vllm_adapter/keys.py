@@ -3,6 +3,12 @@
 LANE_KEY = "flying_lane"
 """Where the client notes the size of the group that a request goes to (in SamplingParams.extra_args)."""
 MIGRATED_FROM_KEY = "flying_migrated_from"
-"""Where the client notes which group has a request's KV, and by which id: first engine, size, id (in extra_args)."""
+"""Where it notes which group offers a request's KV: first engine, size, number of the offer (in extra_args)."""
+AHEAD_KEY = "flying_ahead"
+"""Where it notes that KV of a request is only pulled yet, and of how many tokens; then it is added again."""
+OFFER_KEY = "flying_offer"
+"""Where it notes the number under which a request's KV is offered at its end, and whether in every step before too."""
 HISTORY_KEY = "flying_history"
 """Where the client notes the tokens that a request got in another group (in SamplingParams.extra_args)."""
+OURS = (LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY, OFFER_KEY, AHEAD_KEY)
+"""All of them."""

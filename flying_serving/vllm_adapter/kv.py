@@ -6,18 +6,24 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import KVCacheConfig, create_kv_cache_views
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs, create_kv_cache_views
 
 from flying_serving.log import logger
 from flying_serving.vllm_adapter.assigned import assigned
 
 _buffer: ContextVar[torch.Tensor | None] = ContextVar("buffer", default=None)
+_allocate: ContextVar[Callable[[int], torch.Tensor] | None] = ContextVar("allocate", default=None)
 _pooled: ContextVar[int] = ContextVar("pooled", default=1)
 
 
 def shared_kv_buffer(buffer: torch.Tensor) -> AbstractContextManager[None]:
     """While the body runs, a runner that allocates its KV cache gets views of `buffer` (int8, bytes)."""
     return assigned(_buffer, buffer)
+
+
+def kv_memory_from(allocate: Callable[[int], torch.Tensor]) -> AbstractContextManager[None]:
+    """While the body runs, a runner allocates its KV memory through `allocate`: bytes -> int8 of that size, zeros."""
+    return assigned(_allocate, allocate)
 
 
 def allocate_or_share(
@@ -27,8 +33,13 @@ def allocate_or_share(
     layout: Any,
     kernel_block_sizes: list[int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Wraps `allocate_kv_cache`: the same views, over the shared buffer if there is one."""
-    buffer = _buffer.get()
+    """Wraps `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is one.
+
+    Layers in several groups, or whose KV differs in size, get vLLM's own memory: no other lane can use them.
+    """
+    groups, buffer, allocate = kv_cache_config.kv_cache_groups, _buffer.get(), _allocate.get()
+    if allocate is not None and len(groups) == 1 and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs):
+        buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
         result: dict[str, torch.Tensor] = original(kv_cache_config, device, layout, kernel_block_sizes)
         return result

@@ -23,6 +23,7 @@ SEAMS = (
     "vllm.v1.core.block_pool:BlockPool.get_new_blocks(self, num_blocks)",
     "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(self, request)",
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, kv_connector_stats, "
     "cudagraph_stats, perf_stats, ec_connector_stats)",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, intermediate_tensors)",

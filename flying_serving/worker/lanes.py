@@ -14,7 +14,9 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
-from flying_serving.memory.kv_view import KVView, heads_of
+from flying_serving.memory.arena import Address
+from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
+from flying_serving.memory.peers import PeerKV, announce_kv
 from flying_serving.vllm_adapter import loading
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.runner import Runner
@@ -48,7 +50,8 @@ class WorkerLanes:
         pack_weights: bool,
     ) -> None:
         self.lane1 = lane1
-        self.engine, self.device, self.devices = engine, device, deployment.devices
+        self.engine, self.engines = engine, deployment.engines
+        self.device, self.devices = device, deployment.devices
         self.communicators = communicators
         self.widest = deployment.widest
         config = lane1.config
@@ -62,6 +65,8 @@ class WorkerLanes:
         self._share_weights(pack_weights)
         self.blocks = 0
         self.kv_views: dict[int, KVView] = {}
+        self._run_dir = deployment.run_dir
+        self.peers = PeerKV(self._run_dir)
         self.calibration: list[CalibrationRow] = []
 
     def _share_weights(self, pack: bool) -> None:
@@ -100,6 +105,12 @@ class WorkerLanes:
             rank = self.device * size + self.engine % size
             heads = heads_of(rank, self.devices * size, self.kv_heads)
             self.kv_views[size] = KVView(parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size)
+
+    def announce_kv(self, address: Address | None) -> None:
+        """Let peers read the KV memory of all lanes: that of `address`, or the device's own."""
+        if self.kv_views:
+            memory = share_cuda(self.lane1.kv_bytes()) if address is None else address
+            announce_kv(self._run_dir, self.engine, self.device, memory, self.kv_views)
 
     @torch.inference_mode()
     def check(self) -> None:

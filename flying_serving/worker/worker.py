@@ -1,16 +1,21 @@
 """vLLM's worker with lanes: lane 1 is the worker as it is, each further lane another runner over the same bytes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import deployment_of
+from flying_serving.memory.arena import Arena
+from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import distributed, loading, table
+from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
@@ -22,6 +27,9 @@ class LaneWorker:
 
     pack_weights = False
     """Whether the weights are kept in packed units (CPU) or as loaded, with views (see memory/storage.py)."""
+    maps_kv = False
+    """Whether KV memory is memory that peers can map (CPU)."""
+    kv_arena: Arena | None = None
 
     def init_device(self) -> None:
         """Join the torch world of all engines in place of a world of this engine's own."""
@@ -67,9 +75,16 @@ class LaneWorker:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.refuse_not_causal()
-        super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
+        with kv_memory_from(self._allocate_kv) if self.maps_kv else nullcontext():
+            super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.bind_kv(kv_cache_config)
+            self.lanes.announce_kv(None if self.kv_arena is None else self.kv_arena.address)
+
+    def _allocate_kv(self, size_bytes: int) -> torch.Tensor:
+        """KV memory that peers can map."""
+        self.kv_arena = Arena(f"flying-kv-{self.engine}", size_bytes)
+        return bytes_of(self.kv_arena.bytes)
 
     def compile_or_warm_up_model(self) -> Any:
         """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then the others, and measure all."""
@@ -102,6 +117,7 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
     """vLLM's CPU worker with lanes."""
 
     pack_weights = True
+    maps_kv = True
 
 
 class FlyingGPUWorker(LaneWorker, Worker):

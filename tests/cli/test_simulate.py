@@ -37,6 +37,14 @@ def test_tables_and_files(tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).stat().st_size > 1000
 
 
+def test_requests_are_split_and_steps_keep_to_a_target() -> None:
+    """Gaps between tokens vary less with a target."""
+    asked = [*SMALL, "--policy", "split", "--json"]
+    found = [json.loads(run(*asked, *target))["split"] for target in ([], ["--tbt-slo-ms", "30"])]
+    assert [one["completed"] for one in found] == [30, 30]
+    assert found[1]["std_itl_ms"] < found[0]["std_itl_ms"]
+
+
 def test_it_weighs_as_a_live_server_does() -> None:
     """If nothing is said: otherwise it would answer for another server than the one that is started."""
     live, simulated = FlyingConfig(), Options()

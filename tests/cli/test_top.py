@@ -40,6 +40,15 @@ def test_everything_is_shown(shown: dict[str, Any]) -> None:
     assert "ordered by an operator" in text and "2.00 ms" in text and "under way" in text
 
 
+def test_a_split_request_is_one_bar_of_two_groups(shown: dict[str, Any]) -> None:
+    """As long as all of it; there is no line about splits before the first one."""
+    assert "shared" not in drawn(shown)
+    split = {"first": [0, 1], "second": [3], "at": 600, "rest": 200}
+    text = drawn(shown | {"splits": {"now": 1, "begun": 7, "undone": 0, "shown": [split]}})
+    assert "1 requests are shared by two groups, 7 so far" in text
+    assert f"engines 0, 1: 600 tokens {'━' * 24} engine 3: 200" in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 300])
 def test_no_line_is_wider_than_the_terminal(shown: dict[str, Any], width: int) -> None:
     assert max(map(len, drawn(shown, width).splitlines())) <= width

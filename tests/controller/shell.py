@@ -2,9 +2,18 @@
 
 from dataclasses import dataclass
 
-from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
+from flying_serving.controller.commands import (
+    Command,
+    Dispatch,
+    DispatchPrefix,
+    DropPart,
+    Order,
+    PullAhead,
+    Recall,
+    Reject,
+)
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout, aligned_group
@@ -31,7 +40,7 @@ def settings(
     sizes = [size for size in TOKENS if size <= engines]
     pinned = POLICIES[policy].pinned_size
     if pinned is not None:
-        sizes, capped = [pinned(sizes)], False
+        sizes, capped = [pinned(sizes)], POLICIES[policy].splits
     return Settings(
         engines,
         Capacity({size: TOKENS[size] for size in sizes}, 1),
@@ -43,12 +52,22 @@ def settings(
     )
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a group has of a split request beside the request itself: a prefix, or with `is_ahead` what it pulls."""
+
+    request_id: str
+    group: Group
+    tokens: int
+    is_ahead: bool
+
+
 @dataclass
 class Stream:
     """A request as the shell knows it: where it is, and what it has got, in all and from its present group.
 
-    `ahead`: tokens without KV that its group computes first. `kv_group`: while it waits, the group that may have its
-    KV, and has it if it got tokens there or `arrived_with_kv`.
+    `ahead`: tokens without KV that its group computes first. `kv`: while it waits, the offer of its KV. `offer`: the
+    number under which its group will offer that at its end there.
     """
 
     spec: RequestSpec
@@ -59,7 +78,8 @@ class Stream:
     tokens_here: int = 0
     limit: int = 0
     ahead: int = 0
-    kv_group: Group | None = None
+    kv: KVOffer | None = None
+    offer: int | None = None
     arrived_with_kv: bool = False
 
 
@@ -81,6 +101,8 @@ class Shell:
         self.dispatched: list[tuple[str, Group]] = []
         self.refused: list[str] = []
         self.switches: list[Switch] = []
+        self.offers: set[int] = set()
+        self.parts: dict[int, Part] = {}
 
     # ---- events
 
@@ -102,9 +124,12 @@ class Shell:
         if stream.tokens == stream.spec.max_output_tokens:
             self.finish(request_id)
         elif stream.tokens == stream.limit:
-            stream.group = stream.kv_group = None
+            stream.kv = KVOffer(stream.group, stream.offer) if stream.group and stream.offer is not None else None
+            stream.group = None
             commands = self.controller.group_full(request_id, self.now_s)
             if commands is None:
+                group = self.group_of(stream.limit + stream.spec.prompt_tokens)
+                assert group, "it was not as long as its group holds"
                 self.finish(request_id)
             else:
                 assert stream.spec.can_migrate
@@ -115,6 +140,14 @@ class Shell:
         for request_id in request_ids:
             self.open.pop(request_id, None)
         self.carry_out(self.controller.finished(request_ids, self.now_s, aborted=aborted))
+
+    def end_prefix(self, number: int, *, failed: bool = False) -> None:
+        """A prefix ends in its group, which may have failed it."""
+        part = self.parts[number]
+        if not failed:
+            del self.parts[number]
+        self.carry_out(self.controller.prefix_ended(part.request_id, self.now_s, failed=failed))
+        assert number not in self.parts
 
     def acknowledge(self) -> None:
         """All engines answer the order."""
@@ -138,6 +171,7 @@ class Shell:
         """An operator wants a layout."""
         _, commands = self.controller.order(layout, mode, None, self.now_s)
         self.carry_out(commands)
+        assert not self.parts, "an operator's order undoes every split"
 
     def tick(self, passed_s: float = 0.1) -> None:
         """Time passes."""
@@ -163,6 +197,10 @@ class Shell:
         """Those that some group has."""
         return [request_id for request_id, stream in self.open.items() if stream.group is not None]
 
+    def prefixes(self) -> list[int]:
+        """Numbers of the prefixes that groups have."""
+        return [number for number, part in self.parts.items() if not part.is_ahead]
+
     def waiting(self) -> list[str]:
         """Those that none has."""
         return [request_id for request_id, stream in self.open.items() if stream.group is None]
@@ -182,6 +220,14 @@ class Shell:
             match command:
                 case Dispatch():
                     self._dispatch(command)
+                case DispatchPrefix():
+                    self._dispatch_prefix(command)
+                case PullAhead():
+                    self._pull_ahead(command)
+                case DropPart(request_id, group, number):
+                    part = self.parts.pop(number)
+                    assert (part.request_id, part.group) == (request_id, group)
+                    assert command.keeps == (request_id in self.open and not part.is_ahead)
                 case Recall():
                     self._recall(command)
                 case Reject():
@@ -195,28 +241,66 @@ class Shell:
         spec, holds = stream.spec, self.controller.settings.capacity.tokens[len(group)]
         assert stream.group is None, "dispatched twice"
         assert group == aligned_group(group[0], len(group))
-        assert group in self.layout.groups or spec.degree == len(group)
+        goes_on_there = command.migrated_from is not None and command.migrated_from.group == group
+        assert group in self.layout.groups or spec.degree == len(group) or goes_on_there
         assert spec.degree in (None, len(group))
         assert spec.tokens <= holds
         assert command.output_tokens == stream.tokens
-        assert command.limit_tokens == holds - spec.prompt_tokens > stream.tokens, "no room for a further token"
+        most = holds - spec.prompt_tokens
+        assert stream.tokens < command.limit_tokens <= most, "no room for a further token"
+        assert command.publishes or command.limit_tokens == most
         assert not self.holds, "dispatched while a sequential switch waits"
-        may_migrate = stream.kv_group is not None and self._can_migrate(stream.kv_group, group)
-        must_migrate = may_migrate and (stream.tokens_here > 0 or stream.arrived_with_kv)
-        assert command.migrated_from in (None, stream.kv_group)
-        assert may_migrate or command.migrated_from is None
-        assert not must_migrate or command.migrated_from is not None
+        assert command.migrated_from == stream.kv
+        chosen = self.controller.settings
+        ends_here = spec.max_output_tokens > command.limit_tokens and len(group) < max(chosen.capacity.tokens)
+        goes_on = spec.can_migrate and spec.degree is None and not chosen.loses_groups
+        offers = ends_here and goes_on and bool(self.controller.migrates)
+        assert (command.offer is not None) == (offers or command.publishes)
+        if stream.kv is not None and (part := self.parts.get(stream.kv.number)) is not None and part.is_ahead:
+            assert part.group == group, "another group has pulled its KV"
+            del self.parts[stream.kv.number]
+        stream.offer = self._offered(command.offer)
         stream.arrived_with_kv = command.migrated_from is not None
         stream.ahead = max(1, stream.ahead) if stream.arrived_with_kv else spec.prompt_tokens + stream.tokens
         stream.group, stream.had_group = group, True
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.dispatched.append((command.request_id, group))
 
-    def _can_migrate(self, old: Group, new: Group) -> bool:
-        """Whether it was measured how long it takes in the smallest group that covers both."""
-        sizes = self.controller.settings.capacity.tokens
-        enclosing = [size for size in sizes if {*old, *new} <= set(aligned_group(old[0], size))]
-        return bool(enclosing) and min(enclosing) in self.controller.migrates
+    def _dispatch_prefix(self, command: DispatchPrefix) -> None:
+        stream, number = self.open[command.request_id], self._offered(command.offer)
+        assert number is not None and stream.group is None and stream.tokens == 0
+        assert 0 < command.tokens < stream.spec.prompt_tokens
+        self._split(stream, number, Part(command.request_id, command.group, command.tokens, is_ahead=False))
+        stream.kv, stream.ahead = KVOffer(command.group, number), stream.spec.prompt_tokens - command.tokens
+        stream.arrived_with_kv = True
+
+    def _pull_ahead(self, command: PullAhead) -> None:
+        stream, kv = self.open[command.request_id], command.kv
+        assert (stream.group, stream.offer) == (kv.group, kv.number)
+        assert stream.group != command.group
+        assert command.tokens == stream.spec.prompt_tokens + stream.limit - 1, "the last token has no KV"
+        self._split(stream, kv.number, Part(command.request_id, command.group, command.tokens, is_ahead=True))
+
+    def _split(self, stream: Stream, number: int, part: Part) -> None:
+        spec, chosen = stream.spec, self.controller.settings
+        assert spec.can_migrate and spec.degree is None and self.controller.migrates
+        assert spec.split_at == part.tokens or (spec.split_at is None and chosen.policy.splits and not chosen.dry_run)
+        assert spec.prompt_splits or part.is_ahead
+        assert not self.holds and self.ordered is None
+        assert part.group in self.layout.groups
+        assert part.request_id not in [one.request_id for one in self.parts.values()]
+        self.parts[number] = part
+
+    def group_of(self, tokens: int) -> list[int]:
+        """Sizes of the groups that hold just as many tokens."""
+        return [size for size, holds in self.controller.settings.capacity.tokens.items() if holds == tokens]
+
+    def _offered(self, number: int | None) -> int | None:
+        """A number under which KV will be offered: no other was."""
+        assert number not in self.offers
+        if number is not None:
+            self.offers.add(number)
+        return number
 
     def _recall(self, command: Recall) -> None:
         stream = self.open[command.request_id]
@@ -231,7 +315,10 @@ class Shell:
             or self.controller.switches.kept[-1].mode in ("soft", "migrate")
         )
         assert stream.spec.degree is None
-        stream.group, stream.kv_group = None, command.group
+        number = self._offered(command.offer)
+        has_kv = stream.tokens_here > 0 or stream.arrived_with_kv
+        assert not has_kv or (number is not None) == bool(self.controller.migrates)
+        stream.group, stream.kv = None, None if number is None else KVOffer(command.group, number)
 
     def _refuse(self, command: Reject) -> None:
         stream = self.open.pop(command.request_id)
@@ -247,6 +334,7 @@ class Shell:
             assert all(stream.group in (None, *switch.new.groups) for stream in self.open.values())
         if switch.mode == "soft":
             assert not switch.draining
+        assert all(part.group in switch.new.groups for part in self.parts.values())
         self.ordered, self.layout, self.holds = switch, switch.new, False
         self.switches.append(switch)
 
@@ -260,9 +348,26 @@ class Shell:
             if stream.group is not None:
                 state = controller.loads[stream.group].requests[request_id]
                 assert (state.output_tokens, state.prefill_tokens) == (stream.tokens, stream.ahead)
-        in_groups = {stream.group for stream in self.open.values() if stream.group is not None}
-        assert set(controller.loads.groups) == in_groups
+        self._check_books()
         assert controller.layout == self.layout
         assert self.streams_of_switches() <= set(self.open)
         waits = controller.changing and self.ordered is None
         self.holds = waits and controller.switches.kept[-1].mode == "sequential"
+
+    def _check_books(self) -> None:
+        """Each request is booked once, and the part of one that is split once more; sums are of these and no others."""
+        loads, booked = self.controller.loads, set[tuple[str, Group]]()
+        for group in loads.groups:
+            work = loads[group]
+            states = work.requests.values()
+            assert work.prefill_tokens == sum(state.prefill_tokens for state in states)
+            assert work.prompts == sum(state.prefill_tokens > 0 for state in states)
+            assert work.prompt_tokens == sum(state.spec.prompt_tokens for state in states)
+            assert work.output_tokens == sum(state.output_tokens for state in states)
+            assert abs(work.committed_tokens - sum(state.committed_tokens for state in states)) < 1e-6
+            booked |= {(request_id, group) for request_id in work.requests}
+        expected = {(name, stream.group) for name, stream in self.open.items() if stream.group is not None}
+        expected |= {(f"{part.request_id} (part)", part.group) for part in self.parts.values()}
+        assert booked == expected
+        assert len(self.controller.splits) == len(self.parts)
+        assert all(part.request_id in self.open for part in self.parts.values())

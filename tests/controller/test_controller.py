@@ -200,10 +200,11 @@ def test_kv_migrates_where_the_migration_was_measured() -> None:
     assert shell.open["a"].ahead == 1
 
 
-def test_kv_does_not_migrate_where_no_migration_was_measured() -> None:
-    """Between pairs four engines have to meet; back to the same engine there is nothing to move."""
+@pytest.mark.parametrize("measured", [(), (2,)])
+def test_kv_migrates_between_any_groups_once_a_migration_was_measured(measured: tuple[int, ...]) -> None:
+    """From an engine to a pair elsewhere too, though only those of a pair were measured."""
     shell = Shell(settings("manual", 4, capped=False))
-    shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
+    shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
     shell.order(Layout(((0, 1), (2,), (3,))))
     shell.acknowledge()
     shell.arrive("a", RequestSpec(10, 150, 140))
@@ -211,19 +212,21 @@ def test_kv_does_not_migrate_where_no_migration_was_measured() -> None:
     shell.order(Layout(((0,), (1,), (2, 3))), "migrate")
     shell.acknowledge()
     assert shell.dispatched == [("a", (2, 3))]
-    assert not shell.open["a"].arrived_with_kv
-    assert shell.open["a"].ahead == 15
+    assert shell.open["a"].arrived_with_kv == bool(measured)
+    assert shell.open["a"].ahead == (1 if measured else 15)
 
 
-def test_a_request_that_exceeds_its_groups_kv_is_prefilled_again() -> None:
-    """The group has ended it, and its KV is gone."""
+@pytest.mark.parametrize("measured", [(), (2, 4)])
+def test_a_request_that_exceeds_its_groups_kv_goes_on_with_it(measured: tuple[int, ...]) -> None:
+    """The group has ended it, and offers its KV if that can migrate; else it is prefilled again."""
     shell = Shell(settings("manual", 4))
-    shell.controller.migrates = dict.fromkeys((2, 4), MigrationCost(0.002, 1e-5))
+    shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
     shell.arrive("grows", OPEN_ENDED)
     shell.order(Layout(((0,), (1,), (2, 3))))
     shell.token("grows", 60)
     assert shell.dispatched == [("grows", (2, 3))]
-    assert (shell.open["grows"].arrived_with_kv, shell.open["grows"].ahead) == (False, 100)
+    expected = (True, 1) if measured else (False, 100)
+    assert (shell.open["grows"].arrived_with_kv, shell.open["grows"].ahead) == expected
 
 
 @pytest.mark.parametrize("aborted", [True, False])

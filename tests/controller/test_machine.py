@@ -20,11 +20,22 @@ WIDE_WINS, NARROW_WINS, MIXED = (0.5, 0.5), (1.5, 1.2), (0.6, 0.75)
 
 
 @st.composite
+def shareable(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
+    """Return what a client asks for whose request two groups may share; it may say where."""
+    prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
+    outputs = draw(st.integers(1, most_tokens - prompt))
+    at = draw(st.none() | st.integers(0, prompt + outputs) | st.just(prompt) | st.integers(1, prompt))
+    expected = draw(st.none() | st.integers(1, outputs))
+    return RequestSpec(prompt, prompt + outputs, outputs, expected_tokens=expected, split_at=at)
+
+
+@st.composite
 def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     """Return what a client asks for: open-ended, or some tokens, a few more than so many at times."""
     prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
     open_ended = draw(st.integers(0, 3)) == 0
     outputs = draw(st.integers(1, most_tokens - prompt))
+    split_at = st.integers(0, prompt + outputs) | st.integers(0, prompt) | st.just(prompt)
     return RequestSpec(
         prompt,
         prompt + 1 if open_ended else prompt + outputs,
@@ -33,17 +44,23 @@ def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
         draw(st.sampled_from([0, 0, 0, 1, -1])),
         draw(st.sampled_from([None, None, 0.2, 2.0])),
         draw(st.integers(0, 4)) > 0,
+        draw(st.none() | st.integers(1, 100)),
+        draw(st.none() | split_at),
+        draw(st.integers(0, 4)) > 0,
     )
 
 
 class Episode(RuleBasedStateMachine):
     """One server from its start to quiescence; the shell checks each command and each state.
 
-    `limited`: whether groups have limits under `manual` too, as in the simulator.
+    `limited`: whether groups have limits under `manual` too, as in the simulator. `wishes`: what clients ask for.
+    `migrates`: group sizes of which a migration was measured; None if any may be.
     """
 
     names = tuple(sorted(POLICIES))
     limited = False
+    wishes = staticmethod(wishes)
+    migrates: frozenset[int] | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +94,8 @@ class Episode(RuleBasedStateMachine):
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
-        self.shell.controller.migrates = dict.fromkeys(migration_sizes, MigrationCost(0.002, 1e-5))
+        measured = migration_sizes if self.migrates is None else self.migrates
+        self.shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.0005, 1e-6))
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"
@@ -87,7 +105,7 @@ class Episode(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject, passed_s: float) -> None:
         self.shell.now_s += passed_s
         self.count += 1
-        spec = data.draw(wishes(self.most_tokens))
+        spec = data.draw(self.wishes(self.most_tokens))
         holds = self.shell.controller.settings.capacity.tokens
         fits = [s for s, tokens in holds.items() if tokens >= spec.tokens and spec.degree in (None, s)]
         waiting = len(self.shell.waiting())
@@ -106,6 +124,17 @@ class Episode(RuleBasedStateMachine):
     def token(self, data: st.DataObject, count: int, passed_s: float) -> None:
         self.shell.now_s += passed_s
         self.shell.token(data.draw(st.sampled_from(self.shell.running())), count)
+
+    @precondition(lambda self: self.shell.prefixes())
+    @rule(data=st.data(), failed=st.booleans())
+    def end_prefix(self, data: st.DataObject, failed: bool) -> None:
+        self.shell.end_prefix(data.draw(st.sampled_from(self.shell.prefixes())), failed=failed)
+
+    @precondition(lambda self: self.shell.parts)
+    @rule(data=st.data())
+    def part_cannot_be_sent(self, data: st.DataObject) -> None:
+        part = self.shell.parts[data.draw(st.sampled_from(sorted(self.shell.parts)))]
+        self.shell.carry_out(self.shell.controller.part_failed(part.request_id))
 
     @precondition(lambda self: self.shell.open)
     @rule(data=st.data())
@@ -209,10 +238,30 @@ class Crowded(Episode):
         self.shell.acknowledge()
 
 
+class Shared(Episode):
+    """Two groups share many requests, which run to the split, are aborted, or lose a group or a part before."""
+
+    names = ("split", "manual", "auto")
+    wishes = staticmethod(shareable)
+    migrates: frozenset[int] | None = frozenset({2})
+
+    @precondition(lambda self: self.shell.parts)
+    @rule(data=st.data())
+    def to_the_split(self, data: st.DataObject) -> None:
+        """A request has as many tokens as its first group gives it, or its prefix has ended."""
+        number = data.draw(st.sampled_from(sorted(self.shell.parts)))
+        part = self.shell.parts[number]
+        if part.is_ahead:
+            self.shell.token(part.request_id, 1000)
+        else:
+            self.shell.end_prefix(number)
+
+
 TestEveryPolicy = Episode.TestCase
 TestAutomatic = Automatic.TestCase
 TestManual = Manual.TestCase
 TestCrowded = Crowded.TestCase
-TestEveryPolicy.settings = TestAutomatic.settings = TestManual.settings = TestCrowded.settings = hypothesis_settings(
-    max_examples=120, stateful_step_count=40
+TestShared = Shared.TestCase
+TestEveryPolicy.settings = TestAutomatic.settings = TestManual.settings = TestCrowded.settings = TestShared.settings = (
+    hypothesis_settings(max_examples=120, stateful_step_count=40)
 )

@@ -10,7 +10,7 @@ from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.placing import STEPS_AHEAD, Placing
-from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
@@ -175,9 +175,9 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.add(streams, (2,), 80.0)
     loads.token(streams, 1)
     loads.remove(streams)
-    streams.kv_group = (2,)
+    streams.kv = KVOffer((2,), 1)
     assert placing().place(streams, pairs, loads, LANES, 80) == (0, 1)
-    assert placing().place(streams, pairs, loads, lanes, 80) == (2, 3)
+    assert placing().place(streams, pairs, loads, lanes, 80) == (2, 3)  # as near as in the other, and narrower
     while placing(Limits(100, 64)).place(request(60), Layout.uniform(4, 4), loads, lanes, 1.0):
         loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
     whole = {4: replace(LANES[4], migration=MigrationCost(0.001, 1e-6))}
@@ -186,15 +186,15 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
 
 
 def test_where_kv_can_migrate() -> None:
-    """Where it was measured in the smallest group that covers both; from nowhere if there is none."""
-    cost = MigrationCost(0.001, 1e-6)
-    lanes = LANES | {2: replace(LANES[2], migration=cost)}
+    """Anywhere, at the cost of the group that pulls it; not without KV."""
+    costs = {size: MigrationCost(0.001 * size, 1e-6) for size in LANES}
+    lanes = {size: replace(lane, migration=costs[size]) for size, lane in LANES.items()}
     one, by = request(), placing()
     assert by.migration(one, (0, 1), lanes) is None
-    one.kv_group = (0,)
+    one.kv = KVOffer((0,), 1)
     migrations = {group: by.migration(one, group, lanes) for group in GROUPS}
-    assert {group for group, migration in migrations.items() if migration == cost} == {(1,), (0, 1)}
-    assert {migration for group, migration in migrations.items() if group not in ((1,), (0, 1))} == {None}
+    assert migrations == {group: costs[len(group)] for group in GROUPS}
+    assert by.migration(one, (1,), LANES) is None
 
 
 def test_a_group_with_urgent_requests_is_left_to_them() -> None:
@@ -289,10 +289,10 @@ def test_a_request_that_finds_no_room_is_not_overtaken() -> None:
     waiting = [request(), request(150, sizes=(2, 4)), request(), request(sizes=(2,), degree=2)]
     for order, (name, one) in enumerate(zip(("before", "long", "short", "degree"), waiting, strict=True)):
         controller.pool.add(replace(one, request_id=name, order=order))
-    found = {one.request_id: one.group for one in controller._offer(0.0) if isinstance(one, Dispatch)}
+    found = {one.request_id: one.group for one in controller._place_waiting(0.0) if isinstance(one, Dispatch)}
     assert found["before"] == (0, 1)
     assert "long" not in found
     assert found["short"] == (2,)
     assert found.get("degree") != (0, 1)
     controller.loads.remove(controller.loads[(0, 1)].requests["1"])
-    assert [(one.request_id, one.group) for one in controller._offer(0.0)][:1] == [("long", (0, 1))]
+    assert [(one.request_id, one.group) for one in controller._place_waiting(0.0)][:1] == [("long", (0, 1))]

@@ -157,7 +157,7 @@ def test_a_failed_switch_is_over() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_which_engines_await_an_announcement(mode: str) -> None:
+def test_which_engines_wait_to_hear_what_leaves_them(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
     switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
     assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])

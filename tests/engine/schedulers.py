@@ -10,6 +10,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import RequestStatus
 
 from flying_serving.engine.messages import Message
 
@@ -28,6 +29,9 @@ class Request:
     num_in_flight_tokens: int = 0
     num_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    status: RequestStatus = RequestStatus.RUNNING
+    """This one until it ends."""
+    sampling_params: Any = None
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
@@ -36,6 +40,10 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens beyond the prompt."""
         return self.num_tokens - self.num_prompt_tokens
+
+    def is_finished(self) -> bool:
+        """Return whether it has ended."""
+        return RequestStatus.is_finished(self.status)
 
     @property
     def computed(self) -> int:
@@ -95,9 +103,14 @@ class Manager:
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Do nothing: nothing is cached."""
 
+    def take_over(self, request: Request) -> None:
+        """Let a request have the blocks that were taken under its id: vLLM knows requests by their ids alone."""
+        earlier = self.ahead.pop(request.request_id, request)
+        request.blocks = earlier.blocks
+
     def free(self, request: Request) -> None:
         """Free the blocks of a request, if it has some."""
-        self.ahead.pop(request.request_id, None)
+        self.take_over(request)
         self.block_pool.free_blocks([self.block_pool.blocks[b] for b in reversed(request.blocks)])
         request.blocks = []
 
@@ -210,7 +223,7 @@ class FakeScheduler:
         self.preempted_now = True
         self.running.remove(request)
         self.waiting.insert(0, request)
-        self.kv_cache_manager.free(request)
+        self._free_request_blocks(request)
         request.num_computed_tokens = 0
 
     def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
@@ -225,12 +238,12 @@ class FakeScheduler:
                 request.num_tokens += 1
                 if request.num_tokens - request.num_prompt_tokens == request.max_tokens:
                     self.done.append(request_id)
-                    self.end(request_id)
+                    self.end(request_id, RequestStatus.FINISHED_LENGTH_CAPPED)
         return {0: ("outputs of", sorted(plan.num_scheduled_tokens))}
 
     def add_request(self, request: Request) -> None:
         """A request arrives; it has KV, and blocks with it, if it has computed tokens."""
-        self.kv_cache_manager.ahead.pop(request.request_id, None)
+        self.kv_cache_manager.take_over(request)
         self.requests[request.request_id] = request
         (self.kv_holding_waiting if request.num_computed_tokens else self.waiting).append(request)
 
@@ -243,16 +256,21 @@ class FakeScheduler:
     def finish_requests(self, request_ids: Iterable[str], status: Any) -> None:
         """What vLLM's does when requests are aborted."""
         for request_id in request_ids:
-            self.end(request_id)
+            self.end(request_id, status)
 
-    def end(self, request_id: str) -> None:
+    def end(self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_STOPPED) -> None:
         """A request is over, or aborted."""
-        request = self.requests.pop(request_id)
+        request = self.requests[request_id]
+        request.status = status
         for queue in (self.running, self.waiting, self.kv_holding_waiting):
             if request in queue:
                 queue.remove(request)
         if request_id in self.seen:
             self.finished.add(request_id)
+        self._free_request_blocks(request)
+        del self.requests[request_id]
+
+    def _free_request_blocks(self, request: Request) -> None:
         self.kv_cache_manager.free(request)
 
 

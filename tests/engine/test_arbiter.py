@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from flying_serving.engine.arbiter import HOLD_OLDER_S, HOLD_S, LaneArbiter, ServeMessage, StepLane, Wait
+from flying_serving.engine.arbiter import HOLD_OLDER_S, HOLD_S, RECALL_S, LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.layout.groups import Group, Layout
 from tests.engine.node import NEVER, TICK_S, Node
 
@@ -390,3 +390,22 @@ class Choices(RuleBasedStateMachine):
 
 TestChoices = Choices.TestCase
 TestChoices.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_pause_of_older_lanes_ends_by_itself(present: bool) -> None:
+    """If it is never said which requests leave: who waits wakes then, whatever else it waits for."""
+    arbiter = LaneArbiter(4, 1.0)
+    arbiter.switch(2, hard=False, weave_steps=4, now=10.0)
+    arbiter.pause_older(10.0)
+    if present:
+        arbiter.ran(2, 10.2, more=True, leads=False)
+    action = arbiter.choose(10.2, {1: True}, message=False)
+    assert isinstance(action, Wait)
+    assert action.timeout_s == pytest.approx(RECALL_S - 0.2)
+    assert arbiter.choose(10.0 + RECALL_S, {1: True}, message=False) == StepLane(1)
+    arbiter.pause_older(20.0)
+    arbiter.resume_older()
+    assert arbiter.choose(20.0, {1: True}, message=False) == StepLane(1)
+    arbiter.pause_older(30.0)
+    assert arbiter.choose(30.0, {1: False}, message=False) == Wait(None)

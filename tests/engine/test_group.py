@@ -62,7 +62,11 @@ class Pair:
         self.own = [FakeScheduler(blocks) for _ in GROUP]
         channel: Any = self.inboxes
         self.pools = [SchedulerPool(scheduler) for scheduler in self.own]
-        self.members = [Member(GROUP, engine, pool, channel) for engine, pool in enumerate(self.pools)]
+        self.shown: list[dict[int, int]] = [{} for _ in GROUP]
+        self.members = [
+            Member(GROUP, engine, pool, channel, self.shown[engine].__setitem__)
+            for engine, pool in enumerate(self.pools)
+        ]
         self.scheduler = FakeScheduler(group_blocks or blocks)
         self.leader = Leader(GROUP, SchedulerPool(self.scheduler), channel, lend_blocks)
 
@@ -108,7 +112,7 @@ class Pair:
 
 def lent(table: dict[int, int]) -> LentBlocks:
     """Return books by which these blocks are lent."""
-    books = LentBlocks(PlainPool(100))
+    books = LentBlocks(PlainPool(100), {}.__setitem__)
     books.table.update(table)
     return books
 
@@ -263,6 +267,7 @@ def test_a_round_ask_grant_commit() -> None:
     assert pair.leader.pool.free_count() == free
     pair.serve_all(0.0)
     assert [member.lent.lent_count for member in pair.members] == [free, free]
+    assert [{0: 0, **shown} for shown in pair.shown] == [member.lent.table for member in pair.members]
     assert [pool.free_count() for pool in pair.pools] == [12 - free, needs]
     pair.leader.check()
 
@@ -495,7 +500,7 @@ class Lives(RuleBasedStateMachine):
         self.pools = [SchedulerPool(scheduler) for scheduler in self.own]
         sizes = [size for size in (2, 4) if size <= self.engines]
         self.members = [
-            {size: Member(aligned_group(engine, size), engine, pool, channel) for size in sizes}
+            {size: Member(aligned_group(engine, size), engine, pool, channel, {}.__setitem__) for size in sizes}
             for engine, pool in enumerate(self.pools)
         ]
         groups = [group for size in sizes for group in Layout.uniform(self.engines, size).groups]

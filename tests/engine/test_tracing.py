@@ -9,6 +9,8 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from flying_serving.engine.tracing import EngineTrace
+from flying_serving.migration.messages import PullKV
+from flying_serving.migration.offers import KVSource
 from flying_serving.observe.tracing import file as trace_file
 from tests.engine.schedulers import FakeScheduler
 from tests.observe.tracing.reading import Event, of_row, read_trace, rows
@@ -100,3 +102,14 @@ def test_orders(path: Path) -> None:
     (event,) = written(path, trace, "order")
     assert (event["name"], event["ph"], event["ts"]) == ("to 2,3", "i", 5_000_000)
     assert event["args"] == {"group": [2, 3], "mode": "hard"}
+
+
+def test_a_pull_is_a_span_with_where_its_kv_came_from(path: Path) -> None:
+    """It lasts as long as the engine copies."""
+    trace = EngineTrace(str(path), 3, FakeScheduler(20))
+    message = PullKV((3,), "a", KVSource((0, 1), 7), [1], [2], range(16, 40))
+    with trace.pulling(message):
+        pass
+    (span,) = written(path, trace, "pull")
+    assert span["name"] == "pull from 0,1"
+    assert span["args"] == {"source": [0, 1], "first_token": 16, "tokens": 24}

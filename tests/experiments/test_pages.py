@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import fig10, table2
+from experiments import dynaserve, fig10, table2
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, RESULTS, kept
 from flying_serving.config import MODES
 
-PAGES = ("against_paper", "break_even", "fig10", "fig8", "fig9", "oracle", "table1", "table2")
+PAGES = ("against_paper", "break_even", "dynaserve", "fig10", "fig8", "fig9", "oracle", "table1", "table2")
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +56,14 @@ def test_capacities_and_a_switch_are_simulated_as_they_are_kept() -> None:
     then = kept("table2").seeds[0]
     assert table2.capacities(FIRST) == then["capacity"]
     assert table2.cutover_ms(FIRST) == pytest.approx(then["switch_ms"], rel=1e-6)
+
+
+def test_split_requests_are_simulated_as_they_are_kept() -> None:
+    """Times of the planner are measured: they are compared with its bar, one millisecond and six probes."""
+    kept_once = kept("dynaserve").seeds[0]
+    then = kept_once["batches"]
+    found = dynaserve._batches(kept_once["capacity"]["BurstGPT"]["split"]["rps"], FIRST.seed)
+    for name in ("with", "without", "probes", "split"):
+        assert found[name] == pytest.approx(then[name], rel=1e-6), name
+    assert then["plan_ms"]["99"] < 1.0
+    assert then["probes"] <= 6

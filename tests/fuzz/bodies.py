@@ -40,7 +40,7 @@ _tokens = st.lists(st.integers(0, 511), min_size=1, max_size=12)
 _ids = _tokens | st.lists(_whole, max_size=4)
 _extra = st.dictionaries(
     st.sampled_from(
-        ["tp_degree", "queue_deadline_s", "flying_lane", "flying_history", "flying_migrated_from", "session_id"]
+        ["tp_degree", "queue_deadline_s", "expected_tokens", "split_at", "flying_lane", "flying_offer", "session_id"]
     )
     | _text,
     st.sampled_from([1, 2, 3, 0.001, True]) | _junk,

@@ -29,7 +29,8 @@ class Engine:
     def __init__(self, pool: AnyPool, groups: list[Group]) -> None:
         self.pool = pool
         self.owned: list[int] = []
-        self.lent = {group: LentBlocks(pool) for group in groups}
+        self.shown: dict[Group, dict[int, int]] = {group: {NULL_BLOCK: NULL_BLOCK} for group in groups}
+        self.lent = {group: LentBlocks(pool, self.shown[group].__setitem__) for group in groups}
         self.inbox: deque[tuple[str, Group, Any]] = deque()
 
     def outside(self) -> set[int]:
@@ -203,6 +204,8 @@ class Lending(RuleBasedStateMachine):
             lent = [p for lent in member.lent.values() for v, p in lent.table.items() if v != NULL_BLOCK]
             assert sorted([*free, *member.owned, *offered, *lent]) == list(range(1, BLOCKS))
             assert outside == {*offered, *lent}
+            for group, books in member.lent.items():
+                assert books.table.items() <= member.shown[group].items()
             if isinstance(member.pool, VllmPool):
                 member.pool.check_owned(member.owned, outside)
 
@@ -244,7 +247,7 @@ def test_blocks_have_one_owner(engines: int, make: type[AnyPool]) -> None:
 def lent_blocks(offered: int) -> tuple[PlainPool, LentBlocks]:
     """Return a pool of ten blocks and what it offered."""
     pool = PlainPool(11)
-    lent = LentBlocks(pool)
+    lent = LentBlocks(pool, {}.__setitem__)
     assert lent.offer(offered, 0) == offered
     return pool, lent
 
@@ -340,7 +343,7 @@ def test_the_null_block_stands_for_itself() -> None:
 def test_an_engine_keeps_what_it_needs() -> None:
     """An offer leaves `keep_free`, and nothing is offered when fewer are free."""
     pool = PlainPool(11)
-    lent = LentBlocks(pool)
+    lent = LentBlocks(pool, {}.__setitem__)
     assert lent.offer(8, keep_free=4) == 6
     lent.commit([])
     assert pool.free_count() == 10

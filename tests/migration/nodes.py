@@ -1,161 +1,107 @@
-"""Four engines with real Migrations: schedulers, pools, messages and workers around them are made up."""
+"""Two engines with real Migrations over vLLM's own schedulers: messages and KV memory around them are made up."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.migration.messages import MigrateKV
+from vllm.v1.request import Request, RequestStatus
+
+from flying_serving.layout.groups import Group
 from flying_serving.migration.migrations import Migrations
-from flying_serving.migration.transfer import copy_kv, share_offers
+from flying_serving.migration.offers import KVSource, Offer, OfferTable
+from flying_serving.migration.target import Arrival
+from flying_serving.migration.transfer import pull_kv
+from tests.vllm_adapter.lanes import BLOCK, Lane
 
-TOKENS = {1: 4, 2: 8, 4: 16}
-"""Tokens in a block, by group size."""
-
-
-def request(name: str, tokens: int, computed: int = 0, in_flight: int = 0) -> Any:
-    """What is asked of a vLLM request."""
-    return SimpleNamespace(
-        request_id=name, num_tokens=tokens, num_computed_tokens=computed, num_in_flight_tokens=in_flight
-    )
-
-
-class Lane:
-    """A lane, its scheduler and pool, which do as they are told, and remember what they were asked.
-
-    `pinned` and `set_aside`: blocks of requests that leave or arrive. `missing`: blocks missing for the latter.
-    `cached`: how many of their tokens the prefix cache has. `short`: blocks that running requests lack.
-    """
-
-    def __init__(self, engine: int, size: int) -> None:
-        self.engine, self.size, self.block_tokens = engine, size, TOKENS[size]
-        self.pool: Any = self if engine % size == 0 else None
-        self.scheduler = self
-        self.requests: dict[str, Any] = {}
-        self.blocks: dict[str, list[int]] = {}
-        self.pinned: list[list[int]] = []
-        self.set_aside: dict[str, list[int]] = {}
-        self.arrivals: list[tuple[str, int]] = []
-        self.released: list[str] = []
-        self.asked: list[str] = []
-        self.missing = self.cached = self.short = 0
-        self._next = 50
-
-    def physical(self, blocks: list[int]) -> list[int]:
-        """Block 0 is 0, each other one so many hundreds higher; lane 1's are the engine's own."""
-        more = 1000 * self.size + 100 * self.engine
-        return blocks if self.size == 1 else [block and block + more for block in blocks]
-
-    def run(self, made: Any, blocks: list[int]) -> None:
-        """A request is here, and has blocks."""
-        self.requests[made.request_id], self.blocks[made.request_id] = made, blocks
-
-    def finish_requests(self, names: Iterable[str], status: Any) -> None:
-        """End requests."""
-        for name in names:
-            del self.requests[name], self.blocks[name]
-
-    def pin(self, name: str) -> list[int]:
-        """Keep blocks."""
-        self.pinned.append(list(self.blocks[name]))
-        return list(self.blocks[name])
-
-    def unpin(self, blocks: list[int]) -> None:
-        """Release them."""
-        self.pinned.remove(blocks)
-
-    def prepare(self, made: Any, tokens: int) -> tuple[int, list[int]] | None:
-        """Set blocks aside."""
-        self.asked.append(made.request_id)
-        if self.missing:
-            return None
-        count = -(-tokens // self.block_tokens)
-        self.set_aside[made.request_id] = list(range(self._next, self._next + count))
-        self._next += count
-        return self.cached, list(self.set_aside[made.request_id])
-
-    def missing_for(self, made: Any) -> int:
-        """How many are missing."""
-        return self.missing
-
-    def missing_for_running(self) -> int:
-        """How many running requests lack."""
-        return self.short
-
-    def arrived(self, made: Any, tokens: int) -> None:
-        """The KV is there."""
-        self.arrivals.append((made.request_id, tokens))
-        self.blocks[made.request_id] = self.set_aside.pop(made.request_id)
-        made.num_computed_tokens = tokens
-
-    def release(self, made: Any) -> None:
-        """No KV arrives."""
-        self.released.append(made.request_id)
-        self.set_aside.pop(made.request_id, None)
-
-
-class Engine:
-    """An engine with its Migrations; `copied` is what its workers were ordered to copy."""
-
-    def __init__(self, node: "Node", number: int) -> None:
-        self._node, self._number = node, number
-        self.lanes = {size: Lane(number, size) for size in TOKENS}
-        self.copied: list[tuple[Any, ...]] = []
-        self.admitted: list[tuple[str, int]] = []
-        self.lacked: list[tuple[int, int]] = []
-        self.migrations = Migrations(
-            number, self.lanes, node.send, self._call, self._admit, lambda *lack: self.lacked.append(lack)
-        )
-
-    def _call(self, function: Callable[..., Any], group: Group, *args: Any) -> Any:
-        if function is share_offers:
-            sender, numbers, count = args
-            assert (numbers is not None) == (sender == self._number)
-            if numbers is not None:
-                self._node.offered = numbers
-            assert len(self._node.offered) == count
-            return list(self._node.offered)
-        assert function is copy_kv
-        (_, old), (_, new), count = args
-        for runs in (old, new):
-            assert runs is None or sum(len(tokens) for _, tokens in runs) == count
-        self.copied.append((old, new))
-        return None
-
-    def _admit(self, made: Any, size: int) -> None:
-        self.admitted.append((made.request_id, size))
-        self.lanes[size].run(made, self.lanes[size].blocks.get(made.request_id, []))
+GROUPS: list[Group] = [(0,), (1,), (0, 1)]
 
 
 class Node:
-    """Four engines and the messages on their way."""
+    """Two engines, their lanes and that of both together, each over a KV memory of its own; messages on their way."""
 
-    def __init__(self) -> None:
-        self.messages: list[MigrateKV] = []
-        self.offered: list[int] = []
-        self.engines = [Engine(self, number) for number in range(4)]
+    def __init__(self, blocks: Mapping[Group, int], *, overlaps: bool) -> None:
+        self.now_s = 0.0
+        self.inboxes: list[deque[Any]] = [deque(), deque()]
+        self.ended: set[str] = set()
+        self.asked: list[tuple[int, ...]] = []
+        self.lanes = {group: Lane(overlaps=overlaps, blocks=blocks[group]) for group in GROUPS}
+        size_bytes = OfferTable.size_bytes(20, 40)
+        self.tables = [OfferTable(memoryview(bytearray(size_bytes)), 20, 40) for _ in range(2)]
+        self.migrations = [self._migrations(0, {1: (0,), 2: (0, 1)}), self._migrations(1, {1: (1,)})]
+        for group, lane in self.lanes.items():
+            lane.pool.before_free(lambda request, lane=lane, group=group: self._freed(lane, group, request))
 
-    def send(self, members: Sequence[int], message: MigrateKV) -> None:
-        """What the channel does."""
-        assert tuple(members) == message.group
-        self.messages.append(message)
+    def _migrations(self, engine: int, groups: dict[int, Group]) -> Migrations:
+        lanes: Any = {
+            size: SimpleNamespace(pool=self.lanes[groups[size]].pool if size in groups else None, physical=list)
+            for size in (1, 2)
+        }
 
-    def lane(self, group: Group) -> Lane:
-        """A group's, at its leader."""
-        return self.engines[group[0]].lanes[len(group)]
+        def pull(function: Any, source: Group, theirs: Mapping[int, Sequence[int]], *rest: Any) -> None:
+            assert function is pull_kv
+            target, mine, tokens = rest
+            self._copy(engine, (source, theirs), (target, mine), tokens)
+
+        def admit(request: Request, size: int) -> None:
+            self.lanes[groups[size]].scheduler.add_request(request)
+
+        return Migrations(
+            engine, lanes, self.tables[engine], self, self.send, pull, admit, lambda *lack: self.asked.append(lack)
+        )
+
+    # ---- what migrations see of other engines
+
+    def read(self, source: KVSource) -> Offer | None:
+        """An offer, at its group's leader."""
+        return self.tables[source.group[0]].read(source.number)
+
+    def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
+        """Each lane has its own memory here."""
+        return list(blocks)
+
+    def send(self, members: Sequence[int], message: Any) -> None:
+        """In order."""
+        for member in members:
+            self.inboxes[member].append(message)
+
+    def _copy(self, engine: int, source: tuple[Group, Any], target: tuple[Group, list[int]], tokens: range) -> None:
+        """A member of a group copies its share of the tokens."""
+        (old, theirs), (new, mine) = source, target
+        for place in tokens:
+            if place % len(new) == engine % len(new):
+                at, to = (BLOCK * blocks[place // BLOCK] + place % BLOCK for blocks in (theirs[old[0]], mine))
+                self.lanes[new].kv[to] = self.lanes[old].kv[at]
+
+    def _freed(self, lane: Lane, group: Group, request: Request) -> None:
+        if request.is_finished() and request.status != RequestStatus.FINISHED_ABORTED:
+            family = request.prompt_token_ids[0] // 100
+            # one that was preempted may end by a step that was under way then: it has no blocks
+            blocks = lane.pool.blocks_of(request.request_id)
+            assert lane.has(family, blocks, range(request.num_tokens - 1 if blocks else 0))
+            self.ended.add(request.request_id)
+
+    # ---- what engines do
 
     def at(self, group: Group) -> Migrations:
         """Those of a group's leader."""
-        return self.engines[group[0]].migrations
+        return self.migrations[group[0]]
 
-    def serve(self, now_s: float = 0.0) -> MigrateKV:
-        """The oldest message is handled on all its engines."""
-        message = self.messages.pop(0)
-        for number in sorted(message.group, key=lambda number: number != message.source[0]):
-            self.engines[number].migrations.serve(message, now_s)
-        return message
+    def step(self, group: Group) -> None:
+        """A lane's scheduler makes a step."""
+        self.lanes[group].step()
+        self.at(group).source.publish()
 
-    def expect(self, made: Any, source: Group, target: Group, old_id: str = "a", now_s: float = 0.0) -> None:
-        """The client sends a request."""
-        assert target == aligned_group(target[0], len(target))
-        self.at(target).expect(made, len(target), source, old_id, now_s)
+    def serve(self, engine: int) -> None:
+        """An engine's oldest message."""
+        if self.inboxes[engine]:
+            self.migrations[engine].handle(self.inboxes[engine].popleft())
+
+    def expect(self, request: Request, group: Group, source: KVSource, ahead_tokens: int | None = None) -> None:
+        """A request comes with its KV, or that comes ahead of it."""
+        self.at(group).target.expect(Arrival(request, len(group), source, self.now_s, ahead_tokens))
+
+    def abort(self, name: str, group: Group) -> None:
+        """The client ends a request."""
+        self.lanes[group].abort(name)
+        self.at(group).abort([name])

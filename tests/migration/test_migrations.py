@@ -1,376 +1,579 @@
-"""Migrations of four engines, everything around them made up: what is retained, what waits, what is copied when."""
+"""Migrations of two engines over vLLM's own schedulers: what is retained, pulled, admitted and let go, and when."""
+
+from collections.abc import Iterator
 
 import pytest
+from vllm.v1.request import Request
 
 from flying_serving.layout.groups import Group
-from flying_serving.migration.hold import HOLD_S
-from flying_serving.migration.messages import MigrateKV, MigratingRequest
+from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import RETRY_S
+from flying_serving.migration.offers import KVSource, Offer
 from flying_serving.migration.source import RETAIN_S
-from flying_serving.migration.target import PATIENCE_S
+from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
 from flying_serving.wire import MigrationCounts
-from tests.migration.nodes import Lane, Node, request
+from tests.migration.nodes import GROUPS, Node
+from tests.vllm_adapter.lanes import make
 
 NOTHING = MigrationCounts(0, 0, 0)
-
-PAIRS = [
-    ((0,), (0, 1), (0, 1)),
-    ((2, 3), (3,), (2, 3)),
-    ((1,), (0,), (0, 1)),
-    ((2, 3), (0, 1), (0, 1, 2, 3)),
-    ((0, 1, 2, 3), (2,), (0, 1, 2, 3)),
-    ((1,), (0, 1, 2, 3), (0, 1, 2, 3)),
-]
+CLOSED = Offer(0, is_final=True, blocks=[])
+A, B, BOTH = GROUPS
+PAIRS = [(old, new) for old in GROUPS for new in GROUPS if old != new]
 
 
-def physical(engine: int, group: Group, blocks: list[int]) -> list[int]:
-    """A group's blocks on one of its engines."""
-    return Lane(engine, len(group)).physical(blocks)
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM reads a machine's cores when it makes a configuration."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    yield
 
 
-@pytest.mark.parametrize(("source", "target", "group"), PAIRS)
+def node(blocks: dict[Group, int] | None = None) -> Node:
+    """Two engines, with room."""
+    return Node(dict.fromkeys(GROUPS, 20) | (blocks or {}), overlaps=False)
+
+
+def begin(at: Node, group: Group, name: str = "a", prompt: int = 10, steps: int = 4, family: int = 3) -> Request:
+    """A request that has made some steps: two of them for its prompt."""
+    made = make(name, family, prompt, 20)
+    at.lanes[group].scheduler.add_request(made)
+    for _ in range(steps):
+        at.step(group)
+    return made
+
+
+def again(before: Request, name: str, outputs: int = 6) -> Request:
+    """The same request as it goes on elsewhere."""
+    family = before.prompt_token_ids[0] // 100
+    return make(name, family, before.num_prompt_tokens, outputs, had=before.num_output_tokens)
+
+
+def settle(at: Node, *, limit_s: float | None = None) -> None:
+    """Let engines pull, and handle messages until there are none."""
+    for engine in range(2):
+        at.migrations[engine].advance(at.now_s, limit_s)
+    while any(at.inboxes):
+        for engine in range(2):
+            at.serve(engine)
+
+
+def all_free(at: Node) -> bool:
+    """Whether nothing holds a block any more."""
+    return all(lane.free() == lane.pool.total for lane in at.lanes.values())
+
+
+def run_out(at: Node) -> None:
+    """All requests end; their KV is checked then."""
+    for _ in range(40):
+        for group in GROUPS:
+            at.step(group)
+    assert all(lane.scheduler.requests == {} for lane in at.lanes.values())
+
+
+# ---- there and away
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS)
 @pytest.mark.parametrize("told_first", [True, False])
-def test_a_request_arrives_with_its_kv(source: Group, target: Group, group: Group, told_first: bool) -> None:
-    """Retained, then fetched; or fetched before its old group was told that it leaves."""
-    node = Node()
-    old, new = node.lane(source), node.lane(target)
-    blocks = list(range(9, 9 - -(-30 // old.block_tokens), -1))
-    old.run(request("a", 31, computed=30), blocks)
+def test_a_request_arrives_with_its_kv(old: Group, new: Group, told_first: bool) -> None:
+    """Retained, then fetched; or expected before its old group was told that it leaves."""
+    at = node()
+    before = begin(at, old)
+    assert before.num_tokens == 13
     if told_first:
-        node.at(source).retain(["a"], 0.0)
-        assert (old.requests, old.pinned) == ({}, [blocks])
-    node.expect(request("a+1", 31), source, target)
-    assert node.at(target)
-    node.at(target).begin(0.0)
-    blocks_aside = new.set_aside["a+1"]
-    assert node.messages == [MigrateKV(group, source, target, [MigratingRequest("a", 0, 30, blocks_aside)])]
-    assert node.at(target)
-    assert not new.requests
-    node.serve()
-    for number, engine in enumerate(node.engines):
-        mine = [(physical(number, source, blocks), range(30))] if number in source else None
-        theirs = [(physical(number, target, blocks_aside), range(30))] if number in target else None
-        assert engine.copied == ([(mine, theirs)] if number in group else [])
-        assert engine.admitted == ([("a+1", len(target))] if number == target[0] else [])
-        counts = MigrationCounts(1, 30, 0) if number == target[0] else NOTHING
-        assert (engine.migrations.counts(), bool(engine.migrations)) == (counts, False)
-    assert (old.requests, old.pinned, new.arrivals, new.released) == ({}, [], [("a+1", 30)], [])
-    node.at(source).retain(["a"], 0.0)
-    assert old.pinned == []
-    assert node.at(source).retry_in_s(0.0) is None
+        at.at(old).retain("a", 5)
+        assert at.lanes[old].scheduler.requests == {}
+    at.expect(again(before, "a+1"), new, KVSource(old, 5))
+    assert at.at(new)
+    if not told_first:
+        settle(at)
+        assert (at.lanes[new].scheduler.requests, at.at(new).counts()) == ({}, NOTHING)
+        at.at(old).retain("a", 5)
+    settle(at)
+    assert not at.at(new)
+    assert (at.at(new).counts(), at.at(old).source.retained) == (MigrationCounts(1, 12, 0), {})
+    assert at.lanes[old].free() == at.lanes[old].pool.total
+    assert at.lanes[new].scheduler.requests["a+1"].num_computed_tokens == 12
+    run_out(at)
+    assert ("a+1" in at.ended, all_free(at)) == (True, True)
 
 
-def ready(computed: int = 10, in_flight: int = 0) -> Node:
-    """Four engines; a request of engine 1 with three blocks is retained there, as far as it was computed."""
-    node = Node()
-    node.lane((1,)).run(request("a", 12, computed, in_flight), [7, 3, 5])
-    node.at((1,)).retain(["a"], 0.0)
-    return node
+@pytest.mark.parametrize("steps", [0, 1])
+def test_what_is_not_there_is_prefilled(steps: int) -> None:
+    """All of it, or what was not computed yet."""
+    at = node()
+    before = begin(at, A, steps=steps)
+    at.at(A).retain("a", 5)
+    at.expect(again(before, "a+1"), BOTH, KVSource(A, 5))
+    for _ in range(2):
+        settle(at)
+    assert at.at(BOTH).counts() == (MigrationCounts(1, 8, 0) if steps else MigrationCounts(0, 0, 1))
+    run_out(at)
+    assert all_free(at)
 
 
-@pytest.mark.parametrize(
-    ("computed", "in_flight", "cached", "copied"),
-    [
-        (10, 0, 0, range(10)),  # not all that it may have
-        (10, 3, 0, range(7)),  # what a step under way computes is not there yet
-        (12, 0, 0, range(11)),  # more than it may have: the last token has to be computed for the next
-        (12, 1, 8, range(8, 11)),  # the prefix cache has some
-        (10, 2, 8, None),  # or all that there is
-        (3, 3, 0, None),
-        (0, 0, 0, None),
-    ],
-)
-def test_what_is_there_and_not_cached_is_copied(
-    computed: int, in_flight: int, cached: int, copied: range | None
-) -> None:
-    """And if that is nothing, workers have nothing to do and the request is prefilled."""
-    node = ready(computed, in_flight)
-    source, target = node.engines[1], node.engines[0]
-    assert source.lanes[1].requests == {}
-    assert source.lanes[1].pinned == ([[7, 3, 5]] if computed > in_flight else [])
-    target.lanes[1].cached = cached
-    node.expect(request("a+1", 12), (1,), (0,))
-    target.migrations.begin(0.0)
-    assert node.serve().requests == [MigratingRequest("a", cached, 11, [50, 51, 52])]
-    if copied is None:
-        assert source.copied == target.copied == []
-        assert (target.lanes[1].arrivals, target.lanes[1].released) == ([], ["a+1"])
-        assert target.migrations.counts() == MigrationCounts(0, 0, 1)
-    else:
-        assert source.copied == [([([7, 3, 5], copied)], None)]
-        assert target.copied == [(None, [([50, 51, 52], copied)])]
-        assert (target.lanes[1].arrivals, target.lanes[1].released) == ([("a+1", copied.stop)], [])
-        assert target.migrations.counts() == MigrationCounts(1, len(copied), 0)
-    assert target.admitted == [("a+1", 1)]
-    assert source.lanes[1].pinned == []
+def test_a_request_that_is_unknown_is_prefilled_at_once() -> None:
+    """Its old group says that it has nothing."""
+    at = node()
+    at.at(A).retain("a", 5)
+    at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert list(at.lanes[B].scheduler.requests) == ["a+1"]
 
 
-def test_a_request_cached_at_the_target_is_not_prefilled_again() -> None:
-    """Nothing is exchanged, and it is counted neither as moved nor as prefilled."""
-    node = ready()
-    target = node.engines[0]
-    target.lanes[1].cached = 11
-    node.expect(request("a+1", 12), (1,), (0,))
-    target.migrations.begin(0.0)
-    node.serve()
-    assert (target.copied, target.admitted, target.migrations.counts()) == ([], [("a+1", 1)], NOTHING)
+def test_a_step_under_way_is_not_offered() -> None:
+    """Its tokens are computed again."""
+    at = node()
+    before = begin(at, A)
+    at.lanes[A].schedule()
+    at.at(A).retain("a", 5)
+    assert at.read(KVSource(A, 5)) == Offer(12, is_final=True, blocks=at.at(A).source.retained[5].blocks)
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    settle(at)
+    at.lanes[A].settle()
+    run_out(at)
+    assert all_free(at)
 
 
-def test_all_that_go_from_one_group_to_another_go_together() -> None:
-    """In one exchange, of those whose KV is there; another pair of groups has a message of its own."""
-    node = Node()
-    lane = node.lane((2, 3))
-    for name, computed, blocks in (("a", 15, [4, 2]), ("c", 9, [6, 1]), ("d", 4, [8])):
-        lane.run(request(name, 20, computed), blocks)
-    for name in ("a", "b", "c"):
-        node.expect(request(f"{name}+1", 16), (2, 3), (0, 1), name)
-    node.expect(request("d+1", 16), (2, 3), (0,), "d")
-    node.at((0, 1)).begin(0.0)
-    together, alone = node.messages
-    assert [one.request_id for one in together.requests] == ["a", "b", "c"]
-    assert [one.request_id for one in alone.requests] == ["d"]
-    node.serve()
-    ranges = [range(15), range(9)]
-    assert [blocks for (mine, _) in node.engines[3].copied for blocks, _ in mine] == [[2304, 2302], [2306, 2301]]
-    assert [tokens for (_, theirs) in node.engines[1].copied for _, tokens in theirs] == ranges
-    assert node.at((0, 1)).counts() == MigrationCounts(2, 24, 1)
-    assert list(lane.requests) == ["d"]
-    node.serve()
-    assert node.engines[0].admitted == [("a+1", 2), ("b+1", 2), ("c+1", 2), ("d+1", 1)]
-    assert (lane.requests, lane.pinned) == ({}, [])
+def test_what_the_prefix_cache_has_is_not_pulled() -> None:
+    """The rest is, into blocks that no other request uses."""
+    at = node()
+    other = begin(at, B, "other", prompt=9, steps=2)
+    shared = at.lanes[B].pool.blocks_of("other")[:2]
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(1, 4, 0)
+    assert at.lanes[B].pool.blocks_of("a+1")[:2] == shared
+    assert at.lanes[B].has(3, shared, range(8))
+    assert other.num_tokens == 10
+    run_out(at)
+
+
+@pytest.mark.parametrize("prompt", [1, 9])
+def test_who_needs_no_kv_pulls_none(prompt: int) -> None:
+    """One of a single token, or all in the prefix cache: it is neither moved nor prefilled again."""
+    at = node()
+    begin(at, B, "other", prompt=9, steps=2)
+    before = begin(at, A, prompt=prompt, steps=0)
+    at.at(A).retain("a", 5)
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    settle(at)
+    assert ("a+1" in at.lanes[B].scheduler.requests, at.at(B).counts().migrated) == (True, 0)
+    run_out(at)
+    assert all_free(at)
+
+
+def test_kv_that_nobody_waits_for_any_more_is_not_kept() -> None:
+    """Its owner was in a step for so long that the request runs elsewhere by now."""
+    at = node()
+    before = begin(at, A)
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    at.now_s += OPENING_S + 0.1
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    at.at(A).retain("a", 5)
+    assert (at.at(A).source.retained, at.lanes[A].free()) == ({}, at.lanes[A].pool.total)
+    assert at.read(KVSource(A, 5)) == CLOSED
+
+
+def test_who_gets_no_kv_does_not_wait_for_room() -> None:
+    """It is prefilled when there is some, like any other."""
+    at = node()
+    taken = at.lanes[B].pool.take(19)
+    at.at(A).retain("a", 5)
+    at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
+    settle(at)
+    assert (list(at.lanes[B].scheduler.requests), at.asked) == (["a+1"], [])
+    at.lanes[B].pool.give(taken)
+
+
+# ---- chunks
+
+
+@pytest.mark.parametrize("new", [B, BOTH])
+def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
+    """At least a block, then the next; a group's members each answer before it goes on."""
+    at = node()
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.at(new).target.token_s = {len(new): 1.0}
+    at.expect(again(before, "a+1"), new, KVSource(A, 5))
+    arrival = at.at(new).target.arrivals["a+1"]
+    pulled = []
+    for limit_s in (0.0, 5.0, 9.0):
+        at.at(new).advance(at.now_s, limit_s)
+        if new == BOTH:
+            assert [type(message) for message in at.inboxes[1]] == [PullKV]
+            at.at(new).advance(at.now_s, limit_s)
+            at.serve(1)
+            assert at.inboxes[0][1] == KVPulled(BOTH, 1, "a+1")
+            before_tokens = arrival.pulled_tokens
+            at.serve(0)
+            at.serve(0)
+            assert arrival.pulled_tokens == before_tokens
+            at.serve(0)
+        pulled.append(arrival.pulled_tokens)
+    assert pulled == [4, 9, 12]
+    assert at.at(new).counts() == MigrationCounts(1, 12, 0)
+    assert list(at.inboxes[0]) == [ReleaseKV(A, 5)]
+    settle(at)
+    run_out(at)
+    assert all_free(at)
+
+
+def test_what_is_used_again_while_it_is_copied_does_not_count() -> None:
+    """What came before it does; the rest is prefilled."""
+    at = node()
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.at(BOTH).target.token_s = {2: 1.0}
+    at.expect(again(before, "a+1"), BOTH, KVSource(A, 5))
+    settle(at, limit_s=5.0)
+    at.at(BOTH).advance(at.now_s, None)
+    at.serve(1)
+    at.at(A).source.release(5)
+    at.lanes[A].kv[:] = [-2] * len(at.lanes[A].kv)
+    settle(at)
+    settle(at)
+    assert at.at(BOTH).counts() == MigrationCounts(1, 5, 0)
+    run_out(at)
+    assert all_free(at)
+
+
+# ---- ahead
+
+
+def ahead(at: Node, early: bool = True) -> Request:
+    """A request that ends in one group after three outputs, and is pulled ahead by the other."""
+    made = make("a", 3, 10, 3)
+    at.at(A).source.offer("a", 1, 5, early=early)
+    at.lanes[A].scheduler.add_request(made)
+    at.expect(make("b", 3, 10, 20), B, KVSource(A, 5), 12)
+    return made
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_kv_is_pulled_while_it_is_computed(early: bool) -> None:
+    """Then the request comes under the same name, and has all that there is at once."""
+    at = node()
+    made = ahead(at, early)
+    pulled = []
+    for _ in range(4):
+        at.step(A)
+        settle(at)
+        pulled.append(at.at(B).target.arrivals["b"].pulled_tokens)
+    assert pulled == ([8, 10, 11, 12] if early else [0, 0, 0, 12])
+    assert "a" in at.ended
+    assert list(at.at(A).source.retained) == [5]
+    at.expect(again(made, "b"), B, KVSource(A, 5))
+    settle(at)
+    assert (at.at(B).counts(), at.at(A).source.retained) == (MigrationCounts(1, 12, 0), {})
+    run_out(at)
+    assert all_free(at)
+
+
+def test_an_aborted_pull_ahead_leaves_the_offer_of_who_still_runs() -> None:
+    """The request goes to a third group with it; but KV of one that has ended goes at once."""
+    at = node()
+    made = ahead(at)
+    at.step(A)
+    settle(at)
+    at.abort("b", B)
+    settle(at)
+    assert (at.at(B).target.arrivals, at.lanes[B].free()) == ({}, at.lanes[B].pool.total)
+    while "a" not in at.ended:
+        at.step(A)
+    at.expect(again(made, "c"), BOTH, KVSource(A, 5))
+    settle(at)
+    assert at.at(BOTH).counts() == MigrationCounts(1, 12, 0)
+    run_out(at)
+    at = node()
+    ahead(at)
+    while "a" not in at.ended:
+        at.step(A)
+    settle(at)
+    at.abort("b", B)
+    settle(at)
+    assert at.at(A).source.retained == {}
+    assert all_free(at)
+
+
+def test_who_waits_for_a_prefix_in_a_long_queue_goes_on_waiting() -> None:
+    """Its owner has it and says so, but has not come to it: only after STALLED_S is it prefilled."""
+    at = node()
+    at.at(A).source.offer("prefix", 1, 5, early=True)
+    at.expect(make("a", 3, 10, 3), B, KVSource(A, 5))
+    at.now_s += OPENING_S + 0.1
+    settle(at)
+    assert at.at(B)
+    assert at.lanes[B].free() == at.lanes[B].pool.total
+    at.now_s += STALLED_S
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert "a" in at.lanes[B].scheduler.requests
+
+
+def test_a_pull_ahead_that_was_given_up_is_made_at_once_later() -> None:
+    """When nothing more came for long; the blocks are free meanwhile."""
+    at = node()
+    made = ahead(at)
+    at.step(A)
+    settle(at)
+    at.now_s += STALLED_S
+    settle(at)
+    assert at.at(B)
+    at.now_s += 0.1
+    settle(at)
+    assert (at.at(B).target.arrivals, at.lanes[B].free()) == ({}, at.lanes[B].pool.total)
+    while "a" not in at.ended:
+        at.step(A)
+    at.expect(again(made, "b"), B, KVSource(A, 5))
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(1, 12, 0)
+    run_out(at)
+
+
+def test_what_was_pulled_of_a_preempted_request_stays() -> None:
+    """It is offered no more, and when the request comes the rest is prefilled."""
+    at = node()
+    made = ahead(at)
+    at.step(A)
+    settle(at)
+    assert at.lanes[A].scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert at.read(KVSource(A, 5)) == CLOSED
+    while "a" not in at.ended:
+        at.step(A)
+        settle(at)
+    assert at.at(A).source.retained == {}
+    at.expect(again(made, "b"), B, KVSource(A, 5))
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(1, 8, 0)
+    run_out(at)
+    assert all_free(at)
 
 
 # ---- who waits
 
 
 def test_where_there_is_no_room_requests_wait() -> None:
-    """The engine is told what it lacks, and tries again; who comes later waits behind, but not in another lane."""
-    node = Node()
-    for name in ("a", "b", "c"):
-        node.lane((2,)).run(request(name, 12, 8), [7, 3])
-    at, lane = node.at((0,)), node.lane((0,))
-    lane.missing = 2
-    node.expect(request("a+1", 12), (2,), (0,), "a", 5.0)
-    node.expect(request("b+1", 12), (2,), (0,), "b", 5.0)
-    at.begin(5.0)
-    assert (node.messages, node.engines[0].lacked, lane.asked) == ([], [(1, 2)], ["a+1"])
-    assert at.retry_in_s(5.0) == RETRY_S
-    assert at
-    node.expect(request("c+1", 12), (2,), (0, 1), "c", 5.0)
-    at.begin(5.0)
-    assert [[one.request_id for one in message.requests] for message in node.messages] == [["c"]]
-    lane.missing = 0
-    at.begin(5.0 + 10 * PATIENCE_S)
-    assert [[one.request_id for one in message.requests] for message in node.messages] == [["c"], ["a", "b"]]
-    assert at.retry_in_s(5.0) is None
-    assert at
-    node.serve()
-    node.serve()
-    assert node.engines[0].admitted == [("c+1", 2), ("a+1", 1), ("b+1", 1)]
-    assert at.counts() == MigrationCounts(3, 24, 0)
+    """The engine is asked for blocks, and tries again; those who come later wait behind, in that lane."""
+    at = node({B: 8})
+    taken = at.lanes[B].pool.take(6)
+    for number, name in enumerate("ab", 5):
+        before = begin(at, A, name, family=number)
+        at.at(A).retain(name, number)
+        at.expect(again(before, f"{name}+1"), B, KVSource(A, number))
+    before = begin(at, A, "c")
+    at.at(A).retain("c", 7)
+    at.expect(again(before, "c+1"), BOTH, KVSource(A, 7))
+    settle(at)
+    assert at.asked == [(1, 3)]
+    assert at.at(B).retry_in_s(at.now_s) == RETRY_S
+    assert list(at.lanes[BOTH].scheduler.requests) == ["c+1"]
+    at.lanes[B].pool.give(taken)
+    at.now_s += PATIENCE_S / 2
+    settle(at)
+    assert list(at.lanes[B].scheduler.requests) == ["a+1"]
+    for _ in range(8):
+        at.step(B)
+    settle(at)
+    assert at.at(B).counts() == MigrationCounts(2, 24, 0)
 
 
 def test_who_has_waited_long_is_prefilled_again() -> None:
-    """Its old group is told, so that it lets the KV go; who came later waits on."""
-    node = ready()
-    at, lane = node.at((0,)), node.lane((0,))
-    lane.missing = 4
-    node.expect(request("a+1", 12), (1,), (0,), "a", 0.0)
-    node.expect(request("b+1", 12), (1,), (0,), "b", PATIENCE_S)
-    at.begin(PATIENCE_S)
-    assert node.messages == []
-    at.begin(PATIENCE_S + 0.01)
-    assert [message.requests for message in node.messages] == [[MigratingRequest("a", 0, 0, [])]]
-    assert node.engines[0].lacked == [(1, 4), (1, 4)]
-    assert node.engines[1].lanes[1].pinned == [[7, 3, 5]]
-    node.serve()
-    assert node.engines[1].lanes[1].pinned == []
-    assert node.engines[0].copied == []
-    assert (node.engines[0].admitted, lane.arrivals) == ([("a+1", 1)], [])
-    assert at.counts() == MigrationCounts(0, 0, 1)
-    assert at.retry_in_s(2.0) == RETRY_S
+    """Its old group is told; who came later waits on; who is pulled ahead holds up nobody."""
+    at = node()
+    taken = at.lanes[B].pool.take(19)
+    at.at(A).source.offer("other", 1, 4, early=True)
+    begin(at, A, "other", family=4)
+    at.expect(make("ahead", 4, 10, 20), B, KVSource(A, 4), 30)
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    settle(at)
+    assert at.asked == [(1, 8), (1, 4)]
+    at.now_s += PATIENCE_S
+    later = begin(at, A, "b", family=5)
+    at.at(A).retain("b", 6)
+    at.expect(again(later, "b+1"), B, KVSource(A, 6))
+    settle(at)
+    assert (list(at.at(B).target.arrivals), at.at(B).counts()) == (["ahead", "a+1", "b+1"], NOTHING)
+    at.now_s += 0.01
+    settle(at)
+    assert list(at.at(B).target.arrivals) == ["ahead", "b+1"]
+    assert (at.at(B).counts(), list(at.at(A).source.retained)) == (MigrationCounts(0, 0, 1), [6])
+    at.lanes[B].pool.give(taken)
 
 
-def test_a_request_that_ends_while_it_waits_is_forgotten() -> None:
-    """And nobody is asked for its KV, which goes in time."""
-    node = ready()
-    at, lane = node.at((0,)), node.lane((0,))
-    lane.missing = 1
-    node.expect(request("a+1", 12), (1,), (0,))
-    at.begin(0.0)
-    lane.missing = 0
-    at.target.abort(["other"])
-    assert at
-    at.target.abort(["a+1"])
-    at.begin(0.1)
-    assert not at
-    assert (node.messages, lane.set_aside, node.engines[0].admitted) == ([], {}, [])
-    node.at((1,)).begin(RETAIN_S + 0.1)
-    assert node.lane((1,)).pinned == []
+def test_an_offer_that_is_never_made_is_not_awaited_for_ever() -> None:
+    """A request then runs without; one that is pulled ahead gives its blocks back."""
+    at = node()
+    at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
+    at.expect(make("ahead", 4, 9, 20), B, KVSource(A, 6), 12)
+    at.now_s += OPENING_S
+    settle(at)
+    assert len(at.at(B).target.arrivals) == 2
+    at.now_s += 0.1
+    settle(at)
+    assert (at.at(B).target.arrivals, at.at(B).counts()) == ({}, MigrationCounts(0, 0, 1))
+    run_out(at)
+    assert all_free(at)
 
 
-@pytest.mark.parametrize("computed", [10, 0])
-def test_a_request_that_ends_on_its_way_is_released(computed: int) -> None:
-    """By both groups, when its message is served; it is neither run nor counted."""
-    node = ready(computed)
-    at, lane = node.at((0,)), node.lane((0,))
-    node.expect(request("a+1", 12), (1,), (0,))
-    at.begin(0.0)
-    at.target.abort(["a+1"])
-    assert at
-    node.serve()
-    assert not at
-    assert (lane.released, lane.arrivals, node.engines[0].admitted) == (["a+1"], [], [])
-    assert at.counts() == NOTHING
-    assert node.lane((1,)).pinned == []
+# ---- who ends or leaves on the way
 
 
-def test_a_request_of_one_token_has_nothing_to_bring() -> None:
-    """The only token that it has is computed for the next."""
-    node = Node()
-    node.expect(request("a+1", 1), (1,), (0,))
-    node.at((0,)).begin(0.0)
-    assert node.serve().requests == [MigratingRequest("a", 0, 0, [])]
-    assert node.engines[0].admitted == [("a+1", 1)]
+@pytest.mark.parametrize("new", [B, BOTH])
+@pytest.mark.parametrize("when", ["before", "prepared", "pulling", "after"])
+def test_a_request_that_ends_is_forgotten(new: Group, when: str) -> None:
+    """Whenever its client goes; members that still write finish first, and both groups let go."""
+    at = node()
+    before = begin(at, A)
+    if when != "prepared":
+        at.at(A).retain("a", 5)
+    at.expect(again(before, "a+1"), new, KVSource(A, 5))
+    if when != "before":
+        at.at(new).advance(at.now_s, None)
+    if when == "after":
+        settle(at)
+    at.abort("other", new)
+    at.abort("a+1", new)
+    if when == "pulling" and new == BOTH:
+        assert at.lanes[new].free() < at.lanes[new].pool.total
+    settle(at)
+    assert not at.at(new)
+    assert at.lanes[new].free() == at.lanes[new].pool.total
+    if when == "prepared":
+        at.at(A).retain("a", 5)
+    assert (at.at(A).source.retained, at.lanes[new].scheduler.requests) == ({}, {})
+    assert all_free(at)
 
 
-# ---- who is retained
+@pytest.mark.parametrize("pulled", [0, 5, 12])
+def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(pulled: int) -> None:
+    """As much of it as had come; the third group gets it."""
+    at = node()
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.at(B).target.token_s = {1: 1.0}
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    if pulled:
+        at.at(B).advance(at.now_s, float(pulled))
+    at.at(B).source.offer("a+1", 1, 6, early=True)
+    at.at(B).retain("a+1", 7)
+    assert at.at(B).source.running == {}
+    at.expect(again(before, "a+2"), BOTH, KVSource(B, 7))
+    settle(at)
+    settle(at)
+    assert at.at(BOTH).counts() == (MigrationCounts(1, pulled, 0) if pulled else MigrationCounts(0, 0, 1))
+    assert (at.at(A).source.retained, at.at(B).source.retained) == ({}, {})
+    run_out(at)
+    assert all_free(at)
+
+
+def test_a_request_that_leaves_while_members_write_is_kept_after_that() -> None:
+    """With what they have written."""
+    at = node()
+    before = begin(at, B)
+    at.at(B).retain("a", 5)
+    at.expect(again(before, "a+1"), BOTH, KVSource(B, 5))
+    at.at(BOTH).advance(at.now_s, None)
+    at.at(BOTH).retain("a+1", 6)
+    assert at.read(KVSource(BOTH, 6)) is None
+    settle(at)
+    found = at.read(KVSource(BOTH, 6))
+    assert found is not None
+    assert (found.tokens, found.is_final) == (12, True)
+    at.expect(again(before, "a+2"), A, KVSource(BOTH, 6))
+    settle(at)
+    assert at.at(A).counts() == MigrationCounts(1, 12, 0)
+    run_out(at)
+    assert all_free(at)
+
+
+# ---- what is retained
 
 
 def test_kv_that_is_not_fetched_is_released() -> None:
-    """In time; the engine knows when to look."""
-    node = Node()
-    lane, at = node.lane((2, 3)), node.at((2, 3))
-    for name, block in (("a", 4), ("b", 6)):
-        lane.run(request(name, 9, 8), [block])
-    assert at.retry_in_s(0.0) is None
-    at.retain(["a"], 10.0)
-    at.retain(["b", "unknown"], 12.0)
-    assert at.retry_in_s(13.0) == RETAIN_S - 3.0
-    at.begin(10.0 + RETAIN_S)
-    assert lane.pinned == [[4], [6]]
-    at.begin(10.01 + RETAIN_S)
-    assert lane.pinned == [[6]]
-    assert at.retry_in_s(20.0 + RETAIN_S) == 0.0
-    at.begin(12.01 + RETAIN_S)
-    assert lane.pinned == []
-    assert at.retry_in_s(13.0) is None
-    assert not at
+    """In time; the engine knows when to look, and who comes later is prefilled at once."""
+    at = node()
+    begin(at, A, "a")
+    begin(at, A, "b", family=4)
+    at.at(A).retain("a", 5)
+    settle(at)
+    assert at.at(A).retry_in_s(at.now_s) == RETAIN_S
+    at.now_s += 2.0
+    at.at(A).retain("b", 6)
+    settle(at)
+    assert at.at(A).retry_in_s(at.now_s) == RETAIN_S - 2.0
+    at.now_s += RETAIN_S - 2.0
+    settle(at)
+    assert list(at.at(A).source.retained) == [5, 6]
+    at.now_s += 0.01
+    settle(at)
+    assert list(at.at(A).source.retained) == [6]
+    at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
+    settle(at)
+    assert (list(at.lanes[B].scheduler.requests), at.at(B).counts()) == (["a+1"], MigrationCounts(0, 0, 1))
+    at.now_s += 2.0
+    settle(at)
+    assert (at.at(A).source.retained, at.at(A).retry_in_s(at.now_s)) == ({}, None)
 
 
 def test_kv_that_is_retained_does_not_cost_others_theirs() -> None:
     """Where a running request would be preempted it goes at once; other lanes keep theirs."""
-    node = Node()
-    at = node.at((0,))
-    for group, name in (((0,), "a"), ((0, 1), "b")):
-        node.lane(group).run(request(name, 9, 8), [4])
-    at.retain(["a", "b"], 0.0)
-    node.lane((0, 1)).short = 1
-    at.begin(0.0)
-    assert (node.lane((0,)).pinned, node.lane((0, 1)).pinned) == ([[4]], [])
-    node.expect(request("b+1", 9), (0, 1), (2,), "b")
-    node.at((2,)).begin(0.0)
-    node.serve()
-    assert node.at((2,)).counts() == MigrationCounts(0, 0, 1)
+    at = node({A: 8})
+    begin(at, A, "a", prompt=8, steps=1)
+    begin(at, BOTH, "b")
+    begin(at, A, "c", prompt=16, steps=3, family=4)
+    at.at(A).retain("a", 5)
+    at.at(A).retain("b", 6)
+    while not at.lanes[A].pool.missing_for_running():
+        settle(at)
+        assert list(at.at(A).source.retained) == [5, 6]
+        at.step(A)
+    settle(at)
+    assert list(at.at(A).source.retained) == [6]
+    at.step(A)
+    assert at.lanes[A].scheduler.running[0].num_preemptions == 0
 
 
-# ---- who moves on before it has come
+@pytest.mark.parametrize("how", ["abort", "preempted"])
+def test_an_offer_of_who_does_not_end_is_revoked(how: str) -> None:
+    """Before its blocks are free; it is not made again."""
+    at = node()
+    at.at(A).source.offer("a", 1, 5, early=True)
+    begin(at, A)
+    offered = at.read(KVSource(A, 5))
+    assert offered is not None
+    assert (offered.tokens, offered.is_final) == (12, False)
+    if how == "abort":
+        at.abort("a", A)
+    else:
+        assert at.lanes[A].scheduler.reset_prefix_cache(reset_running_requests=True)
+    for _ in range(3):
+        assert at.read(KVSource(A, 5)) == CLOSED
+        at.step(A)
+    assert at.at(A).source.running == {}
+    run_out(at)
+    assert all_free(at)
 
 
-def test_a_request_that_goes_on_while_it_waits_does_not_stay() -> None:
-    """It has nothing here, and nobody would hear of it."""
-    node = ready()
-    at, lane = node.at((0,)), node.lane((0,))
-    lane.missing = 1
-    node.expect(request("a+1", 12), (1,), (0,))
-    at.begin(0.0)
-    at.retain(["a+1"], 0.1)
-    lane.missing = 0
-    at.begin(0.2)
-    assert not at
-    assert (node.messages, node.engines[0].admitted) == ([], [])
-
-
-@pytest.mark.parametrize("told_first", [True, False])
-def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(told_first: bool) -> None:
-    """Its message is older than that of the group which it goes on to."""
-    node = ready()
-    node.expect(request("a+1", 12), (1,), (0,))
-    node.at((0,)).begin(0.0)
-    if told_first:
-        node.at((0,)).retain(["a+1"], 0.0)
-    node.expect(request("a+2", 12), (0,), (2,), "a+1")
-    node.at((2,)).begin(0.0)
-    node.serve()
-    assert node.lane((0,)).pinned == ([[50, 51, 52]] if told_first else [])
-    node.serve()
-    assert (node.lane((0,)).requests, node.lane((0,)).pinned) == ({}, [])
-    assert node.engines[2].copied == [(None, [([50, 51, 52], range(10))])]
-    assert node.engines[2].admitted == [("a+2", 1)]
-    assert node.at((2,)).counts() == MigrationCounts(1, 10, 0)
-
-
-def test_after_an_order_engines_wait_for_the_announcement() -> None:
-    """That nothing does is word enough; if none comes, they go on after a while."""
-    at = Node().at((0,))
-    at.hold.await_announcement(0.0)
-    assert at.hold.holds(0.1)
-    at.hold.announce(0, 0, 0.2)
-    assert not at.hold.holds(0.2)
-    at.hold.await_announcement(1.0)
-    at.hold.announce(1, 1, 1.1)
-    assert at.hold.holds(1.2)
-    at.hold.await_announcement(2.0)
-    assert at.hold.holds(2.1)
-    assert not at.hold.holds(2.0 + HOLD_S)
-    assert not at.hold.holds(2.1 + HOLD_S)
-
-
-def test_announcements_in_a_row_hold_engines_no_longer_than_one() -> None:
-    """Requests that go on before they have arrived bring no message: it is not awaited while layouts change."""
-    node = Node()
-    node.lane((0, 1)).run(request("a", 9, computed=8), [1])
-    at = node.at((0,))
-    at.hold.announce(1, 1, 0.0)
-    for number in range(1, 4):
-        at.hold.await_announcement(number * HOLD_S / 4)
-        at.hold.announce(1, 1, number * HOLD_S / 4)
-        assert at.hold.holds(number * HOLD_S / 4)
-    node.expect(request("a+1", 9), (0, 1), (0,), "a")
-    at.begin(HOLD_S / 2)
-    assert (node.messages, at.hold.holds(HOLD_S)) == ([], False)
-    at.begin(HOLD_S)
-    assert len(node.messages) == 1
-    at.hold.announce(1, 1, HOLD_S)
-    assert at.hold.holds(HOLD_S)
-
-
-def test_announced_copies_are_made_together() -> None:
-    """No message before all have come, no step of its own before all messages are served; both only for a while."""
-    node = Node()
-    old = node.lane((0, 1))
-    for number, name in enumerate(("a", "b", "c")):
-        old.run(request(name, 9, computed=8), [3 * number + 1])
-    at = node.at((0,))
-    assert not at.hold.holds(0.0)
-    at.hold.announce(2, 2, 0.0)
-    node.expect(request("a+1", 9), (0, 1), (0,))
-    at.begin(0.0)
-    assert (node.messages, at.hold.holds(0.0)) == ([], True)
-    node.expect(request("b+1", 9), (0, 1), (0,), "b")
-    at.begin(0.1)
-    assert [[one.request_id for one in message.requests] for message in node.messages] == [["a", "b"]]
-    node.serve()
-    assert at.hold.holds(0.1)
-    node.expect(request("c+1", 9), (0, 1), (1,), "c")
-    node.at((1,)).begin(0.1)
-    node.serve()
-    assert not at.hold.holds(0.1)
-    at.hold.announce(5, 1, 1.0)
-    old.run(request("d", 9, computed=8), [20])
-    node.expect(request("d+1", 9), (0, 1), (0,), "d", 1.0)
-    at.begin(1.0)
-    assert (node.messages, at.hold.holds(1.0)) == ([], True)
-    assert not at.hold.holds(1.0 + HOLD_S)
-    at.begin(1.0 + HOLD_S)
-    assert len(node.messages) == 1
+def test_what_the_cache_has_is_not_offered_before_it_is_computed() -> None:
+    """A second request shares blocks of the first, whose step is under way; another lane steps meanwhile."""
+    at = node()
+    at.at(A).source.offer("b", 1, 5, early=True)
+    for name in "ab":
+        at.lanes[A].scheduler.add_request(make(name, 3, 5, 3))
+    at.lanes[A].schedule()
+    assert at.lanes[A].scheduler.requests["b"].num_computed_tokens > 0
+    at.at(A).source.publish()
+    assert at.read(KVSource(A, 5)) == Offer(0, is_final=False, blocks=[])
+    at.lanes[A].settle()
+    at.at(A).source.publish()
+    found = at.read(KVSource(A, 5))
+    assert found is not None
+    assert at.lanes[A].has(3, list(found.blocks), range(found.tokens))

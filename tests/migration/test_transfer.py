@@ -1,145 +1,57 @@
-"""Copies of all workers at once, each a thread: what they share and copy, and what is measured at start."""
+"""Pulls between workers of four engines, over memory that they really map, and what is measured at start."""
 
-from collections.abc import Callable, Iterator
 from itertools import product
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from math import gcd
+from pathlib import Path
+from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from msgspec.structs import astuple
 
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.memory.kv_view import KVView, Run, heads_of
-from flying_serving.migration.transfer import REPETITIONS, copy_kv, measure, share_offers
+from flying_serving.migration.transfer import REPETITIONS, measure, pull_kv
 from flying_serving.wire import MigrationRow
-from tests.migration.ranks import Communicators, Ranks
+from tests.memory.lanes import Kind, Model
+from tests.migration.workers import ENGINES, SIZES, Workers
 
-ENGINES, HEADS, LAYERS, TOKENS = 4, 4, 2, 4
-ALL: Group = (0, 1, 2, 3)
-T = TypeVar("T")
+GROUPS: list[Group] = [aligned_group(engine, size) for size in SIZES for engine in range(0, ENGINES, size)]
+BLOCKS = 40
 
 
-class Node:
-    """Four engines, whose workers copy between small KV memories. A block of lane 1 has four tokens."""
-
-    def __init__(self, devices: int = 1, blocks: int = 9) -> None:
-        self.blocks = blocks
-        self.groups = {
-            aligned_group(e, size): Ranks(size * devices) for size in (2, 4) for e in range(0, ENGINES, size)
-        }
-        self.workers = list(product(range(ENGINES), range(devices)))
-        self.caches: dict[tuple[int, int], dict[int, KVView]] = {}
-        self.lanes: dict[tuple[int, int], Any] = {}
-        for engine, device in self.workers:
-            memory = torch.full((LAYERS, blocks, HEADS // devices * TOKENS * 2), -1.0)
-            caches = self.caches[engine, device] = dict(self._lanes(memory, engine, device, devices))
-            communicators = Communicators(self.groups, engine, device)
-            self.lanes[engine, device] = SimpleNamespace(
-                engine=engine, device=device, devices=devices, kv_heads=HEADS, kv_views=caches, blocks=blocks,
-                communicators=communicators,
-            )  # fmt: skip
-
-    def _lanes(self, memory: torch.Tensor, engine: int, device: int, devices: int) -> Iterator[tuple[int, KVView]]:
-        for size in (1, 2, 4):
-            heads = heads_of(device * size + engine % size, devices * size, HEADS)
-            tokens = lane_block_tokens(TOKENS, size, devices, HEADS)
-            parts = [layer[:, : len(heads) * tokens * 2].view(self.blocks, len(heads), tokens, 2) for layer in memory]
-            yield size, KVView(parts, heads, tokens)
-
-    def on_all(self, engines: Group, work: Callable[[int, int], T]) -> list[T]:
-        """What each worker of these engines returns."""
-        workers = [worker for worker in self.workers if worker[0] in engines]
-        return Ranks(len(workers)).run(lambda number: work(*workers[number]))
-
-    def fill(self, group: Group, runs: Callable[[int], list[Run]]) -> None:
-        """Write tokens into a group's lane, of each the number of layer, request, token and head."""
-        for (engine, _), caches in self.caches.items():
-            if engine in group:
-                cache = caches[len(group)]
-                for layer, at, value in self._values(cache, runs(engine)):
-                    cache.parts[layer][at] = value
-
-    def check(self, group: Group, runs: Callable[[int], list[Run]]) -> None:
-        """These are in a group's lane, and nothing else is."""
-        for (engine, _), caches in self.caches.items():
-            cache = caches[len(group)]
-            expected = [torch.full_like(part, -1.0) for part in cache.parts]
-            if engine in group:
-                for layer, at, value in self._values(cache, runs(engine)):
-                    expected[layer][at] = value
-            assert all(torch.equal(part, then) for part, then in zip(cache.parts, expected, strict=True))
-
-    @staticmethod
-    def _values(cache: KVView, runs: list[Run]) -> Iterator[tuple[int, tuple[int, int, int], float]]:
-        for (number, (blocks, tokens)), layer in product(enumerate(runs), range(LAYERS)):
-            for token, (n, head) in product(tokens, enumerate(cache.heads)):
-                at = (blocks[token // cache.block_tokens], n, token % cache.block_tokens)
-                yield layer, at, 1.0 + ((number * LAYERS + layer) * 64 + token) * HEADS + head
+def check_pull(workers: Workers, source: Group, target: Group, tokens: range, seed: int) -> None:
+    """All devices of the target get their heads; all other memory stays as it is."""
+    chance, model = Random(seed), workers.model
+    old_size, new_size = len(source), len(target)
+    free = {engine: chance.sample(range(1, BLOCKS), BLOCKS - 1) for engine in range(ENGINES)}
+    counts = [-(-tokens.stop // model.tokens(size)) for size in (old_size, new_size)]
+    old = {engine: [free[engine].pop() for _ in range(counts[0])] for engine in source}
+    new = {engine: [free[engine].pop() for _ in range(counts[1])] for engine in target}
+    for place in product(source, range(model.devices)):
+        rank = workers.rank(old_size, place)
+        workers.memories[place].write(old_size, rank, old[place[0]], range(counts[0] * model.tokens(old_size)))
+    expected = {place: memory.values.copy() for place, memory in workers.memories.items()}
+    tile = gcd(model.tokens(old_size), model.tokens(new_size))
+    whole = range(tokens.start // tile * tile, -(-tokens.stop // tile) * tile)
+    for place in product(target, range(model.devices)):
+        rank = workers.rank(new_size, place)
+        for at, value in workers.memories[place].places(new_size, rank, new[place[0]], whole):
+            expected[place][at] = value
+        pull_kv(workers.workers[place], source, old, target, new[place[0]], tokens)
+    for place, memory in workers.memories.items():
+        np.testing.assert_array_equal(memory.values, expected[place])
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(("group", "sender"), [((0, 1), 1), ((2, 3), 2), (ALL, 0), (ALL, 3)])
-def test_all_engines_of_the_group_get_the_offer(devices: int, group: Group, sender: int) -> None:
-    """What one of them says; the others need to know only how much it is."""
-    node = Node(devices)
-
-    def share(engine: int, device: int) -> list[int]:
-        numbers = [5, 0, 1 << 40] if engine == sender else None
-        return share_offers(node.lanes[engine, device], group, sender, numbers, 3)
-
-    assert node.on_all(group, share) == [[5, 0, 1 << 40]] * len(group) * devices
-
-
-def test_neighbours_share_at_the_same_time() -> None:
-    """Each pair hears its own."""
-    node = Node()
-
-    def share(engine: int, device: int) -> list[int]:
-        group = aligned_group(engine, 2)
-        return share_offers(node.lanes[engine, device], group, group[0], None if engine % 2 else [engine], 1)
-
-    assert node.on_all(ALL, share) == [[0], [0], [2], [2]]
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(
-    ("group", "source", "target"),
-    [
-        ((0, 1), (0,), (0, 1)),
-        ((2, 3), (2, 3), (3,)),
-        ((2, 3), (2,), (3,)),
-        (ALL, ALL, (1,)),
-        (ALL, (3,), ALL),
-        (ALL, (2, 3), (1,)),
-        (ALL, (0, 1), (2, 3)),
-    ],
-)
-def test_tokens_are_copied_from_one_group_to_another(devices: int, group: Group, source: Group, target: Group) -> None:
-    """Every engine has its own blocks for them; those that are in neither group help and keep nothing."""
-    node = Node(devices, blocks=40)
-    ranges = [range(3, 11), range(6)]
-
-    def old(engine: int) -> list[Run]:
-        return [([engine + 1, engine + 6, engine + 11], ranges[0]), ([engine + 16, engine + 21], ranges[1])]
-
-    def new(engine: int) -> list[Run]:
-        return [([30 - engine, 25, 35 - engine], ranges[0]), ([39, 36], ranges[1])]
-
-    node.fill(source, old)
-
-    def copy(engine: int, device: int) -> None:
-        taken, put = (old(engine) if engine in source else None), (new(engine) if engine in target else None)
-        worker, count = node.lanes[engine, device], sum(map(len, ranges))
-        copy_kv(worker, group, (source, taken), (target, put), count)
-
-    node.on_all(group, copy)
-    for engine in source:  # what was read is still there; it would be in the way of the comparison
-        for device in range(devices):
-            for part in node.caches[engine, device][1].parts:
-                part[[block for blocks, _ in old(engine) for block in blocks]] = -1.0
-    node.check(target, new)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", [Kind(), Kind(transposed=True, interleaved=True)], ids=["plain", "transposed"])
+def test_every_pair_of_groups(tmp_path: Path, devices: int, kv_heads: int, kind: Kind) -> None:
+    """Where they overlap, engines read what is theirs; each has its own blocks."""
+    workers = Workers(str(tmp_path), Model(kv_heads, devices, layers=2, head_size=1, kind=kind), BLOCKS)
+    for seed, (source, target) in enumerate(product(GROUPS, GROUPS)):
+        start = Random(seed).choice([0, 3, 8])
+        check_pull(workers, source, target, range(start, start + 1 + seed % 13), seed)
 
 
 class Clock:
@@ -158,27 +70,33 @@ class Clock:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(("blocks", "counts"), [(500, [64, 1024]), (200, [64, 796]), (17, [64]), (5, [16]), (2, [4])])
-def test_copies_are_measured(devices: int, blocks: int, counts: list[int]) -> None:
-    """In pairs and in all four, the fastest of three of each number of tokens, at most what blocks hold but block 0."""
-    node = Node(devices, blocks)
-    for (engine, _), caches in node.caches.items():
-        for part in caches[1].parts:
-            part.fill_(engine)
+@pytest.mark.parametrize(("blocks", "counts"), [(300, [64, 1024]), (17, [64]), (5, [16]), (2, [4])])
+def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: list[int]) -> None:
+    """Into each lane, all workers at once, the fastest of three of each number of tokens; block 0 is not written."""
+    workers = Workers(str(tmp_path), Model(2, devices, layers=1, head_size=1), blocks)
+    before = {place: memory.values.copy() for place, memory in workers.memories.items()}
 
-    def measured(engine: int, device: int) -> list[MigrationRow]:
-        slower = 0.01 * engine
+    def measured(worker: Any) -> list[MigrationRow]:
+        slower = 0.01 * worker.engine
         times = [[0.3, 0.1 + slower, 0.2], [0.5 + slower, 0.6, 0.7]][: len(counts)]
-        clock = Clock([seconds for _ in (2, 4) for each in times for seconds in each])
-        return measure(node.lanes[engine, device], clock)
+        return measure(worker, Clock([seconds for _ in SIZES for each in times for seconds in each]))
 
-    found = node.on_all(ALL, measured)
-    best_s = [0.1, 0.5]
-    for (engine, device), rows in zip(node.workers, found, strict=True):
-        expected = [(size, best_s[n] + 0.01 * engine, count) for size in (2, 4) for n, count in enumerate(counts)]
+    found = workers.on_all(measured)
+    for (engine, _), rows in zip(workers.places, found, strict=True):
+        best_s = [0.1 + 0.01 * engine, 0.5 + 0.01 * engine]
+        expected = [(size, best_s[n], count) for size in SIZES for n, count in enumerate(counts)]
         assert [astuple(row) for row in rows] == [pytest.approx(row) for row in expected]
-        for view in node.caches[engine, device].values():
-            assert all((part[0] == engine).all() for part in view.parts)
-    for group in ((0, 1), (2, 3), ALL):
-        copied = [shape[1] for _, shape in node.groups[group].sent if len(shape) == 4]
-        assert copied == [count for count in counts for _ in range(REPETITIONS * devices)]
+    assert workers.barriers == 2 * REPETITIONS * len(SIZES) * len(counts)
+    for place, memory in workers.memories.items():
+        np.testing.assert_array_equal(memory.values[: memory.page], before[place][: memory.page])
+        assert place[0] < 2 or (memory.values != before[place]).any()  # the first two may get back what was theirs
+
+
+def test_what_cannot_be_pulled_is_not_measured(tmp_path: Path) -> None:
+    """Where there is no other engine, or the backend's blocks cannot be read."""
+    worker = Workers(str(tmp_path), Model(2), 5).workers[0, 0]
+    worker.engines = 1
+    assert measure(worker) == []
+    worker.engines = ENGINES
+    worker.kv_views = {}
+    assert measure(worker) == []

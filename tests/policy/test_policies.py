@@ -55,7 +55,7 @@ def test_a_layout_that_is_better_at_everything_is_kept_under_every_load() -> Non
                 assert chosen("auto", snapshot(layout, work, lanes=costs((1, 2), fixed, rest))) == best
 
 
-@pytest.mark.parametrize("policy", ["static-dp", "static-tp", "manual"])
+@pytest.mark.parametrize("policy", ["static-dp", "static-tp", "split", "manual"])
 @given(situation=situations(), needs=NEEDS)
 def test_fixed_policies_never_change_anything_whatever_is_needed(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
@@ -90,7 +90,7 @@ def test_streams_migrate_and_prompts_end_where_they_began() -> None:
 def test_the_fixed_policies_have_a_size() -> None:
     """The least and the largest; all others may change."""
     pinned = {name: policy.pinned_size([1, 2, 4]) for name, policy in POLICIES.items() if policy.pinned_size}
-    assert pinned == {"static-dp": 1, "static-tp": 4}
+    assert pinned == {"static-dp": 1, "static-tp": 4, "split": 1}
 
 
 def test_needs_are_met_by_those_that_know_them() -> None:

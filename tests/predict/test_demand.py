@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.predict.demand import Demand, Outputs
+from flying_serving.predict.demand import MARGIN_TOKENS, Demand, Outputs, expected_outputs
 
 
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
@@ -96,3 +96,10 @@ def test_lengths_and_their_squares_are_learned() -> None:
         demand.finished(tokens)
     assert demand.outputs.mean == pytest.approx((30 + 240) / 5)
     assert demand.outputs.square == pytest.approx((4 / 3 * 30**2 + 3 * 10**2 + 210**2) / 5)
+
+
+def test_outputs_are_expected_as_hinted_or_as_learned_with_a_margin() -> None:
+    assert expected_outputs(200.4, most=4000) == 200 + MARGIN_TOKENS
+    assert expected_outputs(200.4, most=4000, hint=50) == 50 + MARGIN_TOKENS
+    assert expected_outputs(200.4, most=100) == 100
+    assert expected_outputs(0.0, most=1, hint=0) == 1

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _SEEN_ELSEWHERE = frozenset(
     {"pool", "scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
     | {"_lanes", "_call_workers", "_pools", "_send", "_admit", "_ask_blocks", "_sizes"}
+    | {"told", "_table", "_offers", "_pull", "_keep", "token_s", "_shown"}
 )
 
 
@@ -20,12 +21,12 @@ def key_of(engine: Engine) -> Any:
     """Return all that matters of a state, as one hashable value."""
     loop = engine.loop
     parts = (loop._own_at_s, loop.arbiter, loop.lanes.members, loop.lanes.leaders, loop.lanes.schedulers)
-    return (engine.number, *map(freeze, (*parts, loop.migrations, engine.memory, engine.overdue)))
+    return (engine.number, *map(freeze, (*parts, loop.migrations, engine.table, engine.memory, engine.overdue)))
 
 
 def freeze(thing: Any) -> Any:
     """Return a thing and all that it holds as one hashable value; equal things have equal values."""
-    if thing is None or isinstance(thing, str | int | float):
+    if thing is None or isinstance(thing, str | int | float | range):
         return thing
     if isinstance(thing, dict):
         return tuple(sorted((freeze(key), freeze(value)) for key, value in thing.items()))
@@ -44,6 +45,8 @@ def forget_times(engine: Engine) -> None:
     arbiter._present_steps = min(arbiter._present_steps, arbiter.weave_steps)
     arbiter._slice_left_s = max(arbiter._slice_left_s, 0.0)
     arbiter._hold_until_s = max(arbiter._hold_until_s, NOW_S)
+    paused = arbiter._older_paused_until_s > NOW_S
+    arbiter._older_paused_until_s = NOW_S + TICK_S / 2 if paused else 0.0  # it may be over at any time
     loop._own_at_s = loop._own_at_s if loop._own_at_s > NOW_S else 0.0
     # only lanes that are led here are asked for; of those that are overdue it matters only which was so first
     lead = [size for size, lane in engine.schedulers.items() if lane.has_requests() or not engine.settings.endless]
@@ -69,33 +72,35 @@ def _forget_migrations(engine: Engine) -> None:
     """Any of their waits may be over at any time: see `Overdue`. What was counted decides nothing."""
     source, target = engine.loop.migrations.source, engine.loop.migrations.target
     target.migrated = target.migrated_tokens = target.prefilled_again = 0
-    for waiting in (*target.waiting, *target.arriving.values(), *source.retained.values()):
-        waiting.since_s = NOW_S
+    for retained in source.retained.values():
+        retained.since_s = NOW_S
+    for arrival in target.arrivals.values():
+        arrival.since_s = NOW_S
+        arrival.grown_s = None if arrival.grown_s is None else NOW_S
 
 
 def rename_blocks(engine: Engine) -> None:
-    """Number physical blocks in the order in which they are found: engines speak of group blocks.
-
-    But not always: of those for KV that arrives in the engine's own lane a message is under way.
-    """
+    """Number physical blocks in the order in which they are found: engines speak of group blocks, or of offers."""
     own, migrations = engine.schedulers[1], engine.loop.migrations
-    lent = [member.lent for member in engine.loop.lanes.members.values()]
-    requests = [own.requests[name] for name in sorted(own.requests)]
+    lent = {size: member.lent for size, member in engine.loop.lanes.members.items()}
     retained = [one for _, one in sorted(migrations.source.retained.items()) if one.size == 1]
-    sent = {b for arrival in migrations.target.arriving.values() if arrival.size == 1 for b in arrival.request.blocks}
-    found = [books.table[v] for books in lent for v in sorted(books.table)]
-    found += [block for books in lent for block in books.offered]
-    found += [block for holder in (*requests, *retained) for block in holder.blocks]
+    arrivals = [one for _, one in sorted(migrations.target.arrivals.items()) if one.size == 1 and one.blocks]
+    holders = [own.requests[name] for name in sorted(own.requests)] + [one.request for one in arrivals] + retained
+    # an arrival that was pulled ahead has its blocks under another request of the same id
+    holders += [request for _, request in sorted(own.kv_cache_manager.ahead.items())]
+    holders = list({id(holder): holder for holder in holders}.values())
+    found = [books.table[v] for books in lent.values() for v in sorted(books.table)]
+    found += [block for books in lent.values() for block in books.offered]
+    found += [block for holder in holders for block in holder.blocks]
     found += own.pool.free
-    others = [block for block in dict.fromkeys(found) if block and block not in sent]
-    numbers = (number for number in range(1, engine.settings.blocks) if number not in sent)
-    new = {block: block for block in (0, *sent)} | dict(zip(others, numbers, strict=False))
-    for books in lent:
+    new = {0: 0} | {block: n for n, block in enumerate((b for b in dict.fromkeys(found) if b), 1)}
+    for books in lent.values():
         books.table = {v: new[books.table[v]] for v in sorted(books.table)}
         books.offered = [new[block] for block in books.offered]
-    for holder in (*requests, *retained):
+    for holder in (*holders, *arrivals):
         holder.blocks = [new[block] for block in holder.blocks]
     pool = engine.loop.lanes.own
     pool._pinned = [[new[block] for block in blocks] for blocks in pool._pinned]
     own.pool.rename(new)
     engine.memory.rename(new, own.pool.free)
+    engine.table.rename(new, {size: books.table for size, books in lent.items()})

@@ -11,13 +11,17 @@ from typing import Any
 
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.layout.groups import Group
-from flying_serving.migration.messages import MigrateKV
+from flying_serving.migration.offers import KVSource, Offer
+from tests.engine.schedulers import BLOCK
 from tests.protocol.alike import freeze, key_of
 from tests.protocol.client import ClientMessage
-from tests.protocol.engine import Engine, Overdue, Took, copied
+from tests.protocol.engine import Engine, Overdue, Took
+from tests.protocol.offers import Look, View
 
 TICKS = (0, 1, 2)
 """How much time may have passed when an engine goes through its loop: none, all waits are over, all pauses too."""
+NOTHING = (None,) * BLOCK
+"""What is seen in a block in which nothing is to be seen."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Did:
         sent: the messages that it sent, by number, and to whom.
         done: the requests that it completed.
         took: what became of the message.
+        overdue: what of it was over, if it has read offers.
         wrong: what went wrong, if anything did: an exception of the production code, or a check that failed.
     """
 
@@ -36,6 +41,7 @@ class Did:
     sent: tuple[tuple[Group, int], ...] = ()
     done: tuple[str, ...] = ()
     took: Took = Took.NOT
+    overdue: Overdue | None = None
     wrong: str | None = None
 
 
@@ -47,28 +53,44 @@ class Facts:
         busy: sizes of the lanes that it leads and that have something to do.
         lent: by size of the group: the group blocks for which it has lent blocks, and how many it has offered.
         borrowed: by size of the groups that it leads: the group blocks that it may use.
-        waits: whether requests wait here for room for their KV, and whether some is kept for others to fetch.
-        arriving: whether the copy of KV to here is ordered.
+        waits: whether requests come here with their KV, and whether some is kept for others to fetch.
+        sources: what offers KV of requests that come here, and to groups of which size.
+        offers, rows: what others can see of it (`offers.py`).
+        shown: number of these two.
     """
 
     busy: tuple[int, ...]
     lent: dict[int, tuple[frozenset[int], int]]
     borrowed: dict[int, frozenset[int]]
     waits: Overdue
-    arriving: bool
+    sources: tuple[tuple[KVSource, int], ...]
+    offers: dict[int, Offer]
+    rows: dict[tuple[int, int], Any]
+    shown: int
 
     @classmethod
-    def of(cls, engine: Engine) -> Facts:
-        """Look at an engine."""
+    def of(cls, engine: Engine, numbers: dict[Hashable, int]) -> Facts:
+        """Look at an engine; `numbers`: of what others saw so far."""
         lanes, migrations = engine.loop.lanes, engine.loop.migrations
+        arrivals = migrations.target.arrivals.values()
+        offers, rows = engine.table.shown(engine.memory)
         books = {size: member.lent for size, member in lanes.members.items()}
         return cls(
             tuple(size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()),
             {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
             {size: frozenset(leader.borrowed.held) for size, leader in lanes.leaders.items()},
-            Overdue(bool(migrations.target.waiting), bool(migrations.source.retained)),
-            bool(migrations.target.arriving),
+            Overdue(bool(arrivals), bool(migrations.source.retained)),
+            tuple((arrival.source, arrival.size) for arrival in arrivals),
+            offers,
+            rows,
+            numbers.setdefault((freeze(offers), freeze(rows)), len(numbers)),
         )
+
+    def seen(self, look: Look) -> Any:
+        """Return what another engine sees that looks at this one."""
+        if isinstance(look.what, int):
+            return self.offers.get(look.what)
+        return tuple(self.rows.get((look.size, block), NOTHING) for block in look.what)
 
 
 class Engines:
@@ -88,9 +110,9 @@ class Engines:
         self._numbers: dict[Hashable, int] = {}
         self._message_numbers: dict[Hashable, int] = {}
         self._known: dict[Hashable, tuple[Did, ...]] = {}
-        self.copied: set[int] = set()
-        """Messages of which some KV was there to be copied."""
-        self._offers: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._shown: dict[Hashable, int] = {}
+        self.pulled = 0
+        """In how many ways a request came with KV."""
 
     def add(self, engine: Engine) -> Did:
         """Number a state, and check it."""
@@ -99,11 +121,12 @@ class Engines:
         assert worst <= self._most_overdue, f"a lane is due, and others have made {worst} steps since"
         sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
+        self.pulled += engine.loop.migrations.target.migrated
         done = engine.settle()
         number = self._numbers.setdefault(key_of(engine), len(self._states))
         if number == len(self._states):
             self._states.append(pickle.dumps(engine, protocol=pickle.HIGHEST_PROTOCOL))
-            self.facts.append(Facts.of(engine))
+            self.facts.append(Facts.of(engine, self._shown))
         return Did(number, sent, done)
 
     def __len__(self) -> int:
@@ -117,44 +140,34 @@ class Engines:
             self.messages.append(message)
         return number
 
-    def go_on(self, state: int, number: int | None) -> tuple[Did, ...]:
-        """Go once through the loop, with a message or none: all that may come of it."""
-        message = None if number is None else self.messages[number]
-        overdue = [Overdue(*over) for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))]
-        # requests that migrate are looked after before all else: what else may be over is just before or just after
-        times = [(ticks, Overdue()) for ticks in self._ticks] + [(0, over) for over in overdue[1:]]
-        deeds = [partial(Engine.go_on, message=message, ticks=ticks, overdue=over) for ticks, over in times]
-        return self._do(("go on", state, number), deeds)
+    def go_on(
+        self, state: int, number: int | None, views: tuple[View, ...] = ((),), overdue: Overdue | None = None
+    ) -> tuple[Did, ...]:
+        """Go once through the loop, with a message or none: all that may come of it.
 
-    def step(self, state: int, number: int, aborting: tuple[str, ...] = ()) -> Did:
+        `views`: what is seen of other engines; if several, it has read offers already, and `overdue` is what was over.
+        """
+        message = None if number is None else self.messages[number]
+        overs = [Overdue(*over) for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))]
+        dids = []
+        for over in overs if overdue is None else [overdue]:
+            # requests that migrate are looked after before all else: what else may be over is just before or just after
+            ticks = (0,) if any(over) and overdue is None else self._ticks
+            deeds = [partial(Engine.go_on, message=message, ticks=n, overdue=over, views=views) for n in ticks]
+            for did in self._do(("go on", state, number, views, over), deeds):
+                dids.append(replace(did, overdue=over) if did.took is Took.READ else did)
+        return tuple(dict.fromkeys(dids))
+
+    def step(self, state: int, number: int, aborting: tuple[str, ...], view: View) -> Did:
         """Make a step of a group."""
         message = self.messages[number]
         assert isinstance(message, RunStep)
-        return self._do(("step", state, number, aborting), [lambda engine: engine.step(message, aborting)])[0]
+        deed = partial(Engine.step, message=message, aborting=aborting, view=view)
+        return self._do(("step", state, number, aborting, view), [deed])[0]
 
-    def offer(self, state: int, number: int) -> tuple[int, ...]:
-        """Return what the leader of the source tells all others in a copy."""
-        key = (state, number)
-        if key not in self._offers:
-            message, engine = self.messages[number], pickle.loads(self._states[state])
-            assert isinstance(message, MigrateKV)
-            try:
-                self._offers[key] = engine.offer(message)
-            except Exception:  # noqa: BLE001 - it is offered when the engine makes the copy
-                self._offers[key] = ()
-        return self._offers[key]
-
-    def copy(self, state: int, number: int, offered: tuple[int, ...]) -> Did:
-        """Make the copy of a MigrateKV."""
-        message = self.messages[number]
-        assert isinstance(message, MigrateKV)
-        if offered and copied(message, offered):
-            self.copied.add(number)
-        return self._do(("copy", state, number, offered), [lambda engine: engine.copy(message, offered)])[0]
-
-    def hear(self, state: int, client_message: ClientMessage) -> Did:
+    def hear(self, state: int, client_message: ClientMessage, view: View) -> Did:
         """Handle a client's message."""
-        return self._do(("hear", state, client_message), [lambda engine: engine.hear(client_message)])[0]
+        return self._do(("hear", state, client_message, view), [lambda engine: engine.hear(client_message, view)])[0]
 
     def pass_time(self, state: int) -> Did:
         """Let a tick pass."""
@@ -171,6 +184,8 @@ class Engines:
         engine: Engine = pickle.loads(self._states[state])
         try:
             took = deed(engine)
+            if took is Took.READ:
+                return Did(state, took=took)
             did = self.add(engine)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong here is what is looked for
             return Did(state, wrong=f"engine {engine.number}: {type(error).__name__}: {error}")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flying_serving.layout.groups import Group
+from flying_serving.migration.offers import KVSource
 
 
 @dataclass(frozen=True)
 class Job:
     """A request as its leader gets it: an id, the size of its group, its leader, tokens of its prompt and to come.
 
-    `migrated_from`: the group that has its KV, under its id before this one.
+    `source`: what offers its KV. `ahead`: of so many tokens KV is only pulled yet. `offer`: the number under which its
+    own KV is offered, and whether while it runs.
     """
 
     name: str
@@ -19,12 +20,13 @@ class Job:
     leader: int
     prompt: int = 1
     tokens: int = 1
-    migrated_from: Group | None = None
+    source: KVSource | None = None
+    ahead: int | None = None
+    offer: tuple[int, bool] | None = None
 
-    @property
-    def old_name(self) -> str:
-        """The id that the request had before."""
-        return before(self.name)
+    def is_rest_of(self, first: Job) -> bool:
+        """Return whether it goes on with what `first` is to do, and not instead of it."""
+        return first.offer is not None and self.source is not None and first.offer[0] == self.source.number
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Order:
     """A layout order as an engine gets it."""
 
     size: int
-    hard: bool = False
+    mode: str = "weave"
 
 
 @dataclass(frozen=True)
@@ -44,26 +46,15 @@ class Abort:
 
 @dataclass(frozen=True)
 class Retain:
-    """A request goes on in another group, which may fetch its KV."""
+    """A request goes on in another group, which may pull its KV under this number. Without a name: none does."""
 
-    name: str
+    name: str = ""
+    number: int = 0
 
 
 ClientMessage = Job | Order | Abort | Retain
 
 
 def request_of(job: str) -> str:
-    """Return the request that a job is of: `x+1` is another try at `x`."""
+    """Return the request that a job is of: `x+1` is another try at `x`, or another part of it."""
     return job.partition("+")[0]
-
-
-def before(job: str) -> str:
-    """Return the id of a request before it was this one: of `x`, `x+1`, `x+2` ..."""
-    request, _, number = job.partition("+")
-    return f"{request}+{int(number) - 1}" if int(number) > 1 else request
-
-
-def after(job: str) -> str:
-    """Return the id that a request will have when it migrates again."""
-    request, _, number = job.partition("+")
-    return f"{request}+{int(number or 0) + 1}"

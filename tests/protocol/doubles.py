@@ -9,7 +9,6 @@ from flying_serving.engine.arbiter import HOLD_S
 from flying_serving.engine.group import ASK_AGAIN_S
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.layout.groups import Group
-from flying_serving.migration.messages import MigrateKV
 
 if TYPE_CHECKING:
     from tests.protocol.engine import Engine
@@ -30,7 +29,11 @@ def now() -> float:
 
 
 class Entered(Exception):
-    """The next thing is a step or a copy of a group, which needs the others."""
+    """The next thing is a step of a group, which needs the others."""
+
+
+class Reading(Exception):
+    """The next thing is to copy what others have offered: they may go on before that."""
 
 
 class Inbox:
@@ -52,7 +55,7 @@ class Inbox:
         """Return that message, unless it needs other engines. Raises Entered then."""
         assert self.next is not None
         message, self.next = self.next, None
-        if isinstance(message, RunStep | MigrateKV):
+        if isinstance(message, RunStep):
             raise Entered
         return message
 

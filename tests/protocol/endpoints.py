@@ -9,21 +9,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from flying_serving.engine.messages import BlocksReserved, LendBlocks, RunStep
 from flying_serving.layout.groups import Group
-from flying_serving.migration.messages import MigrateKV
-from tests.protocol.automaton import Did, Engines
-from tests.protocol.client import Abort, ClientMessage, Order
-from tests.protocol.engine import Engine, Took
+from flying_serving.migration.messages import PullKV
+from tests.protocol.automaton import NOTHING, Did, Engines
+from tests.protocol.client import Abort, ClientMessage
+from tests.protocol.engine import Engine, Overdue, Took
+from tests.protocol.events import Event, Label, Sent
 from tests.protocol.faults import Fault
-
-GONE = -1
-"""In place of the state of an engine that has stopped, and of a message that has gone with its sender."""
-
-Label = tuple[Any, ...]
-Entry = tuple[int, int]
-"""In an inbox: (sender, message)."""
-Sent = tuple[Group, int]
+from tests.protocol.inboxes import GONE, Entry, arrives, sort_grants
+from tests.protocol.offers import Look, View, look_at, look_into
 
 
 class Endpoint(NamedTuple):
@@ -37,6 +31,9 @@ class Endpoint(NamedTuple):
         sending: messages that the engine sends, one after the other.
         heard: what is on its way from the client.
         prompt: whether the engine has just come out of a step, and goes through its loop before a message arrives.
+        views: what it saw when it read offers, while it has yet to copy what they offer.
+        overdue: which waits were over then.
+        left: number of the state of an engine that has stopped: others still see its memory.
     """
 
     engine: int
@@ -46,36 +43,9 @@ class Endpoint(NamedTuple):
     sending: tuple[Sent, ...] = ()
     heard: tuple[ClientMessage, ...] = ()
     prompt: bool = False
-
-
-class Event(NamedTuple):
-    """Something that may happen at an endpoint.
-
-    Args:
-        label: what it is.
-        after: number of the endpoint after that.
-        sent: the message that is sent with it.
-        done: jobs that it completes.
-        heard: the client_message that is heard.
-        wrong: what went wrong.
-    """
-
-    label: Label
-    after: int
-    sent: Sent | None = None
-    done: tuple[str, ...] = ()
-    heard: ClientMessage | None = None
-    wrong: str | None = None
-
-    @property
-    def silent(self) -> bool:
-        """Whether nobody else can notice it."""
-        return self.sent is None and not self.done and self.wrong is None
-
-    @property
-    def local(self) -> bool:
-        """Whether nothing changes but the endpoint: nobody else and nothing that the client knows."""
-        return self.silent and not isinstance(self.heard, Order)
+    views: tuple[View, ...] = ()
+    overdue: Overdue | None = None
+    left: int | None = None
 
 
 class Endpoints:
@@ -106,6 +76,7 @@ class Endpoints:
         self.push = cache(self._push)
         self.lose = cache(self._lose)
         self.step = cache(self._step)
+        self.looks = cache(self._looks)
         self.gone = self.number(Endpoint(GONE))
 
     def number(self, endpoint: Endpoint) -> int:
@@ -123,14 +94,52 @@ class Endpoints:
     def say(self, number: int, client_message: ClientMessage) -> int:
         """Return an endpoint with one more message from the client on its way."""
         endpoint = self.endpoints[number]
-        return (
-            number if number == self.gone else self.number(endpoint._replace(heard=(*endpoint.heard, client_message)))
-        )
+        if endpoint.engine == GONE:
+            return number
+        return self.number(endpoint._replace(heard=(*endpoint.heard, client_message)))
+
+    def is_gone(self, number: int) -> bool:
+        """Return whether the engine has stopped."""
+        return self.endpoints[number].engine == GONE
+
+    def stop(self, number: int) -> int:
+        """Return the endpoint of an engine that stops."""
+        state = self.endpoints[number].engine
+        facts = self.engines.facts[state]
+        return self.number(Endpoint(GONE, left=state)) if facts.offers or facts.rows else self.gone
+
+    # ---- what is seen
+
+    def _looks(self, number: int, who: int) -> tuple[Look, ...]:
+        """Return at what of other engines this one may look when it goes through its loop."""
+        endpoint = self.endpoints[number]
+        if endpoint.engine == GONE or endpoint.sending:
+            return ()
+        sources = self.engines.facts[endpoint.engine].sources
+        looks = [look_at(source) for source, _ in sources]
+        if endpoint.inside is not None:
+            return tuple(looks) if self.aborts(number) else ()
+        before = dict(endpoint.views[-1]) if endpoint.views else {}
+        for source, size in sources:
+            offer = before.get(look_at(source)) if size == 1 else None
+            looks += look_into(source, offer.blocks, (who,), who) if offer is not None else []
+        message = self.engines.messages[endpoint.inbox[0][1]] if self._arrivals(endpoint.inbox) else None
+        if isinstance(message, PullKV):
+            looks += look_into(message.source, message.source_blocks, message.group, who)
+        return tuple(dict.fromkeys(looks))
+
+    def see(self, number: int, look: Look) -> Any:
+        """Return what is seen of an engine, which may have stopped."""
+        endpoint = self.endpoints[number]
+        state = endpoint.left if endpoint.engine == GONE else endpoint.engine
+        if state is not None:
+            return self.engines.facts[state].seen(look)
+        return None if isinstance(look.what, int) else (NOTHING,) * len(look.what)
 
     # ---- what may happen
 
-    def _events(self, number: int, who: int) -> tuple[Event, ...]:
-        """Return all that may happen next at the endpoint of engine `who`."""
+    def _events(self, number: int, who: int, view: View) -> tuple[Event, ...]:
+        """Return all that may happen next at the endpoint of engine `who`, which sees this of the others."""
         endpoint = self.endpoints[number]
         if endpoint.engine == GONE or endpoint.inside is not None:
             return ()
@@ -140,29 +149,33 @@ class Endpoints:
                     ("sends on", who), self.number(endpoint._replace(sending=endpoint.sending[1:])), endpoint.sending[0]
                 ),
             )
-        return (*self._hear(endpoint, who), *self._go_on(endpoint, who))
+        return (*self._hear(endpoint, who, view), *self._go_on(endpoint, who, view))
 
-    def _kinds(self, number: int, who: int) -> tuple[tuple[tuple[Label, int], ...], tuple[Event, ...]]:
+    def _kinds(self, number: int, who: int, view: View) -> tuple[tuple[tuple[Label, int], ...], tuple[Event, ...]]:
         """Return labels and ends of the events that are local, and all other events."""
-        events = self.events(number, who)
+        events = self.events(number, who, view)
         local = tuple((event.label, event.after) for event in events if event.local)
         return local, tuple(event for event in events if not event.local)
 
-    def _hear(self, endpoint: Endpoint, who: int) -> tuple[Event, ...]:
-        if not endpoint.heard:
+    def _hear(self, endpoint: Endpoint, who: int, view: View) -> tuple[Event, ...]:
+        if not endpoint.heard or endpoint.views:
             return ()
         client_message = endpoint.heard[0]
-        did = self.engines.hear(endpoint.engine, client_message)
+        did = self.engines.hear(endpoint.engine, client_message, view if isinstance(client_message, Abort) else ())
         event = self._event(("hears", who, client_message), endpoint._replace(heard=endpoint.heard[1:]), did)
         return (event._replace(heard=client_message),)
 
-    def _go_on(self, endpoint: Endpoint, who: int) -> list[Event]:
+    def _go_on(self, endpoint: Endpoint, who: int, view: View) -> list[Event]:
         """The engine goes once through its loop: with a message that has arrived, or without."""
         events = []
-        if endpoint.prompt:
-            endpoint = endpoint._replace(prompt=False)
-            return [self._event(("goes on", who), endpoint, did) for did in self.engines.go_on(endpoint.engine, None)]
-        for place in self._arrivals(endpoint.inbox):
+        views, overdue = (*endpoint.views, view), endpoint.overdue
+        before, endpoint = endpoint, endpoint._replace(prompt=False, views=(), overdue=None)
+        for did in self.engines.go_on(endpoint.engine, None, views, overdue):
+            if did.took is Took.READ:
+                offers = tuple(pair for pair in view if isinstance(pair[0].what, int))
+                read = before._replace(views=views if before.views else (offers,), overdue=did.overdue)
+                events.append(self._event(("reads an offer", who), read, did))
+        for place in [] if before.prompt else self._arrivals(endpoint.inbox):
             sender, message = endpoint.inbox[place]
             rest = endpoint._replace(inbox=endpoint.inbox[:place] + endpoint.inbox[place + 1 :], seen=False)
             after = {
@@ -170,17 +183,17 @@ class Endpoints:
                 Took.SERVED: rest,
                 Took.ENTERED: rest._replace(inside=message),
             }
-            for did in self.engines.go_on(endpoint.engine, message):
-                events.append(self._event(("has", who, sender, message, did.took), after[did.took], did))
-        if not self._is_here(endpoint, who) or self.fault is Fault.BY_ARRIVAL:
-            for did in self.engines.go_on(endpoint.engine, None):
-                if did.after != endpoint.engine or did.sent or did.done or did.wrong:
+            for did in self.engines.go_on(endpoint.engine, message, views, overdue):
+                if did.took is not Took.READ:
+                    events.append(self._event(("has", who, sender, message, did.took), after[did.took], did))
+        if not self._is_here(endpoint, who) or self.fault is Fault.BY_ARRIVAL or before.prompt:
+            for did in self.engines.go_on(endpoint.engine, None, views, overdue):
+                if did.took is not Took.READ:
                     events.append(self._event(("goes on", who), endpoint, did))
         if self.exact:
-            did = self.engines.pass_time(endpoint.engine)
-            if did.after != endpoint.engine:
-                events.append(self._event(("lets time pass", who), endpoint, did))
-        return events
+            events.append(self._event(("lets time pass", who), endpoint, self.engines.pass_time(endpoint.engine)))
+        same = self.number(before)
+        return [event for event in events if event.after != same or not event.silent]
 
     def _arrivals(self, inbox: tuple[Entry, ...]) -> list[int]:
         """Return places in an inbox whose message may be served, if it has arrived."""
@@ -206,7 +219,7 @@ class Endpoints:
         """Return whether no other engine can change what may happen next here, and can notice it.
 
         There is a message, which nobody can take away any more; the engine may do something else before it serves it,
-        but whatever it does is silent.
+        but whatever it does is silent, and does not change what others may see; nor does it look at others.
         """
         endpoint = self.endpoints[number]
         if (
@@ -215,33 +228,23 @@ class Endpoints:
             or endpoint.sending
             or not endpoint.inbox
             or endpoint.inbox[0][1] == GONE
+            or self.looks(number, who)
         ):
             return False
         if self.mortal and not self._is_here(endpoint, who):
             return False
-        return all(event.silent for event in self.events(number, who))
+        shown = self._shown(number)
+        return all(event.silent and self._shown(event.after) == shown for event in self.events(number, who, ()))
 
-    def _step(self, number: int, heard: tuple[Any, ...], label: Label) -> Event:
-        """Make the step or the copy that an engine has entered.
+    def _shown(self, number: int) -> int:
+        return self.engines.facts[self.endpoints[number].engine].shown
 
-        `heard`: aborts of which it hears while it makes a step; what the leader of the source offers in a copy.
-        """
+    def _step(self, number: int, aborting: tuple[str, ...], label: Label, view: View) -> Event:
+        """Make the step that an engine has entered; `aborting`: aborts of which it hears while it makes it."""
         endpoint = self.endpoints[number]
         assert endpoint.inside is not None
         after = endpoint._replace(inside=None, prompt=self.prompt and not endpoint.inbox)
-        make = self.engines.copy if self.source(endpoint.inside) else self.engines.step
-        return self._event(label, after, make(endpoint.engine, endpoint.inside, heard))
-
-    def source(self, message: int) -> Group:
-        """Return the group from which KV migrates by a message; empty if none does."""
-        found = self.engines.messages[message]
-        return found.source if isinstance(found, MigrateKV) else ()
-
-    def offer(self, number: int) -> tuple[int, ...]:
-        """Return what an engine tells all others in the copy that it has entered."""
-        endpoint = self.endpoints[number]
-        assert endpoint.inside is not None
-        return self.engines.offer(endpoint.engine, endpoint.inside)
+        return self._event(label, after, self.engines.step(endpoint.engine, endpoint.inside, aborting, view))
 
     def aborts(self, number: int) -> tuple[str, ...]:
         """Return the jobs whose aborts are on their way."""
@@ -257,37 +260,12 @@ class Endpoints:
 
     def _push(self, number: int, who: int, sender: int, message: int) -> int:
         """Return the endpoint of engine `who` with one more message on its way."""
-        if number == self.gone:
+        if self.is_gone(number):
             return number
         endpoint = self.endpoints[number]
-        inbox = endpoint.inbox + ((sender, message),) * self._copies(sender, who, message)
-        return self.number(endpoint._replace(inbox=self._sorted(inbox, message, int(endpoint.seen))))
-
-    def _sorted(self, inbox: tuple[Entry, ...], message: int, first: int) -> tuple[Entry, ...]:
-        """Grants that follow each other answer one question: which of them comes first makes no difference."""
-        if not isinstance(self.engines.messages[message], BlocksReserved):
-            return inbox
-        place = len(inbox)
-        while place > first and self._answers_the_same(inbox[place - 1][1], message):
-            place -= 1
-        return inbox[:place] + tuple(sorted(inbox[place:]))
-
-    def _answers_the_same(self, one: int, other: int) -> bool:
-        return (
-            one != GONE
-            and isinstance(self.engines.messages[one], BlocksReserved)
-            and self.group(one) == self.group(other)
-        )
-
-    def _copies(self, sender: int, who: int, number: int) -> int:
-        message = self.engines.messages[number]
-        if self.fault is Fault.GRANT_DROPPED and isinstance(message, BlocksReserved) and sender == 1:
-            return 0
-        if self.fault is Fault.COMMIT_DROPPED and isinstance(message, LendBlocks) and who == 1:
-            return 0
-        if self.fault is Fault.STEP_TWICE and isinstance(message, RunStep) and who == 1 and len(message.group) == 2:
-            return 2
-        return 1
+        messages = self.engines.messages
+        inbox = endpoint.inbox + ((sender, message),) * arrives(self.fault, sender, who, messages[message])
+        return self.number(endpoint._replace(inbox=sort_grants(inbox, int(endpoint.seen), messages)))
 
     def _lose(self, number: int, sender: int) -> tuple[int, ...]:
         """Return what an endpoint may be after an engine has stopped: any number of its last messages do not arrive."""

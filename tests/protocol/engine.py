@@ -6,9 +6,10 @@ one, the model writes down whose token is in which block, and nothing goes to a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,20 +20,18 @@ from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.memory.kv_view import Run
-from flying_serving.migration.messages import MigrateKV, decode_offers
 from flying_serving.migration.source import RETAIN_S
-from flying_serving.migration.target import PATIENCE_S
-from flying_serving.migration.transfer import copy_kv, share_offers
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.keys import LANE_KEY, MIGRATED_FROM_KEY
+from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
+from flying_serving.migration.transfer import pull_kv
+from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.worker.lanes import WorkerLanes
-from tests.engine.schedulers import BLOCK, FakeScheduler, Request
+from tests.engine.schedulers import BLOCK, Request
 from tests.protocol.alike import forget_times, rename_blocks
-from tests.protocol.client import Abort, ClientMessage, Job, Retain, after
-from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Entered, Inbox, Nothing, now
+from tests.protocol.client import Abort, ClientMessage, Job, Retain
+from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Entered, Inbox, Nothing, Reading, now
 from tests.protocol.faults import Fault, inject
-from tests.protocol.memory import EndlessScheduler, ListPool, Memory
+from tests.protocol.memory import EndlessScheduler, LanePool, ListPool, Memory, Scheduler
+from tests.protocol.offers import Peers, Table, View
 
 SIZES = (1, 2, 4)
 
@@ -43,6 +42,7 @@ class Took(Enum):
     NOT = "it did something else first"
     SERVED = "it was served"
     ENTERED = "the engine has entered its step, and waits for the other members"
+    READ = "it has read offers, and goes on to copy the KV"
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,23 @@ class Settings:
         endless: lanes that have work without end and need no blocks, by group; the others have none at all.
         exact: whether it is kept how long ago things were, with a tick for each step, and more ticks at any time. If
             not, any wait and any pause may be over at any time, which allows all that can really happen, and more.
+        chunk: tokens that a scheduler plans for a step, at the most.
+        stalls: whether who waits for KV to be offered, with blocks, may give up only because it has waited long enough.
     """
 
     blocks: int = 3
     lend_blocks: int = 1
     endless: tuple[Group, ...] = ()
     exact: bool = False
+    chunk: int = 8
+    stalls: bool = True
 
 
 class Overdue(NamedTuple):
     """Which waits of requests that migrate are over.
 
     Args:
-        arrivals: of those that wait for room for their KV.
+        arrivals: of those that wait for their KV, or for room for it.
         retained: of those whose KV waits to be fetched.
     """
 
@@ -82,38 +86,48 @@ class Engine:
         number: of this one.
         settings: what all of them are made with.
         fault: what is broken.
-        mobile: ids of requests whose KV is fetched, or arrives.
+        mobile: requests whose KV goes from one group to another.
+        sizes: of the groups that offer KV, by number of the offer.
     """
 
     def __init__(
-        self, number: int, settings: Settings, fault: Fault | None = None, mobile: Container[str] = ()
+        self,
+        number: int,
+        settings: Settings,
+        fault: Fault | None = None,
+        mobile: Container[str] = (),
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
         self.number, self.settings = number, settings
         self.channel = Inbox()
-        self.memory = Memory(settings.blocks, mobile)
+        self.memory, self.table, self.peers = Memory(settings.blocks, mobile), Table(sizes or {}), Peers()
         self.overdue: dict[int, int] = {}
         """By size, for older lanes that are led here, have work and are due: steps of others made here since then."""
         self._rounds = 0
         self._aborting: tuple[str, ...] = ()
-        self._offered: tuple[int, ...] | None = None
-        self._copied: MigrateKV | None = None
-        own = SchedulerPool(self._make_scheduler((number,)))
+        self._views: list[View] = []
+        own = LanePool(self._make_scheduler((number,)))
         lanes = [Lane((number,), BLOCK, None, own)]
         for size in SIZES[1:]:
             group = aligned_group(number, size)
-            pool = SchedulerPool(self._make_scheduler(group)) if group[0] == number else None
+            pool = LanePool(self._make_scheduler(group)) if group[0] == number else None
             leader = None if pool is None else Leader(group, pool, self.channel, settings.lend_blocks)
-            lanes.append(Lane(group, BLOCK, None, pool, Member(group, number, own, self.channel), leader))
+            lanes.append(Lane(group, BLOCK, None, pool, self._make_member(group, own), leader))
         instruments: Any = Instruments(Board(self), Nothing(), self)  # type: ignore[arg-type]
         flying = FlyingConfig(weave_steps=1, max_pause_ms=PAUSE_S * 1000)
-        self.loop = EngineLoop(number, Lanes(lanes), self.channel, self, flying, instruments, now)
-        inject(fault, self.loop.migrations)
+        kv: Any = (self.table, self.peers)
+        self.loop = EngineLoop(number, Lanes(lanes), self.channel, self, flying, kv, instruments, now)
+        self.loop.migrations.target.token_s = dict.fromkeys(SIZES, 1.0)  # block by block, while something else runs
+        inject(fault, self.loop.migrations, self.table)
+
+    def _make_member(self, group: Group, own: LanePool) -> Member:
+        return Member(group, self.number, own, self.channel, partial(self.table.lend, len(group)))
 
     def _make_scheduler(self, group: Group) -> Any:
         blocks, endless = self.settings.blocks, self.settings.endless
         if endless:
             return EndlessScheduler(blocks, pool=ListPool(blocks), busy=group in endless)
-        return FakeScheduler(blocks, pool=ListPool(blocks))
+        return Scheduler(blocks, pool=ListPool(blocks), budget=self.settings.chunk)
 
     @property
     def schedulers(self) -> dict[int, Any]:
@@ -158,32 +172,22 @@ class Engine:
         """What the workers do, all of which are one memory."""
         if function is WorkerLanes.execute:
             return self.memory.write(args[1])
-        if function is share_offers:
-            return self._share_offers(*args)
-        assert function is copy_kv
-        return self._copy_kv(*args)
+        assert function is pull_kv
+        return self._pull_kv(*args)
 
-    def _share_offers(self, group: Group, sender: int, numbers: list[int] | None, count: int) -> list[int]:
-        if self._offered is None:  # all that is asked for is what this engine says
-            assert numbers is not None
-            self._offered = tuple(numbers)
-            raise Entered
-        assert numbers is None or tuple(numbers) == self._offered
-        assert len(self._offered) == count
-        return list(self._offered)
-
-    def _copy_kv(
-        self, group: Group, source: tuple[Group, list[Run] | None], target: tuple[Group, list[Run] | None], count: int
+    def _pull_kv(
+        self, source: Group, source_blocks: Mapping[int, Sequence[int]], group: Group, blocks: list[int], tokens: range
     ) -> None:
-        """What a source has is what it should have; so all members of a target get that, under its new id."""
-        assert self._copied is not None
-        assert self._offered is not None
-        names = copied(self._copied, self._offered)
-        for name, run in zip(names, source[1] or [([], range(0))] * len(names), strict=True):
-            self.memory.read(name, run)
-        for name, run in zip(names, target[1] or [([], range(0))] * len(names), strict=True):
-            self.memory.take(after(name), run)
-        assert all(sum(len(tokens) for _, tokens in runs) == count for _, runs in (source, target) if runs is not None)
+        """Copy whatever is there; in lane 1 some time after the offer was read."""
+        if len(group) == 1:
+            self._look_again()
+        self.memory.take(blocks, tokens, self.peers.copy(source, source_blocks, (group, self.number), tokens))
+
+    def _look_again(self) -> None:
+        """Look at other engines at the next time. Raises Reading if that has not come yet."""
+        if not self._views:
+            raise Reading
+        self.peers.view = dict(self._views.pop(0))
 
     # ---- what observes it
 
@@ -203,6 +207,7 @@ class Engine:
         loop = self.loop
         loop.arbiter._stepped_at_s = {size: at - TICK_S for size, at in loop.arbiter._stepped_at_s.items()}
         loop.arbiter._hold_until_s -= TICK_S
+        loop.arbiter._older_paused_until_s -= TICK_S
         loop._own_at_s -= TICK_S
         for leader in loop.lanes.leaders.values():
             leader._retry_at -= TICK_S
@@ -212,76 +217,73 @@ class Engine:
 
     # ---- what may happen
 
-    def hear(self, client_message: ClientMessage) -> None:
-        """Handle what the client sent."""
+    def hear(self, client_message: ClientMessage, view: View = ()) -> None:
+        """Handle what the client sent; `view`: of other engines."""
+        self.peers.view = dict(view)
         utilities = EngineUtilities(self.loop, Nothing(), 0, [], [])  # type: ignore[arg-type]
         match client_message:
             case Job(name, size):
                 extra: dict[str, Any] = {LANE_KEY: size}
-                if client_message.migrated_from is not None:
-                    source = client_message.migrated_from
-                    extra[MIGRATED_FROM_KEY] = (source[0], len(source), client_message.old_name)
-                sent: Any = SimpleNamespace(request_id=name, sampling_params=SimpleNamespace(extra_args=extra))
-                self.loop.requests.note_route(sent)
-                self.loop.add(Request(name, client_message.prompt, client_message.tokens), 0)
+                source = client_message.source
+                if source is not None:
+                    extra[MIGRATED_FROM_KEY] = (source.group[0], len(source.group), source.number)
+                    extra[AHEAD_KEY] = client_message.ahead
+                extra[OFFER_KEY] = client_message.offer
+                request = Request(name, client_message.prompt, client_message.tokens)
+                request.sampling_params = SimpleNamespace(extra_args=extra)
+                self.loop.add(request, 0)
             case Abort(name):
                 self.loop.abort([name])
                 self._is_without(name)
-            case Retain(name):
-                utilities.flying_retain([name])
+            case Retain(name, number):
+                utilities.flying_retain([(name, number)] if name else [])
                 self._is_without(name)
             case _:
                 group = list(aligned_group(self.number, client_message.size))
-                utilities.flying_switch(group, "hard" if client_message.hard else "weave", 1, NOW_S)
+                utilities.flying_switch(group, client_message.mode, 1, NOW_S)
 
     def _is_without(self, name: str) -> None:
         """Nobody wants the request here any more: it must not go on."""
         target = self.loop.migrations.target
-        arriving = [one for one in target.arriving.values() if not one.aborted and not one.left]
-        here = [arrival.request.request_id for arrival in (*target.waiting, *arriving)]
+        here = [one.request_id for one in target.arrivals.values() if not one.aborted and one.left is None]
         here += [running for scheduler in self.schedulers.values() for running in scheduler.requests]
         assert name not in here, f"{name} goes on, though nobody wants it here any more"
 
-    def go_on(self, message: Message | None, ticks: int, overdue: Overdue) -> Took:
-        """Go once through the loop, after a number of ticks, with a message or none."""
+    def go_on(self, message: Message | None, ticks: int, overdue: Overdue, views: Sequence[View]) -> Took:
+        """Go once through the loop, after a number of ticks, with a message or none.
+
+        `views`: of other engines; each but the first when it copies what it read in the one before.
+        """
         for _ in range(ticks):
             self.pass_time()
         migrations = self.loop.migrations
-        for arrival in migrations.target.waiting if overdue.arrivals else ():
-            arrival.since_s -= PATIENCE_S + TICK_S
+        for arrival in migrations.target.arrivals.values() if overdue.arrivals else ():
+            arrival.since_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
+            if arrival.grown_s is not None:
+                arrival.grown_s -= TICK_S + (STALLED_S if self.settings.stalls else PATIENCE_S)
         for retained in migrations.source.retained.values() if overdue.retained else ():
-            retained.since_s -= RETAIN_S + TICK_S
+            retained.since_s = NOW_S - RETAIN_S - TICK_S
         self.channel.next = message
+        self._views = list(views)
+        self._look_again()
         self._rounds = 1
         try:
             self.loop.run()
         except Entered:
             return Took.ENTERED
+        except Reading:
+            return Took.READ
         return Took.NOT if self.channel.next is message else Took.SERVED
 
-    def step(self, message: RunStep, aborting: tuple[str, ...]) -> None:
+    def step(self, message: RunStep, aborting: tuple[str, ...], view: View) -> None:
         """Make a step of a group that all members have entered; aborts arrive while it is made."""
-        self._aborting = aborting
+        self._aborting, self.peers.view = aborting, dict(view)
         self.loop.handle(message)
         self._aborting = ()
 
-    def offer(self, message: MigrateKV) -> tuple[int, ...]:
-        """Return what this engine, the source's leader, tells all others when they have entered the copy."""
-        try:
-            self.loop.handle(message)
-        except Entered:
-            assert self._offered is not None
-            return self._offered
-        raise AssertionError("nothing was offered")
-
-    def copy(self, message: MigrateKV, offered: tuple[int, ...]) -> None:
-        """Make the copy that all have entered."""
-        self._offered, self._copied = offered, message
-        self.loop.handle(message)
-        self._offered = self._copied = None
-
     def settle(self) -> tuple[str, ...]:
         """Forget what can make no difference any more. Returns the requests that were completed."""
+        self._views, self.peers.view = [], {}
         done = tuple(name for scheduler in self.schedulers.values() for name in scheduler.done)
         for scheduler in self.schedulers.values():
             scheduler.done, scheduler.outputs = [], []
@@ -289,10 +291,3 @@ class Engine:
         forget_times(self)
         rename_blocks(self)
         return done
-
-
-def copied(message: MigrateKV, offered: tuple[int, ...]) -> list[str]:
-    """Return the requests of a copy of which some KV is there, by what the source's leader offered."""
-    offers = decode_offers(offered, [-(-one.tokens // BLOCK) for one in message.requests])
-    pairs = zip(message.requests, offers, strict=True)
-    return [one.request_id for one, offer in pairs if min(offer.tokens, one.tokens) > one.start_tokens]

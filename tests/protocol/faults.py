@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
-from flying_serving.migration.messages import MigratingRequest
+from flying_serving.migration.messages import KVPulled
 from flying_serving.migration.migrations import Migrations
+from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import Source
 from flying_serving.migration.target import Arrival, Target
+from tests.protocol.offers import Table
 
 
 class Fault(Enum):
@@ -21,75 +23,126 @@ class Fault(Enum):
     STEP_TWICE = "steps of two arrive twice at engine 1"
     ADDED_TWICE = "the client sends requests for groups twice"
     NOT_ADDED = "requests for engine 2 get lost"
-    RELEASED_EARLY = "a leader releases the blocks of a retained request before its KV is fetched"
-    ADMITTED_EARLY = "a scheduler gets a request before its KV is there"
-    OFFERED_EARLY = "a leader offers KV of a step that is still under way"
+    PUBLISHED_EARLY = "a leader offers KV of a step that is still under way, of a request that runs"
+    RETAINED_EARLY = "a leader offers KV of a step that is still under way, of a request that leaves"
+    RELEASED_EARLY = "a leader frees the blocks of a request that has left while their offer stands"
+    NOT_REVOKED = "an offer is not revoked when its blocks are freed"
+    REOPENED = "a request that was preempted is offered again under its number"
+    ADMITTED_EARLY = "a scheduler gets a request before all members have pulled its KV"
+    NOT_COMPARED = "what was copied counts, whether it is still offered or not"
     NOT_LEFT = "a request that goes on elsewhere before it has arrived stays"
     NO_NEXT_BLOCK = "KV arrives in blocks that leave no room for the next token"
+    SET_ASIDE_EARLY = "blocks are set aside for KV before any is offered"
+    KEEPS_BLOCKS = "a request whose KV is still computed keeps its blocks, though its lane is short of them"
+
+
+class _PublishedEarly(Source):
+    def publish(self) -> None:
+        requests = [request for pool in self._pools.values() for request in pool.scheduler.requests.values()]
+        in_flight = [request.num_in_flight_tokens for request in requests]
+        for request in requests:
+            request.num_in_flight_tokens = 0
+        super().publish()
+        for request, tokens in zip(requests, in_flight, strict=True):
+            request.num_in_flight_tokens = tokens
+
+
+class _RetainedEarly(Source):
+    def retain(self, request_id: str, number: int) -> None:
+        here = [pool.scheduler.requests for pool in self._pools.values()]
+        computed = [requests[request_id].num_computed_tokens for requests in here if request_id in requests]
+        super().retain(request_id, number)
+        if number in self.retained:
+            self._table.publish(number, computed[0], self.retained[number].blocks, final=True)
 
 
 class _ReleasedEarly(Source):
-    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
-        before = set(self.retained)
-        super().retain(request_ids, now_s)
-        for name in set(self.retained) - before:
-            retained = self.retained[name]
-            self._pools[retained.size].unpin(retained.blocks)
+    def keep(self, number: int, size: int, request_id: str, tokens: int) -> None:
+        super().keep(number, size, request_id, tokens)
+        if number in self.retained:
+            self._pools[size].unpin(self.retained.pop(number).blocks)
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        for name in list(request_ids):
-            self.retained.pop(name, None)
+
+class _Reopened(Source):
+    def _freed(self, size: int, request: Any) -> None:
+        offered = self.running.get(request.request_id)
+        super()._freed(size, request)
+        if offered is not None and not request.is_finished():
+            self.running[request.request_id] = offered
+
+
+class _NeverRevoked(Table):
+    def revoke(self, number: int) -> None:
+        if number not in self.offers:
+            super().revoke(number)
 
 
 class _AdmittedEarly(Target):
-    def prepare(self, arrival: Arrival, now_s: float) -> MigratingRequest | None:
-        found = super().prepare(arrival, now_s)
-        if found is not None and found.tokens:
-            self._pools[arrival.size].arrived(arrival.request, found.tokens)
-            self._admit(arrival.request, arrival.size)
-        return found
-
-    def arrived(self, migrating: MigratingRequest, tokens: int) -> Arrival:
-        if migrating.tokens:
-            return self.arriving.pop(migrating.request_id)
-        return super().arrived(migrating, tokens)
+    def pulled(self, message: KVPulled) -> None:
+        arrival = self.arrivals.get(message.request_id)
+        if arrival is not None and arrival.pulling:
+            arrival.pulling.clear()
+            self._pulled(arrival)
 
 
-class _OfferedEarly(Source):
-    def retain(self, request_ids: Iterable[str], now_s: float) -> None:
-        names = list(request_ids)
-        here = [pool.scheduler.requests for pool in self._pools.values()]
-        computed = {n: requests[n].num_computed_tokens for requests in here for n in names if n in requests}
-        super().retain(names, now_s)
-        for name in computed.keys() & self.retained.keys():
-            self.retained[name].tokens = computed[name]
+class _NotCompared(Target):
+    def _pulled(self, arrival: Arrival) -> None:
+        arrival.pulled_tokens = arrival.pulling_tokens
+        super()._pulled(arrival)
 
 
 class _NotLeft(Target):
-    def leave(self, request_ids: Iterable[str]) -> None:
-        pass
+    def leave(self, request_id: str, number: int) -> bool:
+        return request_id in self.arrivals
 
 
 class _NoNextBlock(Target):
-    def prepare(self, arrival: Arrival, now_s: float) -> MigratingRequest | None:
+    def _prepare(self, arrival: Arrival, now_s: float) -> bool:
         manager = self._pools[arrival.size].scheduler.kv_cache_manager
         take = manager.allocate_slots
         manager.allocate_slots = lambda *request, num_lookahead_tokens, **options: take(*request, **options)
         try:
-            return super().prepare(arrival, now_s)
+            return super()._prepare(arrival, now_s)
         finally:
             del manager.allocate_slots
 
 
-SOURCES: dict[Fault | None, type[Source]] = {Fault.RELEASED_EARLY: _ReleasedEarly, Fault.OFFERED_EARLY: _OfferedEarly}
+class _SetAsideEarly(Target):
+    def _opened(self, arrival: Arrival, now_s: float) -> Offer | None:
+        if arrival.blocks is None:
+            arrival.grown_s = now_s
+            self._prepare(arrival, now_s)
+        return super()._opened(arrival, now_s)
+
+
+class _KeepsBlocks(Target):
+    def _advance(self, arrival: Arrival, offer: Offer, now_s: float, limit_s: float | None) -> float:
+        pool = self._pools[arrival.size]
+        pool.is_short = lambda: False  # type: ignore[method-assign]
+        try:
+            return super()._advance(arrival, offer, now_s, limit_s)
+        finally:
+            del pool.is_short
+
+
+SOURCES: dict[Fault | None, type[Source]] = {
+    Fault.PUBLISHED_EARLY: _PublishedEarly,
+    Fault.RETAINED_EARLY: _RetainedEarly,
+    Fault.RELEASED_EARLY: _ReleasedEarly,
+    Fault.REOPENED: _Reopened,
+}
 TARGETS: dict[Fault | None, type[Target]] = {
     Fault.ADMITTED_EARLY: _AdmittedEarly,
+    Fault.NOT_COMPARED: _NotCompared,
     Fault.NOT_LEFT: _NotLeft,
     Fault.NO_NEXT_BLOCK: _NoNextBlock,
+    Fault.SET_ASIDE_EARLY: _SetAsideEarly,
+    Fault.KEEPS_BLOCKS: _KeepsBlocks,
 }
 
 
-def inject(fault: Fault | None, migrations: Migrations) -> None:
+def inject(fault: Fault | None, migrations: Migrations, table: Table) -> None:
     """Break migrations, if that is the fault."""
     migrations.source.__class__ = SOURCES.get(fault, Source)
     migrations.target.__class__ = TARGETS.get(fault, Target)
+    table.__class__ = _NeverRevoked if fault is Fault.NOT_REVOKED else Table

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from tests.engine.schedulers import BLOCK, FakeScheduler
-
-Run = tuple[list[int], range]
-"""Blocks of a request, and which of its tokens are meant."""
+from flying_serving.vllm_adapter.blocks import SchedulerPool
+from tests.engine.schedulers import BLOCK, FakeScheduler, Request
+from tests.protocol.client import request_of
 
 
 @dataclass
@@ -74,7 +73,26 @@ class ListPool:
         self.users = {new[block]: count for block, count in self.users.items()}
 
 
-class EndlessScheduler(FakeScheduler):
+class Scheduler(FakeScheduler):
+    """One whose pool hears of blocks before they are freed, and that can be pickled."""
+
+    told: Callable[[Any], None] | None = None
+
+    def _free_request_blocks(self, request: Request) -> None:
+        if self.told is not None:
+            self.told(request)
+        super()._free_request_blocks(request)
+
+
+class LanePool(SchedulerPool):
+    """The production one, over a `Scheduler`."""
+
+    def before_free(self, told: Callable[[Any], None]) -> None:
+        """As in production."""
+        self.scheduler.told = told
+
+
+class EndlessScheduler(Scheduler):
     """Has work without end, or none ever, and needs no blocks."""
 
     def __init__(self, blocks: int, *, pool: Any = None, busy: bool) -> None:
@@ -101,7 +119,7 @@ class Memory:
 
     Args:
         blocks: how many there are.
-        mobile: requests whose KV comes from elsewhere, or is fetched from elsewhere, when they have no table here.
+        mobile: requests whose KV comes from elsewhere, or goes elsewhere, when they have no table here.
     """
 
     def __init__(self, blocks: int, mobile: Container[str] = ()) -> None:
@@ -125,29 +143,36 @@ class Memory:
             self.tables[name] += added[0] if added else []
             done[name] = computed
         for name, tokens in plan.num_scheduled_tokens.items():
-            self.read(name, (self.tables[name], range(done[name])))
-            self.take(name, (self.tables[name], range(done[name], done[name] + tokens)))
+            self._check(name, done[name])
+            run = range(done[name], done[name] + tokens)
+            self.take(self.tables[name], run, [(request_of(name), place) for place in run])
 
-    def read(self, name: str, run: Run) -> None:
-        """Check that tokens of a request are where they are meant to be."""
-        blocks, tokens = run
-        for place in tokens:
-            found = self.content.get((blocks[place // BLOCK], place % BLOCK))
-            assert found == (name, place), f"for token {place} of {name}: {found}"
+    def _check(self, name: str, tokens: int) -> None:
+        """Check that the first tokens of a request are where they are meant to be."""
+        for place in range(tokens):
+            found = self.content.get((self.tables[name][place // BLOCK], place % BLOCK))
+            assert found == (request_of(name), place), f"for token {place} of {name}: {found}"
 
-    def take(self, name: str, run: Run) -> None:
-        """Write tokens of a request."""
-        blocks, tokens = run
-        for place in tokens:
+    def take(self, blocks: list[int], run: range, tokens: Iterable[tuple[str, int] | None]) -> None:
+        """Write tokens of a request, or whatever is to be written for them."""
+        for place, token in zip(run, tokens, strict=True):
             block = blocks[place // BLOCK]
             assert 0 < block < self.blocks
-            self.content[block, place % BLOCK] = (name, place)
+            self.content.pop((block, place % BLOCK), None)
+            if token is not None:
+                self.content[block, place % BLOCK] = token
+
+    def row(self, block: int) -> tuple[tuple[str, int] | None, ...]:
+        """Return the tokens in a block that others may want."""
+        found = [self.content.get((block, slot)) for slot in range(BLOCK)]
+        return tuple(token if token is not None and token[0] in self.mobile else None for token in found)
 
     def rename(self, new: Mapping[int, int], free: Container[int]) -> None:
         """Give blocks other numbers, and forget what nobody can read any more; `free`: new numbers."""
         self.tables = {name: [new[block] for block in blocks] for name, blocks in self.tables.items()}
+        used = {(request_of(name), block) for name, blocks in self.tables.items() for block in blocks}
         self.content = {
             (new[block], slot): token
             for (block, slot), token in self.content.items()
-            if token[0] in self.tables or (token[0] in self.mobile and new[block] not in free)
+            if (token[0], new[block]) in used or (token[0] in self.mobile and new[block] not in free)
         }

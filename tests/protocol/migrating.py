@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from flying_serving.layout.groups import Group
+from flying_serving.migration.offers import KVSource
 from tests.protocol.client import Job
 from tests.protocol.engine import Settings
 from tests.protocol.scenario import Scenario, Stage
@@ -19,18 +20,22 @@ ONE, TWO, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=6)
 PAIR, OTHERS, ALL = (0, 1), (2, 3), (0, 1, 2, 3)
 
 
-def _job(name: str, group: Group, prompt: int, tokens: int, migrated_from: Group | None = None) -> Job:
-    return Job(name, len(group), group[0], prompt, tokens, migrated_from)
+def job_of(
+    name: str, group: Group, tokens: tuple[int, int], source: tuple[Group, int] | None = None, **more: Any
+) -> Job:
+    """`tokens`: of the prompt, and to come. `source`: what offers its KV, and under which number."""
+    return Job(name, len(group), group[0], *tokens, None if source is None else KVSource(*source), **more)
 
 
 def on_the_way(*groups: Group, order: tuple[int, ...] = (), short: bool = False, **more: Any) -> Scenario:
-    """Return a request that goes through groups; `order`: a layout, with the last of which it migrates."""
+    """Return a request that goes through groups; `order`: a layout to which a switch by `migrate` takes it at last."""
     tokens = len(groups) + (0 if short else 1)
-    stages = [Stage(jobs=(_job("a", groups[0], 2, tokens),))]
+    stages = [Stage(jobs=(job_of("a", groups[0], (2, tokens)),))]
     for number, (old, new) in enumerate(pairwise(groups), 1):
         last = number == len(groups) - 1
-        job = _job(f"a+{number}", new, 2 + tokens - 1 if last else 2 + number, 1 if last else tokens - number, old)
-        stages.append(Stage(order if last else (), jobs=(job,)))
+        count = (2 + tokens - 1, 1) if last else (2 + number, tokens - number)
+        stages += [Stage(order, "migrate")] if order and last else []
+        stages.append(Stage(jobs=(job_of(f"a+{number}", new, count, (old, number)),)))
     return Scenario(tuple(stages), **more)
 
 
@@ -45,23 +50,23 @@ MIGRATING = {
     "KV goes from all engines to one that has no room": on_the_way(ALL, (2,), settings=ONE, lent=(ALL,), short=True),
     "KV goes to a wider group whose blocks are in use": Scenario(
         (
-            Stage(jobs=(_job("b", (1,), 5, 1), _job("a", (0,), 2, 2))),
-            Stage(jobs=(_job("a+1", PAIR, 3, 1, migrated_from=(0,)),)),
+            Stage(jobs=(job_of("b", (1,), (5, 1)), job_of("a", (0,), (2, 2)))),
+            Stage(jobs=(job_of("a+1", PAIR, (3, 1), ((0,), 1)),)),
         ),
         settings=TWO,
         lent=(PAIR,),
     ),
     "KV goes to the neighbour while the engine goes on": Scenario(
         (
-            Stage(jobs=(_job("a", (0,), 2, 3),)),
-            Stage(jobs=(_job("b", (0,), 1, 1), _job("a+1", (1,), 4, 1, migrated_from=(0,)))),
+            Stage(jobs=(job_of("a", (0,), (2, 3)),)),
+            Stage(jobs=(job_of("b", (0,), (1, 1)), job_of("a+1", (1,), (4, 1), ((0,), 1)))),
         ),
         settings=TWO,
     ),
     "KV of two requests comes to where one has room": Scenario(
         (
-            Stage(jobs=(_job("a", (1,), 4, 3), _job("b", (1,), 4, 3))),
-            Stage(jobs=(_job("a+1", (0,), 5, 1, migrated_from=(1,)), _job("b+1", (0,), 5, 1, migrated_from=(1,)))),
+            Stage(jobs=(job_of("a", (1,), (4, 3)), job_of("b", (1,), (4, 3)))),
+            Stage(jobs=(job_of("a+1", (0,), (5, 1), ((1,), 1)), job_of("b+1", (0,), (5, 1), ((1,), 2)))),
         ),
         settings=TWO,
     ),
@@ -71,10 +76,10 @@ MIGRATING = {
     "KV goes to a narrower group with the order": on_the_way(
         PAIR, (1,), order=(1, 1, 1, 1), first=(2, 2, 2, 2), settings=TWO, lent=(PAIR,), short=True
     ),
-    "a leader or a member stops while KV is copied": on_the_way(PAIR, (1,), settings=MANY, mortal=(0, 1)),
-    "an engine between two others stops while KV is copied": on_the_way((0,), OTHERS, settings=ONE, mortal=(1, 2)),
+    "a member of the owner's group stops while KV is pulled": on_the_way(PAIR, (1,), settings=MANY, mortal=(0, 1)),
+    "an owner or a target stops while KV is pulled": on_the_way((0,), OTHERS, settings=ONE, mortal=(0, 2, 3)),
 }
-ALWAYS_FULL = {
+FULL = {
     "KV goes to a wider group that has no room",
     "KV goes to a narrower group that has no room",
     "KV goes from all engines to one that has no room",

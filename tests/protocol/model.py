@@ -9,15 +9,17 @@ from typing import Any
 from flying_serving.engine.messages import RecallBlocks
 from flying_serving.layout.groups import Group, Layout
 from tests.protocol.automaton import Engines
-from tests.protocol.client import Abort, ClientMessage, Job, Order, Retain, request_of
-from tests.protocol.endpoints import Endpoints, Event, Label, Sent
+from tests.protocol.client import Order, request_of
+from tests.protocol.dispatching import ENGINES, Dispatcher
+from tests.protocol.endpoints import Endpoints
 from tests.protocol.engine import SIZES, Engine
+from tests.protocol.events import Event, Label, Sent
 from tests.protocol.explorer import Wrong
 from tests.protocol.faults import Fault
+from tests.protocol.offers import View
 from tests.protocol.scenario import Client, Scenario, Status
 from tests.protocol.tracing import describe
 
-ENGINES = 4
 GROUPS = [group for size in SIZES[1:] for group in Layout.uniform(ENGINES, size).groups]
 
 
@@ -44,9 +46,9 @@ class ProtocolModel:
         self.endpoints = Endpoints(
             self.engines, exact=exact, prompt=scenario.prompt, mortal=bool(scenario.mortal), fault=fault
         )
-        jobs = [job for stage in scenario.stages for job in stage.jobs]
-        self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in jobs))}
-        self._mobile = frozenset(name for job in jobs if job.migrated_from for name in (job.old_name, job.name))
+        self.client = Dispatcher(scenario, self.endpoints, fault)
+        self._mobile = frozenset(request_of(job.name) for job in scenario.jobs if job.source)
+        self._sizes = {job.source.number: len(job.source.group) for job in scenario.jobs if job.source}
         self._clients: list[Client] = []
         self._client_numbers: dict[Client, int] = {}
         self._are_quiet: dict[int, tuple[bool, ...]] = {}
@@ -54,12 +56,12 @@ class ProtocolModel:
     def first(self) -> State:
         """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
         endpoints = [self.endpoints.take(self._make(engine)) for engine in range(ENGINES)]
-        client = Client(((Status.OPEN, None),) * len(self.numbers))
-        return self._state(*self._begin_stages(endpoints, client))
+        client = Client(((Status.OPEN, None, None),) * len(self.client.numbers))
+        return self._state(*self.client.begin_stages(endpoints, client))
 
     def _make(self, number: int) -> Engine:
-        engine = Engine(number, self.scenario.settings, self.fault, self._mobile)
-        engine.hear(Order(self.scenario.first[number], self.scenario.hard))
+        engine = Engine(number, self.scenario.settings, self.fault, self._mobile, self._sizes)
+        engine.hear(Order(self.scenario.first[number], self.scenario.mode))
         count = self.scenario.settings.lend_blocks
         for group in self.scenario.lent:
             if number in group:
@@ -85,7 +87,7 @@ class ProtocolModel:
             return True
         if self.endless or client.lost or client.unanswered or client.stage < len(self.scenario.stages) - 1:
             return False
-        if any(status is Status.OPEN for status, _ in client.requests) or not all(map(self._is_at_rest, state[:-1])):
+        if any(status is Status.OPEN for status, *_ in client.requests) or not all(map(self._is_at_rest, state[:-1])):
             return False
         self._check_lending(state)
         return True
@@ -95,7 +97,7 @@ class ProtocolModel:
         endpoint = self.endpoints.endpoints[number]
         is_waiting = endpoint.inside is None and not endpoint.sending and not endpoint.heard and not endpoint.inbox
         facts = self.engines.facts[endpoint.engine]
-        return is_waiting and not facts.busy and not any(facts.waits) and not facts.arriving
+        return is_waiting and not facts.busy and not any(facts.waits)
 
     def follow(self, state: State) -> Iterator[tuple[Label, State]]:
         """Return what can happen next."""
@@ -117,10 +119,11 @@ class ProtocolModel:
         """Return an engine that may as well go first: what it does next can be the next thing that happens at all.
 
         It has a message, and the client will say nothing new to it; so nothing that others do gives it another choice.
-        And none of its choices sends anything or completes a request, so whatever others do, they can do before it or
-        after it, and it comes to the same. Hence every end, and every wrong, that is reached in another order is
-        reached in one in which this engine goes first. (A persistent set. It does not put the others off for ever:
-        with finite work an engine has finitely much to do before it serves its message.)
+        And none of its choices sends anything, completes a request, or depends on or changes what engines see of each
+        other's KV; so whatever others do, they can do before it or after it, and it comes to the same. Hence every end,
+        and every wrong, that is reached in another order is reached in one in which this engine goes first. (A
+        persistent set. It does not put the others off for ever: with finite work an engine has finitely much to do
+        before it serves its message.)
         """
         settled = self.endpoints.settled
         for engine, is_quiet in enumerate(self._quiet(state)):
@@ -132,20 +135,14 @@ class ProtocolModel:
         """Return, by engine, whether the client has sent it all that it ever will."""
         quiet = self._are_quiet.get(state[-1])
         if quiet is None:
-            client = self._clients[state[-1]]
-            ordered = any(stage.layout for stage in self.scenario.stages[client.stage + 1 :])
-            jobs = [job for stage in self.scenario.stages[client.stage + 1 :] for job in stage.jobs]
-            changing = {request_of(job.name) for job in jobs} | set(self.scenario.aborts)
-            leaving = [client.requests[self.numbers[name]] for name in changing]
-            told = {job.leader for job in jobs} | {j.leader for status, j in leaving if j and status is Status.OPEN}
-            quiet = self._are_quiet[state[-1]] = tuple(not ordered and e not in told for e in range(ENGINES))
+            quiet = self._are_quiet[state[-1]] = self.client.are_quiet(self._clients[state[-1]])
         return quiet
 
     # ---- engines
 
     def _at(self, state: State, engine: int) -> Iterator[tuple[Label, State]]:
         """What happens at one engine."""
-        local, others = self.endpoints.kinds(state[engine], engine)
+        local, others = self.endpoints.kinds(state[engine], engine, self._view(state, engine))
         before, behind = state[:engine], state[engine + 1 :]
         for label, place in local:
             yield label, (*before, place, *behind)
@@ -156,8 +153,13 @@ class ProtocolModel:
             if isinstance(event.heard, Order):
                 client = self._clients[state[-1]]
                 client = client._replace(unanswered=client.unanswered - {engine})
-                after = self._state(*self._begin_stages(list(after[:-1]), client))
+                after = self._state(*self.client.begin_stages(list(after[:-1]), client))
             yield event.label, after
+
+    def _view(self, state: State, engine: int) -> View:
+        """What an engine sees of the others."""
+        looks = self.endpoints.looks(state[engine], engine)
+        return tuple((look, self.endpoints.see(state[look.engine], look)) for look in looks)
 
     def _is_repeated(self, state: State, engine: int, sent: Sent) -> bool:
         """Whether a member recalls blocks while a RecallBlocks is under way: that is not sent, or states had no end.
@@ -180,19 +182,9 @@ class ProtocolModel:
         if event.done:
             client = self._clients[endpoints.pop()]
             for name in event.done:
-                client = self._complete(client, name, event.label)
+                client = self.client.complete(endpoints, client, name, event.label)
             return self._state(endpoints, client)
         return tuple(endpoints)
-
-    def _complete(self, client: Client, name: str, label: Label) -> Client:
-        """A job is done. What is said of a job that is not the request's present one is stale."""
-        number = self.numbers[request_of(name)]
-        status, job = client.requests[number]
-        if job is None or job.name != name or status not in (Status.OPEN, Status.DONE):
-            return client
-        if status is Status.DONE:
-            raise Wrong(f"{name} was completed twice", label)
-        return client.with_request(number, Status.DONE, job)
 
     def _step(self, state: State, group: Group) -> Iterator[tuple[Label, State]]:
         """When all members of a group have come to a step of it, it is made."""
@@ -202,11 +194,6 @@ class ProtocolModel:
         label = ("step", group, *dict.fromkeys(messages))
         if len(label) > 3:
             raise Wrong("a collective whose members have come to different steps", label)
-        source = self.endpoints.source(label[2])
-        if source:
-            told = self.endpoints.offer(state[source[0]])
-            yield label, self._together(state, label, dict.fromkeys(group, told))
-            return
         # aborts that the leader hears of during the step come before the step's output
         for early in {(), self.endpoints.aborts(state[group[0]])}:
             yield label, self._together(state, label, dict.fromkeys(group, ()) | {group[0]: early})
@@ -214,52 +201,16 @@ class ProtocolModel:
     def _together(self, state: State, label: Label, heard: dict[int, tuple[Any, ...]]) -> State:
         after = state
         for engine, messages in heard.items():
-            after = self._after(after, engine, self.endpoints.step(state[engine], messages, label))
+            view = self._view(state, engine) if messages else ()
+            after = self._after(after, engine, self.endpoints.step(state[engine], messages, label, view))
         return after
 
-    # ---- the client
-
-    def _begin_stages(self, endpoints: list[int], client: Client) -> tuple[list[int], Client]:
-        """Send the next stage, and what follows it as long as there is no order to wait for."""
-        while not client.unanswered and client.stage + 1 < len(self.scenario.stages):
-            stage = self.scenario.stages[client.stage + 1]
-            alive = [engine for engine in range(ENGINES) if endpoints[engine] != self.endpoints.gone]
-            client = client._replace(stage=client.stage + 1, unanswered=frozenset(alive if stage.layout else ()))
-            for engine, size in enumerate(stage.layout):
-                self._say(endpoints, engine, Order(size, stage.hard))
-            for job in stage.jobs:
-                client = self._dispatch(endpoints, client, job)
-        return endpoints, client
-
-    def _dispatch(self, endpoints: list[int], client: Client, job: Job) -> Client:
-        number = self.numbers[request_of(job.name)]
-        status, before = client.requests[number]
-        if status is not Status.OPEN:
-            return client
-        if before is not None and not job.migrated_from:
-            self._say(endpoints, before.leader, Abort(before.name))
-        copies = 2 if self.fault is Fault.ADDED_TWICE and job.size > 1 else 1
-        for _ in range(0 if self.fault is Fault.NOT_ADDED and job.leader == 2 else copies):
-            self._say(endpoints, job.leader, job)
-        if before is not None and job.migrated_from:
-            self._say(endpoints, before.leader, Retain(before.name))
-        return client.with_request(number, status, job)
-
-    def _say(self, endpoints: list[int], engine: int, client_message: ClientMessage) -> None:
-        endpoints[engine] = self.endpoints.say(endpoints[engine], client_message)
-
     def _abort(self, state: State) -> Iterator[tuple[Label, State]]:
-        client = self._clients[state[-1]]
         for name in self.scenario.aborts:
-            status, job = client.requests[self.numbers[name]]
-            if status is Status.OPEN:
-                endpoints = list(state[:-1])
-                if job is not None:
-                    self._say(endpoints, job.leader, Abort(job.name))
-                yield (
-                    ("abort", name),
-                    self._state(endpoints, client.with_request(self.numbers[name], Status.ABORTED, job)),
-                )
+            endpoints = list(state[:-1])
+            client = self.client.abort(endpoints, self._clients[state[-1]], name)
+            if client is not None:
+                yield ("abort", name), self._state(endpoints, client)
 
     # ---- loss
 
@@ -274,7 +225,7 @@ class ProtocolModel:
             message = self.endpoints.endpoints[state[engine]].inside
             if message is not None and not self._is_whole(self.endpoints.group(message), state):
                 yield from self._die(state, engine, ("gives up, and stops", engine))
-        requests = tuple((Status.LOST if s is Status.OPEN else s, None) for s, _ in client.requests)
+        requests = tuple((Status.LOST if s is Status.OPEN else s, None, None) for s, *_ in client.requests)
         end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
         yield ("the server ends",), self._state([self.endpoints.gone] * ENGINES, end)
 
@@ -283,11 +234,11 @@ class ProtocolModel:
         client = self._clients[state[-1]]
         for left in product(*(self.endpoints.lose(state[other], engine) for other in range(ENGINES))):
             endpoints = list(left)
-            endpoints[engine] = self.endpoints.gone
+            endpoints[engine] = self.endpoints.stop(endpoints[engine])
             yield label, self._state(endpoints, client._replace(lost=True, unanswered=client.unanswered - {engine}))
 
     def _is_whole(self, group: Group, state: State) -> bool:
-        return all(state[engine] != self.endpoints.gone for engine in group)
+        return all(not self.endpoints.is_gone(state[engine]) for engine in group)
 
     # ---- books and names
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ class Stage:
 
     Args:
         layout: by engine, the size of its group; empty for no order.
-        hard: whether the order preempts.
+        mode: of the order. After one by "migrate" all engines are told what leaves them, even nothing.
         jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it migrates, which takes it
-            from where it was, and brings its KV if it says so (`Job.migrated_from`).
+            from where it was, and brings its KV if it says so (`Job.source`). If it is the very offer that is made of
+            `x` while it runs, the request is split: `x` goes on.
     """
 
     layout: tuple[int, ...] = ()
-    hard: bool = False
+    mode: str = "weave"
     jobs: tuple[Job, ...] = ()
 
 
@@ -35,25 +37,32 @@ class Scenario:
 
     Args:
         stages: each begins when all engines have acknowledged the order of the one before.
-        first, hard: the layout at the beginning, as in a Stage.
+        first, mode: the layout at the beginning, as in a Stage.
         settings: of the engines.
         lent: groups that have borrowed as many blocks as they ask for when it begins.
         aborts: requests that the client may abort at any time.
         mortal: engines of which one may stop at any time. The server ends some time after that.
         most_overdue: how many steps of other lanes an engine may make while an older lane is due.
+        handoffs: what a request goes on as when a job of it is done that is not all of it, by that job.
         prompt: whether an engine that comes out of a step goes through its loop before a message arrives that is not
             there yet.
     """
 
     stages: tuple[Stage, ...]
     first: tuple[int, ...] = (1, 1, 1, 1)
-    hard: bool = False
+    mode: str = "weave"
     settings: Settings = _PLAIN
     lent: tuple[Group, ...] = ()
     aborts: tuple[str, ...] = ()
     mortal: tuple[int, ...] = ()
     most_overdue: int = 3
+    handoffs: Mapping[str, Job] = field(default_factory=dict)
     prompt: bool = False
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All that there can be."""
+        return [*(job for stage in self.stages for job in stage.jobs), *self.handoffs.values()]
 
 
 class Status(Enum):
@@ -69,19 +78,19 @@ class Client(NamedTuple):
     """What the client knows.
 
     Args:
-        requests: of each, its status, and the job as which an engine has it.
+        requests: of each, its status, the job as which an engine has it, and that of the other part if it is split.
         stage: the last stage that has begun.
         unanswered: engines that have not acknowledged its order.
         lost: whether an engine has stopped.
         ended: whether the server has ended.
     """
 
-    requests: tuple[tuple[Status, Job | None], ...]
+    requests: tuple[tuple[Status, Job | None, Job | None], ...]
     stage: int = -1
     unanswered: frozenset[int] = frozenset()
     lost: bool = False
     ended: bool = False
 
-    def with_request(self, number: int, status: Status, job: Job | None) -> Client:
+    def with_request(self, number: int, status: Status, job: Job | None, part: Job | None = None) -> Client:
         """Return what is known when one request has another status."""
-        return self._replace(requests=(*self.requests[:number], (status, job), *self.requests[number + 1 :]))
+        return self._replace(requests=(*self.requests[:number], (status, job, part), *self.requests[number + 1 :]))

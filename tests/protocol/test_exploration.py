@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from flying_serving.migration.messages import MigrateKV
 from tests.protocol.client import Job
 from tests.protocol.engine import Settings
 from tests.protocol.explorer import Explored, explore
 from tests.protocol.faults import Fault
-from tests.protocol.migrating import ALWAYS_FULL, MIGRATING
+from tests.protocol.migrating import FULL, MIGRATING
 from tests.protocol.model import ProtocolModel
 from tests.protocol.scenario import Scenario, Stage
+from tests.protocol.splitting import SPLITTING
 
 APART, PAIRS, ALL = (1, 1, 1, 1), (2, 2, 2, 2), (4, 4, 4, 4)
 ROOMY = Settings(blocks=6)
@@ -25,23 +25,20 @@ SCARCE = Settings(blocks=2)
 """Each engine has one block to use: whatever runs, nothing else can."""
 
 
-def there_and_back(*, hard: bool) -> Scenario:
-    """Return apart, pairs, all four, and apart again, each beginning while what came before may still run."""
-    return Scenario(
-        (
-            Stage(PAIRS, hard, (Job("a", 2, 0),)),
-            Stage(ALL, hard, (Job("b", 4, 0),)),
-            Stage(APART, hard, (Job("c", 1, 1),)),
-        ),
-        settings=ROOMY,
-    )
-
-
 SCENARIOS = {
     "a pair": Scenario((Stage(jobs=(Job("a", 2, 0),)),)),
     "a pair beside all four": Scenario((Stage(jobs=(Job("a", 2, 2), Job("b", 4, 0))),), settings=ROOMY),
-    "there and back, weave": there_and_back(hard=False),
-    "there and back, hard": there_and_back(hard=True),
+    "there and back, weave": Scenario(
+        (
+            Stage(PAIRS, jobs=(Job("a", 2, 0),)),
+            Stage(ALL, jobs=(Job("b", 4, 0),)),
+            Stage(APART, jobs=(Job("c", 1, 1),)),
+        ),
+        settings=ROOMY,
+    ),
+    "pairs, then all four, hard": Scenario(
+        (Stage(PAIRS, "hard", (Job("a", 2, 0),)), Stage(ALL, "hard", (Job("b", 4, 0),))), settings=ROOMY
+    ),
     # a pair that drains while the other half works, through all four, is "both pairs, then all four"
     "a mixed layout, then all four": Scenario(
         (Stage((2, 2, 1, 1), jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY
@@ -71,15 +68,16 @@ SCENARIOS = {
         (Stage(PAIRS, jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY, mortal=(0, 1)
     ),
     **MIGRATING,
+    **SPLITTING,
     **{
-        f"work without end, {'hard' if hard else 'weave'} to {max(layout)}": Scenario(
+        f"work without end, {mode} to {max(layout)}": Scenario(
             (Stage(),),
             first=layout,
-            hard=hard,
+            mode=mode,
             settings=Settings(endless=((0,), (1,), (0, 1), (0, 1, 2, 3), (2, 3)), exact=True),
         )
         for layout in (APART, PAIRS, ALL)
-        for hard in (False, True)
+        for mode in ("weave", "hard")
     },
 }
 
@@ -91,13 +89,20 @@ FOUND_IN = {
     Fault.STEP_TWICE: "a pair",
     Fault.ADDED_TWICE: "a pair",
     Fault.NOT_ADDED: "a pair beside all four",
+    Fault.PUBLISHED_EARLY: "a prompt is split between pairs, beside another request",
+    Fault.RETAINED_EARLY: "KV goes to a narrower group, or nobody wants it",
     Fault.RELEASED_EARLY: "KV goes to the neighbour while the engine goes on",
+    Fault.NOT_REVOKED: "KV goes to the neighbour while the engine goes on",
+    Fault.REOPENED: "a prompt is split, and its first part is preempted",
     Fault.ADMITTED_EARLY: "KV goes to a wider group, or nobody wants it",
-    Fault.OFFERED_EARLY: "KV goes to a narrower group, or nobody wants it",
+    Fault.NOT_COMPARED: "KV goes to the neighbour while the engine goes on",
     Fault.NOT_LEFT: "KV goes to the neighbour and back",
     Fault.NO_NEXT_BLOCK: "KV of two requests comes to where one has room",
+    Fault.SET_ASIDE_EARLY: "prompts are split both ways, with little memory",
+    Fault.KEEPS_BLOCKS: "answers are split both ways, with little memory",
 }
 """In which scenario it is found."""
+WITHOUT_KV = FULL | {"an answer is split, and ends in its first part"}
 
 
 def explored(scenario: Scenario, *, fault: Fault | None = None, reduce: bool = True) -> Explored:
@@ -106,21 +111,15 @@ def explored(scenario: Scenario, *, fault: Fault | None = None, reduce: bool = T
     return explore(model, model.first())
 
 
-def copies(model: ProtocolModel) -> str:
-    """Return how many orders to copy KV there were, and of how many some was there."""
-    messages = [message for message in model.engines.messages if isinstance(message, MigrateKV)]
-    return f", KV with {len(model.engines.copied)} of {len(messages)} MigrateKVs" if messages else ""
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever can happen comes to a good end; how many states that took is printed."""
     model = ProtocolModel(SCENARIOS[name])
     found = explore(model, model.first())
     with capsys.disabled():
-        sys.stdout.write(f"\nprotocol, {name}: {found}{copies(model)}\n")
+        sys.stdout.write(f"\nprotocol, {name}: {found}, with KV {model.engines.pulled} times\n")
     assert found.wrong is None
-    assert bool(model.engines.copied) == (name in MIGRATING and name not in ALWAYS_FULL)
+    assert bool(model.engines.pulled) == (name in MIGRATING | SPLITTING and name not in WITHOUT_KV)
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -138,8 +137,10 @@ def test_an_injected_fault_is_found(fault: Fault, capsys: pytest.CaptureFixture[
     [
         *(Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE) for size in (2, 4)),
         MIGRATING["KV goes to the neighbour and back"],
+        MIGRATING["KV goes from all engines to two"],
+        SPLITTING["a prompt is split, and its first part is preempted"],
     ],
-    ids=["a pair", "all four", "KV migrates"],
+    ids=["a pair", "all four", "KV is pulled by one", "KV is pulled by two", "a prompt is split"],
 )
 def test_orders_that_are_left_out_make_no_difference(scenario: Scenario) -> None:
     """With all orders of events there are more states, and as many ends."""

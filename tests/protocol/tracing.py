@@ -13,8 +13,8 @@ from flying_serving.engine.messages import (
     ReturnBlocks,
     RunStep,
 )
-from flying_serving.migration.messages import MigrateKV
-from tests.protocol.endpoints import Label
+from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
+from tests.protocol.events import Label
 
 
 def describe(label: Label, messages: Sequence[Message]) -> str:
@@ -39,8 +39,12 @@ def _name(message: Message) -> str:
         case RunStep():
             plan = message.plan
             what = str(dict(plan.num_scheduled_tokens) or f"after the end of {sorted(plan.finished_req_ids)}")
-        case MigrateKV():
-            what = f"{message.requests} from {message.source} to {message.target}"
+        case PullKV():
+            what = f"{message.request_id}, tokens {message.tokens} of {message.source}"
+        case KVPulled():
+            what = message.request_id
+        case ReleaseKV():
+            what = str(message.number)
         case LendBlocks() | ReturnBlocks():
             what = str(message.blocks)
         case ReserveBlocks():

@@ -11,12 +11,14 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.commands import Command
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.client import until_the_end
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 from tests.controller.shell import settings
+from tests.policy.costs import costs, measured
 
 ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
@@ -42,6 +44,8 @@ class FakeVllm:
         self.messages: list[tuple[EngineCoreRequestType, str, int]] = []
         self.sends: list[asyncio.Future[None]] = []
         self.histories: dict[str, list[int]] = {}
+        self.extras: dict[str, dict[str, Any]] = {}
+        self.retained: list[tuple[int, Any]] = []
         self.unsendable: set[str] = set()
 
     def ensure_alive(self) -> None:
@@ -57,9 +61,12 @@ class FakeVllm:
         self.messages.append((kind, name, engine[0]))
         self.sends.append(asyncio.get_running_loop().create_future())
         if kind is ADD:
-            self.histories[content.request_id] = (content.sampling_params.extra_args or {}).get(HISTORY_KEY, [])
+            self.extras[content.request_id] = content.sampling_params.extra_args or {}
+            self.histories[content.request_id] = self.extras[content.request_id].get(HISTORY_KEY, [])
         if kind is UTILITY:
             self.methods[content[1]] = name
+            if name == "flying_retain":
+                self.retained.append((engine[0], content[3][0]))
         return self.sends[-1]
 
     def _ensure_output_queue_task(self) -> None:
@@ -91,13 +98,13 @@ class Server:
         self.controller, self.streams, self.orders = self.shell.controller, self.shell.streams, self.shell.orders
         self.messages = self.vllm.messages
 
-    def open_request(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10) -> None:
+    def open_request(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any) -> None:
         """A request arrives, and is sent or waits."""
-        self.shell.carry_out(self.arrived(request_id, output_tokens, prompt_tokens))
+        self.shell.carry_out(self.arrived(request_id, output_tokens, prompt_tokens, **extra))
 
-    def arrived(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10) -> list[Command]:
+    def arrived(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any) -> list[Command]:
         """A request arrives. Returns the controller's commands, which are not carried out."""
-        new = request(request_id, output_tokens, prompt_tokens)
+        new = request(request_id, output_tokens, prompt_tokens, **extra)
         spec = self.streams.spec(prompt_tokens, new.sampling_params, new.priority)
         self.streams.open(new)
         return self.controller.arrived(request_id, spec, 0.0)
@@ -120,9 +127,16 @@ class Server:
             await asyncio.sleep(0)
         return task
 
-    async def outputs(self, engine_id: str, tokens: list[int], *, over: bool = False) -> list[str]:
+    def measured(self) -> None:
+        """Engines have told what steps and migrations cost."""
+        self.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
+        self.controller.steps.calibrate(measured(costs((1, 2, 4))))
+
+    async def outputs(
+        self, engine_id: str, tokens: list[int], *, over: bool = False, reason: FinishReason | None = None
+    ) -> list[str]:
         """An engine gives tokens. Returns the ids of the requests that vLLM hears of."""
-        reason = FinishReason.LENGTH if over else None
+        reason = FinishReason.LENGTH if over else reason
         outputs = EngineCoreOutputs(outputs=[EngineCoreOutput(engine_id, tokens, finish_reason=reason)])
         processing = asyncio.get_running_loop().create_task(self.shell.take(outputs))
         await asyncio.sleep(0)

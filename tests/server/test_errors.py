@@ -190,7 +190,11 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("max-pause-ms", "-1", "must be a number from 1 up to 3600000"),
     _flag("collective-timeout-s", "0", "must be a number above 0 up to 86400"),
     _flag("lend-blocks", "0", "must be a whole number from 1 up to 1000000"),
-    _flag("policy", "always", "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp' or 'manual'"),
+    _flag(
+        "policy",
+        "always",
+        "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp', 'split' or 'manual'",
+    ),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
     _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
@@ -276,6 +280,11 @@ def _xarg(name: str, value: Any, shown: str) -> Case:
     return Case(f'`"{name}": {shown}`', says, 400, {"vllm_xargs": {name: value}})
 
 
+def _tokens(name: str, value: int, allowed: str) -> Case:
+    says = f"vllm_xargs.{name}={value}: must be a whole number from {allowed}"
+    return Case(f'`"{name}": {value}`', says, 400, {"vllm_xargs": {name: value}})
+
+
 TOO_LONG_PROMPT = "This model's maximum context length is 4096 tokens"
 
 
@@ -296,6 +305,8 @@ REQUEST_CASES = (
     Case('`"tp_degree": null`', "Input should be a valid integer", 400, {"vllm_xargs": {"tp_degree": None}}),
     _xarg("queue_deadline_s", 0, "0"),
     _xarg("queue_deadline_s", "x", '"x"'),
+    _tokens("expected_tokens", 0, "1 to 4096"),
+    _tokens("split_at", -1, "0 to 7"),
     Case('`"flying_lane": 2`', "vllm_xargs.flying_lane is not for clients", 400, {"vllm_xargs": {"flying_lane": 2}}),
     Case('`"vllm_xargs": [2]`', "Input should be a valid dictionary", 400, {"vllm_xargs": [2]}),
     _long("prompt longer than `--max-model-len`", 4097, None, TOO_LONG_PROMPT),

@@ -14,6 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.controller.commands import Recall, Reject
 from flying_serving.layout.groups import Layout
+from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
 from flying_serving.wire import SwitchAnswer
 from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
 
@@ -30,13 +31,36 @@ async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -
     server.messages.clear()
     assert await server.outputs("a", [8]) == ["a"]
     await asyncio.wait_for(task, 5)
-    assert server.messages[:4] == [(UTILITY, "flying_announce_migrations", engine) for engine in range(4)]
+    assert server.messages[:4] == [(UTILITY, "flying_retain", engine) for engine in range(4)]
     assert server.messages[4] == (ABORT, "a", 0)
     assert server.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
     assert server.vllm.histories["a+1"] == [7, 8]
     assert await server.outputs("a", [9], over=True) == []
     assert await server.outputs("a+1", [9], over=True) == ["a"]
     assert server.controller.running == 0
+
+
+async def test_leaders_hear_of_all_that_leave_them_in_one_message() -> None:
+    """Behind the answers to the order, before any of them goes on, and also those that none leaves."""
+    server = Server()
+    server.measured()
+    for name in "abc":
+        server.open_request(name, prompt_tokens=60 if name == "b" else 10)
+        assert await server.outputs(name, [7]) == [name]
+    task = await server.switch(PAIRS, "migrate")
+    where = {name: server.controller.group_of(name) for name in "abc"}
+    server.messages.clear()
+    server.sent()
+    await asyncio.wait_for(task, 5)
+    assert server.messages[:4] == [(UTILITY, "flying_retain", engine) for engine in range(4)]
+    assert [kind for kind, _, _ in server.messages[4:]] == [ADD] * 3
+    retained = dict(server.vllm.retained)
+    for name, group in where.items():
+        assert group is not None
+        ((engine_id, number),) = [one for one in retained[group[0]] if one[0] == name]
+        assert engine_id == name
+        assert server.vllm.extras[f"{name}+1"][MIGRATED_FROM_KEY] == (group[0], 1, number)
+    assert sum(map(len, retained.values())) == 3
 
 
 async def test_the_end_of_a_request_during_a_switch_migrates_no_other_twice() -> None:
@@ -234,8 +258,8 @@ async def test_what_engines_cannot_be_told_is_logged(ending: bool, caplog: pytes
     server.calls.ending = ending
     server.vllm.unsendable = {"flying_retain"}
     server.calls.tell(0, "flying_retain", ["a"])
-    server.calls.tell(1, "flying_announce_migrations")
-    assert server.messages == [(UTILITY, "flying_announce_migrations", 1)]
+    server.calls.tell(1, "flying_check")
+    assert server.messages == [(UTILITY, "flying_check", 1)]
     assert ("injected" in caplog.text) is not ending
     await asyncio.sleep(0)
     server.sent()

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import pytest
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
-from flying_serving.controller.commands import Dispatch
+from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
+from flying_serving.controller.requests import KVOffer
 from flying_serving.layout.groups import Group
 from flying_serving.server.streams import Streams
-from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY
+from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from tests.controller.shell import settings
 
 
@@ -23,25 +22,28 @@ def opened(extra: dict[str, Any] | None = None) -> tuple[Streams, EngineCoreRequ
     return streams, request
 
 
-def sent(streams: Streams, group: Group, migrated_from: Group | None = None) -> tuple[str, dict[str, Any] | None]:
+def sent(streams: Streams, group: Group, migrated_from: KVOffer | None = None) -> tuple[str, dict[str, Any] | None]:
     """The id that a request has in a group, and what engines are told beside vLLM's parameters."""
     request = streams.to_engine(Dispatch("r", group, 0, 400, migrated_from))
     assert request is not None
     return request.request_id, request.sampling_params.extra_args
 
 
-def test_the_group_that_has_the_kv_is_named_with_the_id_there() -> None:
-    """Each time anew: engines know a request by the id that it has with them."""
+def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
+    """Each time anew; and engines know a request by another id each time."""
     streams, request = opened({"mine": 1})
     assert sent(streams, (0,)) == ("r", {"mine": 1})
     assert streams.take(EngineCoreOutput("r", [7]))
     streams.recall("r")
-    assert sent(streams, (2, 3), (0,)) == (
+    assert sent(streams, (2, 3), KVOffer((0,), 5)) == (
         "r+1",
-        {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (0, 1, "r")},
+        {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (0, 1, 5)},
     )
     streams.recall("r")
-    assert sent(streams, (1,), (2, 3)) == ("r+2", {"mine": 1, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (2, 2, "r+1")})
+    assert sent(streams, (1,), KVOffer((2, 3), 7)) == (
+        "r+2",
+        {"mine": 1, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (2, 2, 7)},
+    )
     streams.recall("r")
     assert sent(streams, (0, 1, 2, 3)) == ("r+3", {"mine": 1, LANE_KEY: 4, HISTORY_KEY: [7]})
     assert request.sampling_params.extra_args == {"mine": 1}
@@ -52,7 +54,7 @@ def test_a_request_migrates_before_its_first_token() -> None:
     streams, request = opened()
     assert sent(streams, (0, 1)) == ("r", {LANE_KEY: 2})
     streams.recall("r")
-    assert sent(streams, (3,), (0, 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, "r")})
+    assert sent(streams, (3,), KVOffer((0, 1), 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, 1)})
     assert request.sampling_params.extra_args is None
 
 
@@ -62,7 +64,7 @@ def test_what_the_old_group_says_is_stale() -> None:
     sent(streams, (0,))
     assert streams.recall("r") == "r"
     assert not streams.take(EngineCoreOutput("r", [7]))
-    sent(streams, (1,), (0,))
+    sent(streams, (1,), KVOffer((0,), 1))
     assert not streams.take(EngineCoreOutput("r", [7]))
     output = EngineCoreOutput("r+1", [8])
     assert streams.take(output)
@@ -74,17 +76,77 @@ def test_a_request_that_is_over_goes_nowhere() -> None:
     streams, _ = opened()
     sent(streams, (0,))
     streams.close("r")
-    assert streams.to_engine(Dispatch("r", (1,), 0, 400, (0,))) is None
+    assert streams.to_engine(Dispatch("r", (1,), 0, 400, KVOffer((0,), 1))) is None
 
 
-@pytest.mark.parametrize("key", [LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY])
-@pytest.mark.parametrize("value", [None, 2, [0, 1, "r"]])
-def test_clients_may_not_say_what_the_server_tells_engines(key: str, value: Any) -> None:
-    """Whatever they say; the error, HTTP 400, names the field."""
-    streams, request = opened({key: value})
-    with pytest.raises(VLLMValidationError, match=rf"^vllm_xargs\.{key} is not for clients") as raised:
-        streams.spec(3, request.sampling_params, request.priority)
-    assert raised.value.parameter == f"vllm_xargs.{key}"
+def test_a_group_is_told_under_which_number_it_offers_kv_at_the_end() -> None:
+    streams, _ = opened()
+    request = streams.to_engine(Dispatch("r", (0,), 0, 10, offer=4))
+    assert request is not None
+    assert request.sampling_params.extra_args == {OFFER_KEY: (4, False)}
+
+
+def test_a_prefix_is_a_request_of_its_own() -> None:
+    """One greedy token behind the first tokens of the prompt: nothing of what the client asked for the output."""
+    streams, request = opened({"mine": 1})
+    request.sampling_params.stop_token_ids = [7]
+    prefix = streams.prefix(DispatchPrefix("r", (2, 3), 2, 5))
+    assert prefix is not None
+    params = prefix.sampling_params
+    assert (prefix.request_id, prefix.prompt_token_ids, prefix.lora_request) == ("r~5", [1, 2], None)
+    assert (params.max_tokens, params.temperature, params.stop_token_ids) == (1, 0.0, [])
+    assert params.extra_args == {LANE_KEY: 2, OFFER_KEY: (5, True)}
+    assert sent(streams, (0,), KVOffer((2, 3), 5)) == ("r", {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)})
+    assert not streams.take(EngineCoreOutput("r~5", [9]))
+    assert streams.prefix_ended(EngineCoreOutput("r~5", [9])) is None
+    over = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
+    assert not streams.take(over)
+    assert [streams.prefix_ended(over), streams.prefix_ended(over)] == ["r", None]
+
+
+def test_what_was_pulled_ahead_goes_on_under_the_same_id() -> None:
+    """With the tokens that the first group has given, and as a group's limit is no end of the request."""
+    streams, _ = opened({"mine": 1})
+    first = streams.to_engine(Dispatch("r", (0,), 0, 2, offer=5, publishes=True))
+    assert first is not None
+    assert (first.sampling_params.max_tokens, first.sampling_params.extra_args) == (
+        2,
+        {"mine": 1, OFFER_KEY: (5, True)},
+    )
+    kv = KVOffer((0,), 5)
+    ahead = streams.ahead(PullAhead("r", (1,), kv, 4))
+    assert ahead is not None
+    source = {"mine": 1, MIGRATED_FROM_KEY: (0, 1, 5)}
+    assert (ahead.request_id, ahead.sampling_params.extra_args) == ("r~5", source | {AHEAD_KEY: 4})
+    output = EngineCoreOutput("r", [7, 8], finish_reason=FinishReason.LENGTH)
+    assert streams.take(output)
+    assert streams.is_full(output)
+    streams.recall("r")
+    assert sent(streams, (1,), kv) == ("r~5", source | {HISTORY_KEY: [7, 8]})
+    assert not streams.take(EngineCoreOutput("r", [9]))
+    last = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
+    assert streams.take(last)
+    assert (last.request_id, streams.is_full(last)) == ("r", False)
+
+
+def test_a_part_that_was_dropped_is_nothing_to_go_on_with() -> None:
+    """The KV that its first group offers is pulled under another id, and the end of a prefix is stale."""
+    streams, _ = opened()
+    sent(streams, (0,))
+    kv = KVOffer((0,), 5)
+    streams.ahead(PullAhead("r", (1,), kv, 4))
+    assert streams.drop_part("r", 5) == "r~5"
+    assert sent(streams, (1,), kv) == ("r+1", {MIGRATED_FROM_KEY: (0, 1, 5)})
+    streams.prefix(DispatchPrefix("r", (2,), 2, 6))
+    assert streams.drop_part("r", 6) == "r~6"
+    assert streams.prefix_ended(EngineCoreOutput("r~6", [9], finish_reason=FinishReason.LENGTH)) is None
+
+
+def test_no_part_is_made_of_a_request_that_is_over() -> None:
+    streams, _ = opened()
+    streams.close("r")
+    assert streams.prefix(DispatchPrefix("r", (1,), 2, 5)) is None
+    assert streams.ahead(PullAhead("r", (1,), KVOffer((0,), 5), 4)) is None
 
 
 def test_the_models_length_ends_a_request_for_good() -> None:

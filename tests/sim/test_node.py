@@ -45,7 +45,8 @@ def test_every_policy_serves_everything(policy: str) -> None:
     check_over(node, requests)
     too_long = {str(r.index) for r in requests if r.prompt_tokens + r.output_tokens > 127 * 16}
     assert len(too_long) == 2
-    reason = {"static-dp": "the widest group (degree 1) holds 2032", "manual": "the policy never makes one"}.get(policy)
+    apart = "the widest group (degree 1) holds 2032"
+    reason = {"static-dp": apart, "split": apart, "manual": "the policy never makes one"}.get(policy)
     # `load` and `priority` do not look for them, and have a group here when they come
     assert {request.request_id for request, _ in node.outcome.refused} == (too_long if reason else set())
     assert all(reason is not None and reason in why for _, why in node.outcome.refused)

@@ -24,11 +24,12 @@ MISSES = {
     "paper-gpt-oss-dp-over-tp8": 0.29,
     "paper-nemotron-dp-over-tp8": 0.38,
     "gyges-tp4-rate": 0.54,
+    "dynaserve-p2048-d512-rate": 0.18,
 }
 
 
 def test_points_that_are_not_fitted_are_within_tolerance_or_named() -> None:
-    """17 of 25 within 15 %; the others are listed here and no longer listed when they come within."""
+    """16 of 25 within 15 %; the others are listed here and no longer listed when they come within."""
     unstated = {"decode_rate": report._matching(DEVICES, POINTS, "gyges-tp1-rate")}
     not_fitted = [p for p in POINTS if p.role == "not_fitted"]
     rows = report._rows(DEVICES, not_fitted, unstated)
@@ -49,7 +50,7 @@ def flat(data: Any, path: str = "") -> dict[str, Any]:
 def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> None:
     assert len({p.id for p in POINTS}) == len(POINTS)
     assert {p.role for p in POINTS} == set(report.TITLES)
-    wrong = [p if p.role == "fit" else replace(p, value=3 * p.value) for p in POINTS]
+    wrong = [p if p.role.startswith("fit") else replace(p, value=3 * p.value) for p in POINTS]
     found, committed = flat(json.loads(dump(fitted(wrong)))), flat(json.loads(HARDWARE.read_text(encoding="utf-8")))
     assert list(found) == list(committed)
     for path, value in committed.items():

@@ -15,6 +15,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 from flying_serving.vllm_adapter.kv import (
     allocate_or_share,
     check_pooled_memory,
+    kv_memory_from,
     pooled_capacity,
     shared_kv_buffer,
     token_parts,
@@ -207,8 +208,30 @@ def test_without_a_buffer_vllm_allocates(kernel_blocks: list[int] | None) -> Non
 
     with shared_kv_buffer(torch.empty(1, dtype=torch.int8)):
         pass
-    assert allocate_or_share(original, "config", "device", "layout", kernel_blocks) == "allocated"  # type: ignore[arg-type]
-    assert seen == [("config", "device", "layout", kernel_blocks)]
+    config = kv_config(LAYOUTS[0], 16, 2, 32, torch.float32)
+    assert allocate_or_share(original, config, "device", "layout", kernel_blocks) == "allocated"  # type: ignore[arg-type]
+    assert seen == [(config, "device", "layout", kernel_blocks)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_kv_memory_may_come_from_elsewhere(layout: KVCacheLayout) -> None:
+    """Of just the size that vLLM would allocate, with the same views; more groups get vLLM's own memory."""
+    config = kv_config(layout, 16, 2, 32, torch.float32)
+    own = allocate_kv_cache(config, torch.device("cpu"), layout)
+    memory: list[torch.Tensor] = []
+
+    def allocate(size_bytes: int) -> torch.Tensor:
+        memory.append(torch.zeros(size_bytes, dtype=torch.int8))
+        return memory[0]
+
+    with kv_memory_from(allocate):
+        found = allocate_or_share(allocate_kv_cache, config, torch.device("cpu"), layout)
+        config.kv_cache_groups.append(config.kv_cache_groups[0])
+        allocate_or_share(allocate_kv_cache, config, torch.device("cpu"), layout)
+    assert [one.numel() for one in memory] == [own[NAMES[0]].untyped_storage().nbytes()]
+    for name, view in own.items():
+        assert (found[name].shape, found[name].stride()) == (view.shape, view.stride())
+        assert found[name].untyped_storage().data_ptr() == memory[0].data_ptr()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

@@ -95,6 +95,12 @@ def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: flo
     return row.span(name, "step", began_s, ended_s, args)
 
 
+def pull(row: Row, source: tuple[int, ...], first: int, tokens: int, began_s: float, ended_s: float) -> Event:
+    """The engine of `row` copied the KV of `tokens` tokens of a request, from the token `first` on, from a group."""
+    args = {"source": list(source), "first_token": first, "tokens": tokens}
+    return row.span(f"pull from {','.join(map(str, source))}", "pull", began_s, ended_s, args)
+
+
 def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
     """An engine has taken an order: it works in `group` from now on."""
     return row.instant(f"to {','.join(map(str, group))}", "order", at_s, {"group": list(group), "mode": mode})

@@ -18,6 +18,7 @@ function draw(state) {
   one("view").classList.remove("stale");
   drawFigures(state);
   drawFormation(state);
+  drawSplits(state);
   drawSwitches(state);
   link("live", state.changing ? "switching" : "live");
 }

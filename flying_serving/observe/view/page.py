@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 STYLES = ("page.css",)
-SCRIPTS = ("formation.js", "figures.js", "switches.js", "page.js")
+SCRIPTS = ("formation.js", "figures.js", "splits.js", "switches.js", "page.js")
 
 
 def document(*, needs_key: bool) -> str:

@@ -18,12 +18,14 @@ SHOWN_SWITCHES = 8
 UNKNOWN = "–"
 CELL = 17
 """Columns of one engine in its group's box."""
+BAR, FIRST, SECOND = 24, "green", "magenta"
+"""Columns of a split request's bar, and the colours of its groups."""
 
 
 def top(state: Mapping[str, Any]) -> RenderableType:
     """All of it: the server, its groups, the last switches."""
     groups = [_group(state, group) for group in state["groups"]]
-    return Group(_server(state), Columns(groups, padding=(0, 1)), *_others(state), _switches(state))
+    return Group(_server(state), Columns(groups, padding=(0, 1)), *_others(state), *_splits(state), _switches(state))
 
 
 def _server(state: Mapping[str, Any]) -> RenderableType:
@@ -78,9 +80,28 @@ def _others(state: Mapping[str, Any]) -> list[RenderableType]:
     """A line for each group that has requests and is not in the layout."""
     found: list[RenderableType] = []
     for group in state["others"]:
-        members = f"engine{'s' if len(group['engines']) > 1 else ''} {', '.join(map(str, group['engines']))}"
+        members = _members(group["engines"])
         found.append(f"{group['requests']} requests at TP {group['degree']} on {members}, {group['state']}")
     return found
+
+
+def _splits(state: Mapping[str, Any]) -> list[RenderableType]:
+    """How many requests two groups share, and a bar for each, in two colours by which group computes how much of it."""
+    splits = state["splits"]
+    if not splits["begun"]:
+        return []
+    found: list[RenderableType] = [f"{splits['now']} requests are shared by two groups, {splits['begun']} so far"]
+    for split in splits["shown"]:
+        at, rest = split["at"], split["rest"]
+        width = min(BAR - 1, max(1, round(BAR * at / (at + rest))))
+        bar = Text("━" * width, style=FIRST) + Text("━" * (BAR - width), style=SECOND)
+        line = Text.assemble(f"{_members(split['first'])}: {at} tokens ", bar, f" {_members(split['second'])}: {rest}")
+        found.append(line)
+    return found
+
+
+def _members(engines: Sequence[int]) -> str:
+    return f"engine{'s' if len(engines) > 1 else ''} {', '.join(map(str, engines))}"
 
 
 def _switches(state: Mapping[str, Any]) -> RenderableType:

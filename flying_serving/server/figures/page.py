@@ -39,7 +39,7 @@ class Page:
 
 
 def put_controller(page: Page, controller: Controller, devices: int, now_s: float) -> None:
-    """Layout and task pool."""
+    """Layout, task pool and split requests."""
     layout, pool = controller.layout, controller.pool
     page.put("flying:layout_info", 1, shape(layout))
     for group in layout.groups:
@@ -49,6 +49,11 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
     page.put("flying:pool_requests", len(pool))
     oldest_s = pool.oldest_s
     page.put("flying:pool_oldest_age_seconds", 0.0 if oldest_s is None else now_s - oldest_s)
+    counts = controller.splits.counts
+    page.put("flying:splits_total", counts.prompt, "prompt")
+    page.put("flying:splits_total", counts.output, "output")
+    page.put("flying:splits_undone_total", counts.undone)
+    page.put("flying:split_requests", len(controller.splits))
 
 
 def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
@@ -76,6 +81,9 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
     for size, (queries, hits) in figures.prefix_cache.items():
         page.put("flying:prefix_cache_queries_total", queries, engine, size)
         page.put("flying:prefix_cache_hits_total", hits, engine, size)
+    page.put("flying:kv_pulled_requests_total", figures.migrations.migrated, engine)
+    page.put("flying:kv_pulled_tokens_total", figures.migrations.migrated_tokens, engine)
+    page.put("flying:kv_prefilled_again_requests_total", figures.migrations.prefilled_again, engine)
     for size, row in figures.steps.items():
         page.put("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
 

@@ -8,6 +8,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.observe.view.rolling import WINDOW_S, Rolling
 
 SHOWN_SWITCHES = 40
+SHOWN_SPLITS = 4
 
 
 def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
         "changing": controller.changing,
         "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
         "others": [_group(controller, group) | {"state": "paused" if hard else "woven"} for group in others],
+        "splits": _splits(controller),
         "engines": [_engine(controller, rolling, engine) for engine in engines],
         "running": controller.running,
         "pool": {
@@ -56,6 +58,20 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
         "capacity_tokens": capacity.tokens.get(len(group)),
     }
+
+
+def _splits(controller: Controller) -> dict[str, Any]:
+    """How many requests two groups share and have shared, and which groups, of the oldest ones.
+
+    `at`: tokens that the first group computes, `rest`: those that the second is expected to compute.
+    """
+    splits, counts = controller.splits, controller.splits.counts
+    shown = []
+    for request_id, split in list(splits.open.items())[:SHOWN_SPLITS]:
+        tokens = max(split.part.committed_tokens, controller.started[request_id].committed_tokens)
+        rest = max(1, round(tokens) - split.at)
+        shown.append({"first": list(split.kv.group), "second": list(split.second), "at": split.at, "rest": rest})
+    return {"now": len(splits), "begun": counts.prompt + counts.output, "undone": counts.undone, "shown": shown}
 
 
 def _engine(controller: Controller, rolling: Rolling, engine: int) -> dict[str, Any]:

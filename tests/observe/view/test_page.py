@@ -28,6 +28,16 @@ INSIDE = """engines => {
 """Whether the outline of the first of these engines has them in it and no others."""
 
 
+BAR = """() => {
+    const [between, first, second] = document.querySelector(".split").children;
+    const ends = [first, second].sort((a, b) => a.dataset.engines - b.dataset.engines);
+    const [whole, left, right] = [between, ...ends].map(part => part.getBoundingClientRect());
+    return ends[0].dataset.engines === "0" && ends[1].dataset.engines === "1"
+        && whole.left === left.left && left.right <= right.left && right.right === whole.right;
+}"""
+"""Whether the first split request's bar covers engines 0 and 1."""
+
+
 @pytest.fixture(scope="module")
 def server(two_engines: tuple[Server, str]) -> Server:
     return two_engines[0]
@@ -71,13 +81,13 @@ def fits(page: Page) -> bool:
 
 
 @contextmanager
-def load(server: Server, count: int) -> Iterator[None]:
+def load(server: Server, count: int, **fields: Any) -> Iterator[None]:
     """So many requests at a time, until the block is left."""
     leaving: list[bool] = []
 
     def ask(number: int) -> None:
         while not leaving:
-            server.complete([number + 1] * 20, max_tokens=100, ignore_eos=True)
+            server.complete([number + 1] * 20, max_tokens=100, ignore_eos=True, **fields)
 
     with ThreadPoolExecutor(count) as threads:
         asked: list[Future[Any]] = [threads.submit(ask, number) for number in range(count)]
@@ -114,6 +124,21 @@ def test_layouts_change_on_screen_within_a_second(watched: Watched, server: Serv
         for figure in ("#ttft", "#tpot"):
             expect(page.locator(f"{figure} b")).not_to_have_text("–")
         expect(page.locator("#tokens b")).not_to_have_text("0")
+    assert watched.problems == []
+
+
+def test_a_split_request_is_one_bar_over_two_engines(watched: Watched, server: Server) -> None:
+    """Each end is in its engine's column, and what is between them reaches from one to the other."""
+    page = watched.page
+    enter(page, server)
+    with load(server, 2, vllm_xargs={"split_at": 90}):
+        row = page.locator(".split").first
+        expect(row.locator(".first")).to_contain_text("· 90 tokens")
+        expect(row.locator(".second")).to_contain_text("· then 30")
+        assert page.evaluate(BAR)
+        assert fits(page)
+    expect(page.locator(".split")).to_have_count(0)
+    expect(page.locator("#split-count")).to_contain_text("0 now")
     assert watched.problems == []
 
 

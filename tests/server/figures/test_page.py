@@ -14,11 +14,13 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
-from flying_serving.wire import EngineFigures, decode, encode
+from flying_serving.wire import EngineFigures, MigrationCounts, decode, encode
 from tests.controller.shell import ANSWER, settings
+from tests.policy.costs import costs, measured
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 FIGURES = EngineFigures(
@@ -27,6 +29,7 @@ FIGURES = EngineFigures(
     lent_blocks={2: 7, 4: 0},
     steps={1: Histogram(STEP_BOUNDS_S).row, 2: [0.3, *[0] * 6, 1, *[0] * 6]},
     prefix_cache={1: (100, 32), 2: (50, 0)},
+    migrations=MigrationCounts(5, 640, 2),
 )
 
 
@@ -87,6 +90,19 @@ def test_the_age_of_the_pool_is_that_of_its_head() -> None:
     assert found["flying:pool_oldest_age_seconds{}"] == 50.0 - controller.pool.oldest_s > 0
 
 
+def test_splits_are_counted_by_where_they_are() -> None:
+    controller = Controller(settings("manual"))
+    controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    controller.steps.calibrate(measured(costs((1, 2, 4))))
+    for name, at in {"a": 5, "b": 6, "c": 10}.items():
+        controller.arrived(name, RequestSpec(10, 30, 20, split_at=at), 1.0)
+    controller.prefix_ended("a", 2.0, failed=False)
+    controller.prefix_ended("b", 2.0, failed=True)
+    found = read(put_controller, controller, 1, 50.0)
+    assert [found[f"flying:splits_total{{{where}}}"] for where in ("prompt", "output")] == [2, 1]
+    assert (found["flying:splits_undone_total{}"], found["flying:split_requests{}"]) == (1, 1)
+
+
 def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
     """Those with requests; by what the engine says, whose last order it was."""
     controller = Controller(settings("manual", engines=2))
@@ -107,6 +123,9 @@ def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:
     assert found["flying:lent_blocks{3,2}"] == 7
     assert found["flying:prefix_cache_queries_total{3,1}"] == 100
     assert found["flying:prefix_cache_hits_total{3,1}"] == 32
+    assert found["flying:kv_pulled_requests_total{3}"] == 5
+    assert found["flying:kv_pulled_tokens_total{3}"] == 640
+    assert found["flying:kv_prefilled_again_requests_total{3}"] == 2
     assert found["flying:step_duration_seconds_sum{3,2}"] == pytest.approx(0.3)
     assert found["flying:step_duration_seconds_count{3,2}"] == 1
     assert found["flying:step_duration_seconds_bucket{3,2,0.05}"] == 0

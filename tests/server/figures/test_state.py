@@ -1,6 +1,7 @@
 """What the live view is told of a server."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,9 +9,21 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
-from flying_serving.server.figures.state import SHOWN_SWITCHES
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES
 from tests.controller.shell import ANSWER, settings
+from tests.policy.costs import costs, measured
 from tests.server.figures.states import look, switched
+
+ASKED = RequestSpec(30, 50, 20, expected_tokens=20)
+
+
+def splitting() -> Controller:
+    """A server on which KV migrates, and which does as requests ask."""
+    controller = Controller(settings("manual", capped=False))
+    controller.steps.calibrate(measured(costs((1, 2, 4))))
+    controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    return controller
 
 
 def test_an_idle_server() -> None:
@@ -57,6 +70,28 @@ def test_the_task_pool() -> None:
     assert found["running"] == 6 - waiting
     controller.arrived("now", RequestSpec(10, 20, 10, priority=-1), 9.0)
     assert look(controller, rolling, 9.0)["pool"]["urgent"] == 1
+
+
+@pytest.mark.parametrize(("at", "rest"), [(16, 34), (30, 20), (40, 10)])
+def test_a_split_request_says_how_much_is_whose(at: int, rest: int) -> None:
+    """Inside the prompt, at its end and in the output; when it is over, it is counted and not shown."""
+    controller = splitting()
+    controller.arrived("a", replace(ASKED, split_at=at), 1.0)
+    found = look(controller, Rolling(4), 2.0)["splits"]
+    assert found["shown"] == [{"first": [0], "second": [1], "at": at, "rest": rest}]
+    assert (found["now"], found["begun"], found["undone"]) == (1, 1, 0)
+    controller.finished(["a"], 3.0)
+    found = look(controller, Rolling(4), 3.0)["splits"]
+    assert found == {"now": 0, "begun": 1, "undone": 0, "shown": []}
+
+
+def test_of_split_requests_the_oldest_are_shown() -> None:
+    controller = splitting()
+    for number in range(SHOWN_SPLITS + 2):
+        controller.arrived(f"a{number}", replace(ASKED, split_at=20 + number), 1.0)
+    found = look(controller, Rolling(4), 2.0)["splits"]
+    assert [each["at"] for each in found["shown"]] == [20 + number for number in range(SHOWN_SPLITS)]
+    assert found["now"] == SHOWN_SPLITS + 2
 
 
 def test_switches_are_the_last_and_open_ones_say_so() -> None:

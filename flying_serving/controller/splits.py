@@ -1,0 +1,131 @@
+"""Requests that two groups compute: DynaServe's micro-requests (its section 3). The first group computes the tokens
+before a split and offers their KV while it does; the second pulls it behind the computation and computes the rest.
+
+- A split inside the prompt: the first group gets a *prefix*, a request of its own of the tokens before the split, whose
+  output nobody sees; the second gets the request itself, with the prefix's KV.
+- A split at the prompt's end or behind it: the first group gets the request itself, which ends there at the split, and
+  the second pulls ahead what it will go on with.
+
+Beside the request itself, its *part* is booked: the prefix in the first group, or in the second group what it pulls. So
+each group has its share of the work, and room for the KV.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from flying_serving.controller.loads import GroupWork, Loads
+from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.split import VirtualBatch
+
+
+@dataclass(frozen=True)
+class Split:
+    """A request on two groups.
+
+    `at`: the first token of the second group, of prompt and output. `kv`: under which the first group offers the KV of
+    the tokens before. `in_prompt`: whether the first group has a prefix, else it has the request itself. `part`: as
+    booked.
+    """
+
+    at: int
+    kv: KVOffer
+    second: Group
+    in_prompt: bool
+    part: RequestState
+
+    @property
+    def part_group(self) -> Group:
+        """Where its part is."""
+        return self.kv.group if self.in_prompt else self.second
+
+    def within(self, layout: Layout) -> bool:
+        """Whether a layout has both groups."""
+        return self.kv.group in layout.groups and self.second in layout.groups
+
+
+@dataclass
+class SplitCounts:
+    """Splits since the start: inside prompts, in outputs or at the prompt's end, and those of them that were undone
+    because a group went away or a part failed."""
+
+    prompt: int = 0
+    output: int = 0
+    undone: int = 0
+
+
+@dataclass
+class Splits:
+    """The split requests of a server and where their parts are booked."""
+
+    loads: Loads
+    counts: SplitCounts = field(default_factory=SplitCounts)
+    _open: dict[str, Split] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def begin(self, state: RequestState, at: int, kv: KVOffer, second: Group, expected_tokens: float) -> Split:
+        """Book a request on two groups; it will have `expected_tokens` at its end."""
+        prompt_tokens, first = state.spec.prompt_tokens, kv.group
+        spec = RequestSpec(at, at + 1, priority=state.spec.priority, can_migrate=False)
+        part = replace(state, request_id=f"{state.request_id} (part)", spec=spec)
+        in_prompt = at < prompt_tokens
+        if in_prompt:
+            self.loads.add(part, first, at + 1.0)
+            state.kv, state.prefill_tokens = kv, prompt_tokens - at
+            self.loads.add(state, second, expected_tokens, kept=True)
+            self.counts.prompt += 1
+        else:
+            self.loads.add(state, first, at + 1.0)
+            state.offer = kv.number
+            self.loads.add(part, second, expected_tokens, kept=True)
+            self.counts.output += 1
+        split = self._open[state.request_id] = Split(at, kv, second, in_prompt, part)
+        return split
+
+    def end(self, request_id: str, *, undone: bool = False) -> Split | None:
+        """A request has no part any more: it is an ordinary one, or over. None if it was not split."""
+        split = self._open.pop(request_id, None)
+        if split is not None:
+            self.loads.remove(split.part)
+            self.counts.undone += undone
+        return split
+
+    def without(self, layout: Layout) -> list[str]:
+        """Split requests of which `layout` lacks a group."""
+        return [request_id for request_id, split in self._open.items() if not split.within(layout)]
+
+    @property
+    def open(self) -> Mapping[str, Split]:
+        """Those that are split now, the oldest first."""
+        return self._open
+
+    @property
+    def request_ids(self) -> list[str]:
+        """All that are split."""
+        return list(self._open)
+
+    def in_prompt(self, request_id: str) -> bool:
+        """Whether a request has a prefix somewhere."""
+        split = self._open.get(request_id)
+        return split is not None and split.in_prompt
+
+
+def virtual_batch(work: GroupWork) -> VirtualBatch:
+    """What a group has to do, as a planner sees it. Prefixes are prompts only."""
+    states = work.requests.values()
+    pairs = sum(state.prefill_tokens * (state.context_tokens - state.prefill_tokens / 2) for state in states)
+    decoding = [(one.context_tokens, left) for one in states if (left := _left(one)) > 1.0 or not one.prefill_tokens]
+    count = max(1, len(decoding))
+    context = sum(context for context, _ in decoding) / count
+    left = sum(max(1.0, left) for _, left in decoding) / count
+    return VirtualBatch(work.prefill_tokens, len(decoding), context, left, pairs)
+
+
+def _left(state: RequestState) -> float:
+    """Tokens that a request is expected to get yet."""
+    return state.committed_tokens - state.context_tokens

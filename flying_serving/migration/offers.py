@@ -1,0 +1,154 @@
+"""What an engine lets its peers see of its KV, in memory that they map: offers, and the blocks that it has lent.
+
+An offer says of a request how many of its first tokens have KV that is valid, and in which blocks of the owner's group.
+KV is append-only, so what is valid stays valid until a block is used again; before that the owner revokes the offer:
+it has no tokens from then on. Who reads copies and then looks again: if so many tokens are still offered, they count.
+A number is never offered again, so nobody takes another offer for the one that was revoked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from flying_serving.errors import PeerMemory
+from flying_serving.layout.groups import Group
+from flying_serving.memory.arena import Address, Arena, announce, map_peer
+
+ENTRIES = 4096
+"""Numbers this far apart share an entry; the later one takes it, which revokes the earlier one."""
+_NUMBER, _TOKENS, _FINAL, _BLOCKS = range(4)
+
+
+@dataclass(frozen=True)
+class KVSource:
+    """Where a request's KV is: in a group, as its leader offers it under a number that is unique in the server."""
+
+    group: Group
+    number: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The first `tokens` tokens have KV, in `blocks` of the owner's group; `is_final`: there will be no more."""
+
+    tokens: int
+    is_final: bool
+    blocks: Sequence[int]
+
+
+class Offers(Protocol):
+    """What a target needs to see of its peers."""
+
+    def read(self, source: KVSource) -> Offer | None:
+        """The offer as it is now, without tokens if it was revoked; None if it was not opened yet."""
+
+    def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
+        """An engine's own blocks behind blocks of its group of this size."""
+
+
+class TableShape(msgspec.Struct, frozen=True):
+    """Sizes of an engine's table: blocks of the longest request, and of the engine."""
+
+    memory: Address
+    offer_blocks: int
+    engine_blocks: int
+
+
+class OfferTable:
+    """An engine's offers, and by group size which of its blocks a group's blocks are; over mapped memory.
+
+    One process writes; a number of 8 bytes is written and read as a whole, and in the order of the program (x86-64;
+    elsewhere what a reader copies in between takes longer than a store needs to be seen).
+    """
+
+    def __init__(self, memory: memoryview, offer_blocks: int, engine_blocks: int) -> None:
+        heads, blocks = 8 * ENTRIES * 4, 4 * ENTRIES * offer_blocks
+        self._heads = np.frombuffer(memory, np.uint64, ENTRIES * 4).reshape(ENTRIES, 4)
+        self._blocks = np.frombuffer(memory, np.uint32, ENTRIES * offer_blocks, heads).reshape(ENTRIES, offer_blocks)
+        self._lent = np.frombuffer(memory, np.uint32, 3 * engine_blocks, heads + blocks).reshape(3, engine_blocks)
+
+    @staticmethod
+    def size_bytes(offer_blocks: int, engine_blocks: int) -> int:
+        """Memory that a table needs. Only what is used of it exists."""
+        return 8 * ENTRIES * 4 + 4 * ENTRIES * offer_blocks + 4 * 3 * engine_blocks
+
+    def publish(self, number: int, tokens: int, blocks: Sequence[int], *, final: bool) -> None:
+        """Open an offer, or say that it has more by now; one whose slot a later one has taken stays revoked."""
+        head, count = self._heads[number % ENTRIES], len(blocks)
+        if head[_NUMBER] > number:
+            return
+        if head[_NUMBER] < number:
+            head[_TOKENS] = head[_BLOCKS] = head[_FINAL] = 0
+            head[_NUMBER] = number
+        known = int(head[_BLOCKS])
+        self._blocks[number % ENTRIES, known:count] = blocks[known:]
+        head[_BLOCKS], head[_TOKENS], head[_FINAL] = count, tokens, final
+
+    def revoke(self, number: int) -> None:
+        """Before a block of an offer is used again: nothing is offered any more, whether anything was or not."""
+        head = self._heads[number % ENTRIES]
+        if head[_NUMBER] == number:
+            head[_TOKENS] = 0
+        self.publish(number, 0, [], final=True)
+
+    def read(self, number: int) -> Offer | None:
+        """An offer as it is now, without tokens if it was revoked; None if it was not opened yet."""
+        head = self._heads[number % ENTRIES]
+        if head[_NUMBER] < number:
+            return None
+        final, tokens, count = bool(head[_FINAL]), int(head[_TOKENS]), int(head[_BLOCKS])
+        blocks = self._blocks[number % ENTRIES, :count].tolist()
+        stands = head[_NUMBER] == number and head[_TOKENS] >= tokens
+        return Offer(tokens, final, blocks) if stands else Offer(0, is_final=True, blocks=[])
+
+    def lend(self, size: int, group_block: int, block: int) -> None:
+        """A block of this engine is from now on a block of its group of `size` engines."""
+        self._lent[size.bit_length() - 2, group_block] = block
+
+    def physical(self, size: int, blocks: Sequence[int]) -> list[int]:
+        """This engine's own blocks behind blocks of its group of `size` engines."""
+        if size == 1:
+            return list(blocks)
+        found: list[int] = self._lent[size.bit_length() - 2, np.asarray(blocks, dtype=np.intp)].tolist()
+        return found
+
+
+def _path(run_dir: str, engine: int) -> str:
+    return f"{run_dir}/offers-{engine}"
+
+
+def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int) -> OfferTable:
+    """An engine's own table, which its peers find in the run directory."""
+    arena = Arena(f"flying-offers-{engine}", OfferTable.size_bytes(offer_blocks, engine_blocks))
+    announce(_path(run_dir, engine), TableShape(arena.address, offer_blocks, engine_blocks))
+    return OfferTable(memoryview(arena.bytes), offer_blocks, engine_blocks)
+
+
+class PeerOffers:
+    """The tables of all engines of a server, each mapped when it is first read."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._tables: dict[int, OfferTable] = {}
+
+    def read(self, source: KVSource) -> Offer | None:
+        """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
+        return self._table(source.group[0]).read(source.number)
+
+    def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
+        """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
+        return self._table(engine).physical(size, blocks)
+
+    def _table(self, engine: int) -> OfferTable:
+        if engine not in self._tables:
+            whose, path = f"offers of engine {engine}", Path(_path(self._run_dir, engine))
+            if not path.exists():
+                raise PeerMemory(f"{whose}: they were not announced in {path}")
+            found = msgspec.json.decode(path.read_bytes(), type=TableShape)
+            memory = memoryview(map_peer(found.memory, whose))
+            self._tables[engine] = OfferTable(memory, found.offer_blocks, found.engine_blocks)
+        return self._tables[engine]

@@ -1,0 +1,87 @@
+"""KV memory that workers announce and peers map: all lanes of every device."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flying_serving.errors import PeerMemory
+from flying_serving.memory import peers as peers_module
+from flying_serving.memory.arena import Address, Arena
+from flying_serving.memory.kv_view import KVView, bytes_of, map_memory
+from flying_serving.memory.peers import PeerKV, announce_kv
+
+BLOCKS, HEADS, TOKENS, SIZE, LAYERS = 5, 4, 4, 2, 2
+
+
+def lanes(memory: torch.Tensor, dtype: torch.dtype) -> dict[int, KVView]:
+    """Lanes of an engine over the same bytes, keys transposed, as on a CPU."""
+    found = {}
+    for size in (1, 2, 4):
+        heads, tokens = HEADS // size, TOKENS * size
+        parts = []
+        for layer in memory.view(dtype).view(LAYERS, BLOCKS, heads, 2 * tokens, SIZE):
+            parts += [layer[:, :, :tokens].reshape(BLOCKS, heads, SIZE, tokens).transpose(2, 3), layer[:, :, tokens:]]
+        found[size] = KVView(parts, range(heads), tokens)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.uint8])
+def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Each under its engine, device and group size, as it is now."""
+    size_bytes = LAYERS * BLOCKS * HEADS * 2 * TOKENS * SIZE * dtype.itemsize
+    arenas = {place: Arena("kv", size_bytes) for place in ((0, 0), (0, 1), (3, 0))}
+    announced = {}
+    for (engine, device), arena in arenas.items():
+        announced[engine, device] = lanes(bytes_of(arena.bytes), dtype)
+        announce_kv(str(tmp_path), engine, device, arena.address, announced[engine, device])
+    peers = PeerKV(str(tmp_path))
+    for place, arena in arenas.items():
+        peers.view(*place, 1)
+        bytes_of(arena.bytes).copy_(torch.randint(0, 60, (size_bytes,), dtype=torch.int8))
+    for place, views in announced.items():
+        for size, mine in views.items():
+            found = peers.view(*place, size)
+            assert (found.heads, found.block_tokens) == (mine.heads, mine.block_tokens)
+            assert [(part.shape, part.stride(), part.dtype) for part in found.parts] == [
+                (part.shape, part.stride(), dtype) for part in mine.parts
+            ]
+            for part, own in zip(found.parts, mine.parts, strict=True):
+                assert torch.equal(part.contiguous().view(torch.uint8), own.contiguous().view(torch.uint8))
+                assert part.data_ptr() != own.data_ptr()
+            assert peers.view(*place, size) is found
+
+
+def test_memory_that_was_not_announced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that which is gone."""
+    monkeypatch.setattr(peers_module, "ANNOUNCED_S", 0.05)
+    peers = PeerKV(str(tmp_path))
+    with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: it was not announced in .*/kv-2-1"):
+        peers.view(2, 1, 1)
+    announce_kv(str(tmp_path), 2, 1, Address(1 << 22, 3, 4096), {})
+    with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: .* cannot be opened"):
+        peers.view(2, 1, 1)
+
+
+def test_a_cuda_handle_is_carried_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever bytes they are; who maps them gives the memory."""
+    view = KVView([torch.zeros(2, 1, 4, 2)], range(1), 4)
+    announce_kv(str(tmp_path), 0, 0, b"\x80handle\xff", {1: view})
+    told: list[object] = []
+
+    def mapped(memory: Address | bytes, whose: str) -> torch.Tensor:
+        told.extend([memory, whose])
+        return torch.arange(64, dtype=torch.int8)
+
+    monkeypatch.setattr("flying_serving.memory.peers.map_memory", mapped)
+    found = PeerKV(str(tmp_path)).view(0, 0, 1)
+    assert told == [b"\x80handle\xff", "KV memory of engine 0 device 0"]
+    assert torch.equal(found.parts[0], torch.arange(64, dtype=torch.int8).view(torch.float32).view(2, 1, 4, 2))
+
+
+def test_memory_of_a_peer_is_int8() -> None:
+    """All of it."""
+    arena = Arena("kv", 8192)
+    arena.bytes[8190:] = b"\x01\xff"
+    found = map_memory(arena.address, "mine")
+    assert (found.dtype, found.shape, found[-2:].tolist()) == (torch.int8, (8192,), [1, -1])

@@ -1,0 +1,71 @@
+"""Workers of four engines, each over KV memory of its own that the others map; they meet as threads."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from flying_serving.memory.arena import Arena
+from flying_serving.memory.peers import PeerKV, announce_kv
+from flying_serving.migration.plan import Place
+from tests.memory.lanes import Memory, Model
+
+ENGINES, SIZES = 4, (1, 2, 4)
+TIMEOUT_S = 60.0
+T = TypeVar("T")
+
+
+class Workers:
+    """All workers of a server, by engine and device; `barriers`: how often they have waited for each other."""
+
+    def __init__(self, run_dir: str, model: Model, blocks: int) -> None:
+        self.model = model
+        self.places: list[Place] = list(product(range(ENGINES), range(model.devices)))
+        self.memories: dict[Place, Memory] = {}
+        self.workers: dict[Place, Any] = {}
+        self.barriers = 0
+        self._barrier = threading.Barrier(len(self.places), self._count_barrier, TIMEOUT_S)
+        for seed, (engine, device) in enumerate(self.places):
+            arena = Arena(f"kv-{engine}", Memory.size_bytes(model, blocks))
+            memory = self.memories[engine, device] = Memory(model, blocks, seed, arena)
+            views = {size: memory.view(size, self.rank(size, (engine, device))) for size in SIZES}
+            announce_kv(run_dir, engine, device, arena.address, views)
+            self.workers[engine, device] = SimpleNamespace(
+                engine=engine,
+                device=device,
+                engines=ENGINES,
+                devices=model.devices,
+                kv_heads=model.kv_heads,
+                kv_views=views,
+                peers=PeerKV(run_dir),
+                blocks=blocks,
+                communicators=SimpleNamespace(any_of=self._any_of),
+            )
+
+    @staticmethod
+    def rank(size: int, place: Place) -> int:
+        """Of a device in its group of a size: ordered by device, then engine."""
+        return place[1] * size + place[0] % size
+
+    def _count_barrier(self) -> None:
+        self.barriers += 1
+
+    def _any_of(self, size: int, value: bool) -> bool:
+        assert (size, value) == (ENGINES, False)
+        self._barrier.wait()
+        return value
+
+    def on_all(self, work: Callable[[Any], T]) -> list[T]:
+        """What each worker returns; the error of one ends all."""
+
+        def one(place: Place) -> T:
+            try:
+                return work(self.workers[place])
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(len(self.places)) as pool:
+            return list(pool.map(one, self.places))

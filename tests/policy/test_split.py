@@ -1,0 +1,115 @@
+"""The planner of splits: where a request is divided between two groups, and when it stays whole."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_serving.policy.split import MOST_PROBES, TOLERANCE, Plan, Terms, VirtualBatch, plan
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import StepCost
+from flying_serving.predict.work import LaneFigures
+
+BLOCK = 16
+COST = StepCost(0.017, 1.3e-4, 1e-4, 1.7e-7, prefill_pair_s=1e-9)
+LANE = LaneFigures(COST, max_num_seqs=256, kv_tokens=200_000, max_num_batched_tokens=2048)
+CHEAP = MigrationCost(1e-4, 1e-6)
+TERMS = Terms(LANE, CHEAP, BLOCK, target_s=0.1)
+BATCHES = st.builds(
+    VirtualBatch,
+    prefill_tokens=st.floats(0, 1e5),
+    sequences=st.floats(0, 300),
+    context_tokens=st.floats(0, 5000),
+    tokens_left=st.floats(1, 2000),
+)
+LENGTHS = {"prompt_tokens": st.integers(1, 20_000), "output_tokens": st.integers(1, 4000)}
+TARGETS = st.sampled_from([math.inf, 0.1, 0.02, 0.001])
+BUSY = VirtualBatch(prefill_tokens=20_000, sequences=100, context_tokens=1000, tokens_left=200)
+
+
+@given(**LENGTHS, a=BATCHES, b=BATCHES, target_s=TARGETS)
+def test_a_split_is_a_token_of_the_request_found_in_six_probes(
+    prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, target_s: float
+) -> None:
+    """Inside the prompt it is on the edge of a block."""
+    found = plan(prompt_tokens, output_tokens, a, b, Terms(LANE, CHEAP, BLOCK, target_s))
+    assert 0 <= found.split <= prompt_tokens + output_tokens
+    assert found.probes <= MOST_PROBES == 6
+    if found.split < prompt_tokens:
+        assert found.split % BLOCK == 0
+
+
+@given(**LENGTHS, a=BATCHES, b=BATCHES, target_s=TARGETS)
+def test_a_split_is_predicted_to_gain_more_than_its_handoff(
+    prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, target_s: float
+) -> None:
+    terms = Terms(LANE, CHEAP, BLOCK, target_s)
+    found = plan(prompt_tokens, output_tokens, a, b, terms)
+    if found.split in (0, prompt_tokens + output_tokens):
+        assert found.finish_s == found.whole_s
+    else:
+        gain_s = found.whole_s - found.finish_s
+        assert gain_s > terms.handoff_s(found.split, prompt_tokens)
+        assert gain_s > TOLERANCE * found.whole_s
+
+
+@given(**LENGTHS, both=BATCHES)
+def test_equal_groups_do_not_split_if_the_handoff_is_dear(
+    prompt_tokens: int, output_tokens: int, both: VirtualBatch
+) -> None:
+    dear = Terms(LANE, MigrationCost(1e6, 1e-3), BLOCK, 0.1)
+    found = plan(prompt_tokens, output_tokens, both, both, dear)
+    assert found.split in (0, prompt_tokens + output_tokens)
+
+
+@given(**LENGTHS, a=BATCHES, b=BATCHES)
+def test_a_plan_is_no_worse_than_either_group_with_all_of_it(
+    prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch
+) -> None:
+    found = plan(prompt_tokens, output_tokens, a, b, TERMS)
+    all_on_a = a.with_prompt(prompt_tokens, 0).with_sequence(prompt_tokens, output_tokens)
+    all_on_b = b.with_prompt(prompt_tokens, 0).with_sequence(prompt_tokens, output_tokens)
+    assert found.finish_s <= found.whole_s
+    assert found.whole_s >= min(TERMS.finish_s(all_on_a), TERMS.finish_s(all_on_b))
+
+
+def test_a_long_prompt_is_divided_so_that_both_groups_finish_together() -> None:
+    found = plan(8192, 32, BUSY, BUSY, TERMS)
+    assert 3000 < found.split < 5500
+    assert found.finish_s < 0.97 * found.whole_s
+
+
+def test_the_group_that_has_more_to_do_gets_less() -> None:
+    """As one has more prompts queued, or more requests that decode."""
+    splits = [
+        plan(8192, 32, VirtualBatch(queued, 100, 1000, 200), BUSY, TERMS).split for queued in (14_000, 20_000, 26_000)
+    ]
+    assert splits[0] > splits[1] > splits[2]
+    splits = [plan(8192, 32, VirtualBatch(20_000, k, 1000, 200), BUSY, TERMS).split for k in (60, 100, 140)]
+    assert splits[0] > splits[1] > splits[2]
+
+
+def test_an_idle_server_does_not_split() -> None:
+    found = plan(2048, 512, VirtualBatch(), VirtualBatch(), TERMS)
+    assert found.split in (0, 2560)
+
+
+def test_a_group_whose_kv_memory_is_full_gets_nothing() -> None:
+    full = VirtualBatch(sequences=200, context_tokens=1000, tokens_left=500)
+    assert plan(500, 500, full, VirtualBatch(2000, 20, 1000, 500), TERMS).split == 0
+    assert plan(500, 500, VirtualBatch(2000, 20, 1000, 500), full, TERMS).split == 1000
+
+
+def test_a_plan_takes_less_than_a_millisecond() -> None:
+    """Processor time, the 99th percentile of 2,000 plans."""
+    took_s, found = [], Plan(0, 0.0, 0.0, 0)
+    for number in range(2000):
+        batch = VirtualBatch(10.0 * number, number % 200, 1000, 200)
+        began_s = time.thread_time()
+        found = plan(500 + number, 32 + number % 500, batch, BUSY, TERMS)
+        took_s.append(time.thread_time() - began_s)
+    assert found.probes <= MOST_PROBES
+    assert sorted(took_s)[int(0.99 * len(took_s))] < 1e-3

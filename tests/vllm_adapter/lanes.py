@@ -1,0 +1,124 @@
+"""vLLM's own schedulers over a made-up KV memory, in which steps leave what they compute."""
+
+from collections import deque
+from functools import cache
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from flying_serving.vllm_adapter.blocks import SchedulerPool
+from tests.live import tiny
+
+BLOCK = 4
+
+
+@cache
+def config() -> VllmConfig:
+    """Four requests at a time, eight tokens of them in a step."""
+    args = EngineArgs(str(tiny("llama")), max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
+    return args.create_engine_config()
+
+
+def token(family: int, place: int) -> int:
+    """The token of a request at some place: requests of a family have the same."""
+    return 100 * family + place
+
+
+def make(name: str, family: int, prompt: int, outputs: int, *, had: int = 0, stop_at: int | None = None) -> Request:
+    """A request, which got so many outputs elsewhere; `stop_at`: the place of the token with which it ends."""
+    stop = None if stop_at is None else [token(family, stop_at)]
+    params = SamplingParams(max_tokens=outputs, ignore_eos=True, stop_token_ids=stop)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    made = Request(name, [token(family, n) for n in range(prompt)], params, None, block_hasher=hasher)
+    if had:  # as `resume` does
+        made.append_output_token_ids([token(family, prompt + n) for n in range(had)])
+        made.prefill_stats = None
+    return made
+
+
+class Lane:
+    """A scheduler, synchronous or not, and the KV memory: of what token each place has it.
+
+    A step computes when its output is looked at, which with two of them under way is late.
+    """
+
+    def __init__(self, *, overlaps: bool, blocks: int = 20) -> None:
+        init_none_hash(sha256)
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+        kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        kind = AsyncScheduler if overlaps else Scheduler
+        config().cache_config.num_gpu_blocks = blocks
+        self.scheduler: Any = kind(config(), kv, StructuredOutputManager(config()), BLOCK)
+        self.overlaps = overlaps
+        self.pool = SchedulerPool(self.scheduler)
+        self.kv = [-1] * (BLOCK * blocks)
+        self.plans: list[Any] = []
+        self._under_way: deque[tuple[Any, list[str]]] = deque()
+
+    def free(self) -> int:
+        """Blocks without a user."""
+        return self.pool.free_count()
+
+    def schedule(self) -> None:
+        """Begin a step."""
+        plan = self.scheduler.schedule()
+        ready = [name for name in plan.num_scheduled_tokens if not self.scheduler.requests[name].is_prefill_chunk]
+        written = []
+        for name, count in plan.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            first, blocks = request.num_computed_tokens - count, self.pool.blocks_of(name)
+            family = request.prompt_token_ids[0] // 100
+            for place in range(first, first + count):
+                written.append((BLOCK * blocks[place // BLOCK] + place % BLOCK, token(family, place)))
+        self.plans.append(plan)
+        self._under_way.append(((plan, written), ready))
+
+    def finish(self) -> None:
+        """End the oldest step."""
+        (plan, written), ready = self._under_way.popleft()
+        for place, value in written:
+            self.kv[place] = value
+        names = list(plan.num_scheduled_tokens)
+        sampled = []
+        for name in names:
+            request = self.scheduler.requests.get(name)
+            gets = name in ready and request is not None
+            sampled.append([token(request.prompt_token_ids[0] // 100, request.num_tokens)] if gets else [])
+        places = {name: n for n, name in enumerate(names)}
+        self.scheduler.update_from_output(plan, ModelRunnerOutput(names, places, sampled))
+
+    def step(self) -> None:
+        """As vLLM's engine does: with two steps under way one is begun before the one before has ended."""
+        self.schedule()
+        if not self.overlaps or len(self._under_way) > 1:
+            self.finish()
+
+    def settle(self) -> None:
+        """End all steps that have begun."""
+        while self._under_way:
+            self.finish()
+
+    def has(self, family: int, blocks: list[int], tokens: range) -> bool:
+        """Whether tokens of a family have their KV in these blocks."""
+        found = [self.kv[BLOCK * blocks[place // BLOCK] + place % BLOCK] for place in tokens]
+        return found == [token(family, place) for place in tokens]
+
+    def write(self, family: int, blocks: list[int], tokens: range) -> None:
+        """KV that was pulled."""
+        for place in tokens:
+            self.kv[BLOCK * blocks[place // BLOCK] + place % BLOCK] = token(family, place)
+
+    def abort(self, *names: str) -> None:
+        """The client ends requests."""
+        self.scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
