@@ -276,7 +276,7 @@ def test_kv_is_pulled_while_it_is_computed(early: bool) -> None:
 
 
 def test_an_aborted_pull_ahead_leaves_the_offer_of_who_still_runs() -> None:
-    """The request goes to a third group with it; but KV of one that has ended goes at once."""
+    """The request goes to a third group with it; if it has ended it may do so too, until its KV is overdue."""
     at = node()
     made = ahead(at)
     at.step(A)
@@ -296,6 +296,9 @@ def test_an_aborted_pull_ahead_leaves_the_offer_of_who_still_runs() -> None:
         at.step(A)
     settle(at)
     at.abort("b", B)
+    settle(at)
+    assert list(at.at(A).source.retained) == [5]
+    at.now_s += RETAIN_S + 0.1
     settle(at)
     assert at.at(A).source.retained == {}
     assert all_free(at)
