@@ -57,6 +57,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
         steps.watch(aligned_group(engine, size), scheduler)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
     kv = table, PeerOffers(run_dir)
+    kv[1].map_all(deployment.engines)
     loop = EngineLoop(engine, all_lanes, channel, core, flying, kv, Instruments(board, report, trace))
     if trace is not None:
         loop.migrations.observers.append(trace.pulling)

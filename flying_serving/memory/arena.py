@@ -2,12 +2,18 @@
 
 import mmap
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from flying_serving.errors import PeerMemory
+
+ANNOUNCED_S = 60.0
+"""How long it is waited for what a peer announces."""
+T = TypeVar("T")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -51,6 +57,20 @@ def map_peer(address: Address, whose: str) -> mmap.mmap:
         return mmap.mmap(file, address.size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(file)
+
+
+def announced(path: str, kind: type[T], whose: str) -> T:
+    """What a peer has announced in a file. Waits for one that comes later to the end of its start.
+
+    Raises:
+        PeerMemory: if it has not come in ANNOUNCED_S.
+    """
+    until_s = time.monotonic() + ANNOUNCED_S
+    while not Path(path).exists():
+        if time.monotonic() > until_s:
+            raise PeerMemory(f"{whose}: not announced in {path} for {ANNOUNCED_S:g} s")
+        time.sleep(0.01)
+    return msgspec.json.decode(Path(path).read_bytes(), type=kind)
 
 
 def announce(path: str, what: msgspec.Struct) -> None:

@@ -1,16 +1,9 @@
 """The KV memory of the other engines' devices, mapped when it is first read."""
 
-import time
-from pathlib import Path
+from itertools import product
 
-import msgspec
-
-from flying_serving.errors import PeerMemory
-from flying_serving.memory.arena import Address, announce
+from flying_serving.memory.arena import Address, announce, announced
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
-
-ANNOUNCED_S = 60.0
-"""How long it is waited for a peer, which may come later to the end of its start."""
 
 
 def _path(run_dir: str, engine: int, device: int) -> str:
@@ -30,6 +23,11 @@ class PeerKV:
         self._run_dir = run_dir
         self._views: dict[tuple[int, int], dict[int, KVView]] = {}
 
+    def map_all(self, engines: int, devices: int) -> None:
+        """Map all of them, when all are about to be announced. Raises PeerMemory if one cannot be mapped."""
+        for engine, device in product(range(engines), range(devices)):
+            self.view(engine, device, 1)
+
     def view(self, engine: int, device: int, size: int) -> KVView:
         """The lane for groups of `size` engines of a device. Raises PeerMemory if it cannot be mapped."""
         found = self._views.get((engine, device))
@@ -39,12 +37,6 @@ class PeerKV:
 
     def _map(self, engine: int, device: int) -> dict[int, KVView]:
         whose = f"KV memory of engine {engine} device {device}"
-        path = Path(_path(self._run_dir, engine, device))
-        until_s = time.monotonic() + ANNOUNCED_S
-        while not path.exists():
-            if time.monotonic() > until_s:
-                raise PeerMemory(f"{whose}: it was not announced in {path} for {ANNOUNCED_S:g} s")
-            time.sleep(0.01)
-        found = msgspec.json.decode(path.read_bytes(), type=KVAddress)
+        found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
         memory = map_memory(found.memory, whose)
         return {size: KVView.over(memory, lane) for size, lane in found.lanes.items()}

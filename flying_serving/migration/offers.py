@@ -8,15 +8,13 @@ A number is never offered again, so nobody takes another offer for the one that 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from flying_serving.errors import PeerMemory
 from flying_serving.layout.groups import Group
-from flying_serving.memory.arena import Address, Arena, announce, map_peer
+from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
 
 ENTRIES = 4096
 """Numbers this far apart share an entry; the later one takes it, which revokes the earlier one."""
@@ -135,6 +133,11 @@ class PeerOffers:
         self._run_dir = run_dir
         self._tables: dict[int, OfferTable] = {}
 
+    def map_all(self, engines: int) -> None:
+        """Map all of them. Raises PeerMemory if one cannot be mapped."""
+        for engine in range(engines):
+            self._table(engine)
+
     def read(self, source: KVSource) -> Offer | None:
         """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
         return self._table(source.group[0]).read(source.number)
@@ -145,10 +148,8 @@ class PeerOffers:
 
     def _table(self, engine: int) -> OfferTable:
         if engine not in self._tables:
-            whose, path = f"offers of engine {engine}", Path(_path(self._run_dir, engine))
-            if not path.exists():
-                raise PeerMemory(f"{whose}: they were not announced in {path}")
-            found = msgspec.json.decode(path.read_bytes(), type=TableShape)
+            whose = f"offers of engine {engine}"
+            found = announced(_path(self._run_dir, engine), TableShape, whose)
             memory = memoryview(map_peer(found.memory, whose))
             self._tables[engine] = OfferTable(memory, found.offer_blocks, found.engine_blocks)
         return self._tables[engine]

@@ -70,6 +70,8 @@ def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) ->
     REPETITIONS.
     """
     rows = []
+    if worker.kv_views:
+        worker.peers.map_all(worker.engines, worker.devices)
     for size, view in worker.kv_views.items() if worker.engines > 1 else ():
         room = (worker.blocks - 1) * min(view.block_tokens, worker.kv_views[1].block_tokens)
         for tokens in sorted({min(count, room) for count in PROBE_TOKENS}):

@@ -54,13 +54,15 @@ def test_a_switch_that_still_waits_is_none_yet() -> None:
     assert len(switchlog.during(made, RUN)) == 1
 
 
-@given(times=st.lists(st.floats(-50, 150), max_size=12, unique=True), wall_s=st.floats(1e3, 4e9))
-def test_spans_tile_the_replay_and_lie_at_the_times_of_the_log(times: list[float], wall_s: float) -> None:
+@given(times_ms=st.lists(st.integers(-50_000, 150_000), max_size=12, unique=True), wall_s=st.floats(1e3, 4e9))
+def test_spans_tile_the_replay_and_lie_at_the_times_of_the_log(times_ms: list[int], wall_s: float) -> None:
     """Every edge is a time of the log, to within the resolution of a clock since the epoch."""
     run = Run("w", "drawn", 3, "http://there", "m", wall_s, 100.0)
     layouts = Layout.all(4, (1, 2, 4))
-    groups = [layouts[n % len(layouts)].groups for n in range(len(times) + 1)]
-    switches = tuple(LoggedSwitch(n + 1, wall_s + at, groups[n], groups[n + 1]) for n, at in enumerate(sorted(times)))
+    groups = [layouts[n % len(layouts)].groups for n in range(len(times_ms) + 1)]
+    switches = tuple(
+        LoggedSwitch(n + 1, wall_s + at / 1e3, groups[n], groups[n + 1]) for n, at in enumerate(sorted(times_ms))
+    )
     found = switchlog.spans(SwitchLog(groups[-1], 1, switches), run)
     assert sum(span.end_s - span.begin_s for span in found) == pytest.approx(100.0 - found[0].begin_s)
     assert all(before.end_s == after.begin_s for before, after in itertools.pairwise(found))

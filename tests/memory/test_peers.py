@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flying_serving.errors import PeerMemory
-from flying_serving.memory import peers as peers_module
 from flying_serving.memory.arena import Address, Arena
 from flying_serving.memory.kv_view import KVView, bytes_of, map_memory
 from flying_serving.memory.peers import PeerKV, announce_kv
@@ -54,9 +53,9 @@ def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) 
 
 def test_memory_that_was_not_announced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that which is gone."""
-    monkeypatch.setattr(peers_module, "ANNOUNCED_S", 0.05)
+    monkeypatch.setattr("flying_serving.memory.arena.ANNOUNCED_S", 0.05)
     peers = PeerKV(str(tmp_path))
-    with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: it was not announced in .*/kv-2-1"):
+    with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: not announced in .*/kv-2-1"):
         peers.view(2, 1, 1)
     announce_kv(str(tmp_path), 2, 1, Address(1 << 22, 3, 4096), {})
     with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: .* cannot be opened"):

@@ -71,7 +71,7 @@ def test_blocks_of_a_group_are_found_on_each_engine(size: int) -> None:
     assert peer.physical(1, [19, 3, 0]) == [19, 3, 0]
 
 
-def test_peers_find_tables_in_the_run_directory(tmp_path: Path) -> None:
+def test_peers_find_tables_in_the_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by the first engine of the group that offers; the blocks of any."""
     made = [make_table(str(tmp_path), engine, 4, 9) for engine in range(2)]
     made[0].publish(1, 6, [8, 3], final=False)
@@ -83,7 +83,8 @@ def test_peers_find_tables_in_the_run_directory(tmp_path: Path) -> None:
     assert peers.physical(1, 2, [8]) == [4]
     made[0].revoke(1)
     assert peers.read(KVSource((0, 1), 1)) == CLOSED
-    with pytest.raises(PeerMemory, match=r"offers of engine 2: they were not announced in .*/offers-2"):
+    monkeypatch.setattr("flying_serving.memory.arena.ANNOUNCED_S", 0.05)
+    with pytest.raises(PeerMemory, match=r"offers of engine 2: not announced in .*/offers-2"):
         peers.read(KVSource((2,), 1))
 
 
