@@ -77,11 +77,6 @@ class CommunicatorPool:
                 with self.activate(size):
                     coordinator.all_reduce(torch.ones(1, device=coordinator.device))
 
-    def broadcast(self, size: int, x: torch.Tensor, src: int) -> torch.Tensor:
-        """Overwrite `x` with that of rank `src` in the group of `size` engines; return it."""
-        result: torch.Tensor = self._coordinators[size].device_communicator.broadcast(x, src)
-        return result
-
     def any_of(self, size: int, value: bool) -> bool:
         """Whether `value` is true on any member of the group of `size` engines. All return at the same time."""
         coordinator = self._coordinators[size]

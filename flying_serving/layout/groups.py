@@ -22,13 +22,6 @@ def aligned_group(engine: int, size: int) -> Group:
     return tuple(range(first, first + size))
 
 
-def enclosing_group(a: Group, b: Group, sizes: Iterable[int]) -> Group | None:
-    """The smallest aligned group of one of these sizes that holds all engines of both, or None."""
-    first, last = min(a[0], b[0]), max(a[-1], b[-1])
-    size = next((size for size in sorted(sizes) if first // size == last // size), None)
-    return aligned_group(first, size) if size is not None else None
-
-
 def world_rank(engine: int, device: int, engines: int) -> int:
     """Rank of an engine's device in the torch world of all engines.
 

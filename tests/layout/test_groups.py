@@ -12,7 +12,6 @@ from flying_serving.layout.groups import (
     Group,
     Layout,
     aligned_group,
-    enclosing_group,
     group_world_ranks,
     is_power_of_two,
     world_rank,
@@ -55,14 +54,6 @@ def test_an_engine_is_in_one_group_of_each_size(engine: int, size: int) -> None:
     assert len(group) == size
     assert group[0] % size == 0
     assert {aligned_group(member, size) for member in group} == {group}
-
-
-@given(st.data(), st.sets(COUNTS))
-def test_the_enclosing_group_is_the_smallest_group_that_holds_both(data: st.DataObject, sizes: set[int]) -> None:
-    """Of those sizes that there are; the same whichever comes first."""
-    a, b = data.draw(st.sampled_from(every_group(8))), data.draw(st.sampled_from(every_group(8)))
-    holding = [group for group in every_group(8) if len(group) in sizes and {*a, *b} <= set(group)]
-    assert enclosing_group(a, b, sizes) == enclosing_group(b, a, sizes) == min(holding, key=len, default=None)
 
 
 def test_two_groups_are_apart_or_one_holds_the_other() -> None:
