@@ -134,7 +134,8 @@ class EngineLoop:
     def _advance_migrations(self) -> None:
         """While requests run here, KV is pulled for as long as the last step took."""
         began_s, ended_s = self.last_step_s
-        self.migrations.advance(self.clock(), ended_s - began_s if self.lanes.active() else None)
+        hurries = bool(self.migrations) and self.lanes.active() == 0
+        self.migrations.advance(self.clock(), None if hurries else ended_s - began_s)
 
     def _choose(self) -> Action:
         now_s = self.clock()
