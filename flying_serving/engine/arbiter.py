@@ -154,5 +154,6 @@ class LaneArbiter:
     def _patience(self, older: list[int], now: float, present_ready: bool) -> float | None:
         if not older and not present_ready:
             return None
-        ends = [self._stepped_at_s.get(size, now) + self.max_pause_s for size in older]
+        overdue = older if self._present_steps or not present_ready else []  # others first let the present lane step
+        ends = [self._stepped_at_s.get(size, now) + self.max_pause_s for size in overdue]
         return max(0.0, min([self._hold_until_s, *ends]) - now)
