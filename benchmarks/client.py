@@ -52,9 +52,14 @@ def prompt(tokens: int, seed: int) -> list[int]:
 
 
 async def stream(
-    client: httpx.AsyncClient, model: str, token_ids: list[int], max_tokens: int, xargs: dict[str, Any] | None = None
+    client: httpx.AsyncClient,
+    model: str,
+    token_ids: list[int],
+    max_tokens: int,
+    xargs: dict[str, Any] | None = None,
+    began: asyncio.Event | None = None,
 ) -> Stream:
-    """Send one request and read it to its end.
+    """Send one request and read it to its end; `began` is set at its first token.
 
     Raises:
         RequestFailed: if it failed or stopped early.
@@ -72,6 +77,8 @@ async def stream(
     async with streamed(client, body, EventStream()) as events:
         async for event in events:
             result.token_s += [time.monotonic()] * sum(choice.tokens for choice in event.choices)
+            if began is not None and result.token_s:
+                began.set()
     if len(result.token_s) != max_tokens:
         raise RequestFailed(f"{len(result.token_s)} of {max_tokens} tokens came")
     return result

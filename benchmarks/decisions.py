@@ -1,7 +1,7 @@
 """Time the controller's decisions with 8 engines and 5,000 requests that wait: `python -m benchmarks.decisions`.
 
 Decisions wait for nothing, so their processor time is how long they take on a free core. The last column is the time
-that has passed, which on a busy machine also holds what others did meanwhile. A switch's end (`acknowledged`) may take
+that has passed, which on a busy machine also holds what others did meanwhile. A switch (`regrouped`) may take
 every request that runs from its group and find another for it.
 """
 
@@ -96,6 +96,7 @@ class Bench:
         self.now_s += STEP_S
         if self.ordered is not None:
             self.ordered = None
+            self.timed("regrouped", lambda: controller.regrouped(self.now_s))
             self.timed("acknowledged", lambda: controller.acknowledged([ANSWER] * ENGINES, self.now_s))
         for name in list(self.running):
             self.running[name] += 1

@@ -48,9 +48,11 @@ async def run_round(system: System, number: int) -> tuple[list[Stream], list[flo
         await order(APART, "weave")
         streams = []
         for engine in range(4):
-            token_ids = prompt(PROMPT_TOKENS, 4 * number + engine)
-            streams.append(asyncio.create_task(stream(client, system.model, token_ids, OUTPUT_TOKENS)))
-            await asyncio.sleep(SETTLE_S)  # the next one goes to another engine
+            token_ids, began = prompt(PROMPT_TOKENS, 4 * number + engine), asyncio.Event()
+            sent = stream(client, system.model, token_ids, OUTPUT_TOKENS, began=began)
+            streams.append(asyncio.create_task(sent))
+            await asyncio.wait_for(began.wait(), ANSWER_S)  # the next one goes to another engine
+        await asyncio.sleep(SETTLE_S)
         ordered_s = []
         for groups in (PAIR, APART):
             ordered_s.append(time.monotonic())

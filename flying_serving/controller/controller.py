@@ -143,17 +143,24 @@ class Controller(Splitter):
         """Whether a switch is under way: it waits for old requests or for the engines' answers."""
         return self._changeover is not None
 
-    def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> list[Command]:
-        """Every engine has answered the order."""
+    def regrouped(self, now_s: float) -> list[Command]:
+        """The engines whose groups change have answered the order: what migrates leaves the old groups now."""
         change = self._changeover
         assert change is not None
         old = change.switch.draining
-        change.switch.acknowledged(answers, now_s)
         commands = self._recall(old, now_s, streams=True) if change.holds else []
+        change.is_regrouped = True
         if change.is_soft:
             commands += self._widen(old, now_s)
-        self._end_change()
         return commands + self._dispatch(now_s)
+
+    def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> list[Command]:
+        """Every engine has answered the order; `regrouped` came before."""
+        change = self._changeover
+        assert change is not None
+        change.switch.acknowledged(answers, now_s)
+        self._end_change()
+        return self._dispatch(now_s)
 
     def failed(self, problem: str, now_s: float) -> None:
         """Some engine did not answer the order."""

@@ -57,10 +57,14 @@ class Switch:
     _forgotten: bool = False
 
     @property
+    def regrouped(self) -> list[int]:
+        """Engines whose groups change."""
+        return [engine for group in self.new.groups if group not in self.old.groups for engine in group]
+
+    @property
     def awaiting(self) -> list[int]:
-        """Engines that, once they have answered, begin no step before they hear what migrates."""
-        changed = [group for group in self.new.groups if group not in self.old.groups]
-        return [engine for group in changed for engine in group] if self.mode in MIGRATING_MODES else []
+        """Engines that, once they have answered, begin no step of an older lane before they hear what migrates."""
+        return self.regrouped if self.mode in MIGRATING_MODES else []
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
         """All engines have answered."""
@@ -169,6 +173,7 @@ class Changeover:
     weave_steps: int
     is_soft: bool = False
     is_ordered: bool = False
+    is_regrouped: bool = False
 
     def overdue(self, now_s: float) -> bool:
         """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
@@ -186,9 +191,10 @@ class Changeover:
     def holds(self) -> bool:
         """Whether new requests wait: by *sequential* until the engines are told, then by *migrate* until they answer.
 
-        They answer after the step under way; its tokens migrate too.
+        They answer after the step under way; its tokens migrate too. Engines that stay in their groups are not awaited:
+        theirs may be a long one.
         """
-        return self.switch.mode == ("migrate" if self.is_ordered else "sequential")
+        return not self.is_regrouped and self.switch.mode == ("migrate" if self.is_ordered else "sequential")
 
     def ordered(self, now_s: float) -> None:
         """The engines are told at `now_s`."""

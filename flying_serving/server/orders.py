@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from flying_serving.config import MODES
@@ -12,6 +12,7 @@ from flying_serving.errors import FlyingError, LayoutError, OrderDropped, Server
 from flying_serving.layout.groups import Layout
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, retrieved, settle
+from flying_serving.wire import SwitchAnswer
 
 LOOK_S = 1.0
 """How often an order that waits for a switch checks that the engines live."""
@@ -115,20 +116,32 @@ class LayoutOrders:
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         self._calls.background(self._await_answers(switch, answers))
 
-    async def _await_answers(self, switch: Switch, answers: list[Coroutine[Any, Any, Any]]) -> None:
-        try:
-            answered = await asyncio.gather(*answers)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it
-            self.failed(switch, error)
+    async def _await_answers(self, switch: Switch, answers: list[Coroutine[Any, Any, SwitchAnswer]]) -> None:
+        every = [retrieved(asyncio.ensure_future(answer)) for answer in answers]
+        if await self._answered(switch, [every[engine] for engine in switch.regrouped]) is None:
             return
-        commands = self._controller.acknowledged(list(answered), self._clock())
+        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.awaiting)
+        answered = await self._answered(switch, every)
+        if answered is None:
+            return
+        commands = self._controller.acknowledged(answered, self._clock())
         why = "ordered"
         if switch.decision is not None:
             why = f"{switch.decision.reason}; gain {switch.decision.gain:.2f}, cost {switch.decision.cost:.2f}"
         took = f"{switch.cutover_ms:.1f} ms"
         logger.info("layout %s -> %s by %s in %s (%s)", switch.old, switch.new, switch.mode, took, why)
         self._over(switch)
-        await self._carry_out(commands, switch.awaiting)
+        await asyncio.gather(sent, self._carry_out(commands))
+
+    async def _answered(
+        self, switch: Switch, answers: Sequence[asyncio.Future[SwitchAnswer]]
+    ) -> list[SwitchAnswer] | None:
+        """Return the answers to an order when all of these have come; None if one does not: then it has failed."""
+        try:
+            return list(await asyncio.gather(*answers))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it
+            self.failed(switch, error)
+            return None
 
     def failed(self, switch: Switch, error: Exception) -> None:
         """Engines could not be told, or one of them did not answer."""

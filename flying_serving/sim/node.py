@@ -239,19 +239,29 @@ class SimNode:
         self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
         switch.wall_time_s = self.clock.now_s
         self.outcome.switches.append(switch)
-        answers: list[SwitchAnswer] = []
+        answers: dict[int, SwitchAnswer] = {}
+        if not switch.regrouped:
+            self.clock.after(self.shape.options.message_s, self._regroup)
         for engine in range(self.shape.engines):
-            done = partial(self._answered, answers, self.clock.now_s)
+            done = partial(self._answered, switch, answers, engine, self.clock.now_s)
             order = SimOrder(len(switch.new.group_of(engine)), switch.mode, weave_steps, done)
             self.clock.after(self.shape.options.message_s, self.cluster.order, engine, order)
 
-    def _answered(self, answers: list[SwitchAnswer], begun_s: float, now_s: float) -> None:
+    def _answered(
+        self, switch: Switch, answers: dict[int, SwitchAnswer], engine: int, begun_s: float, now_s: float
+    ) -> None:
         """An engine has carried out an order that was sent at `begun_s`; `answers` are those to this order."""
-        answers.append(SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0))
+        answers[engine] = SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0)
+        if engine in switch.regrouped and answers.keys() >= set(switch.regrouped):
+            self.clock.after(self.shape.options.message_s, self._regroup)
         if len(answers) == self.shape.engines:
-            self.clock.after(self.shape.options.message_s, self._acknowledge, answers)
+            self.clock.after(self.shape.options.message_s, self._acknowledge, list(answers.values()))
+
+    def _regroup(self) -> None:
+        """The engines whose groups change have answered an order."""
+        self._carry_out(self.controller.regrouped(self.clock.now_s))
+        self.clock.after(self.shape.options.message_s, self.cluster.announce_migrations)
 
     def _acknowledge(self, answers: list[SwitchAnswer]) -> None:
         """All engines have answered an order."""
         self._carry_out(self.controller.acknowledged(answers, self.clock.now_s))
-        self.clock.after(self.shape.options.message_s, self.cluster.announce_migrations)

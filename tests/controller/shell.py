@@ -98,6 +98,7 @@ class Shell:
         self.holds = False
         self.open: dict[str, Stream] = {}
         self.ordered: Switch | None = None
+        self.is_regrouped = False
         self.dispatched: list[tuple[str, Group]] = []
         self.refused: list[str] = []
         self.switches: list[Switch] = []
@@ -149,11 +150,18 @@ class Shell:
         self.carry_out(self.controller.prefix_ended(part.request_id, self.now_s, failed=failed))
         assert number not in self.parts
 
+    def regroup(self) -> None:
+        """The engines whose groups change answer the order."""
+        assert self.ordered is not None and not self.is_regrouped
+        self.is_regrouped = True
+        self.carry_out(self.controller.regrouped(self.now_s))
+
     def acknowledge(self) -> None:
-        """All engines answer the order."""
+        """All engines have answered the order, those whose groups change before."""
         assert self.ordered is not None
+        commands = [] if self.is_regrouped else self.controller.regrouped(self.now_s)
         self.ordered = None
-        self.carry_out(self.controller.acknowledged([ANSWER], self.now_s))
+        self.carry_out(commands + self.controller.acknowledged([ANSWER], self.now_s))
 
     def fail(self) -> None:
         """Some engine does not."""
@@ -335,7 +343,7 @@ class Shell:
         if switch.mode == "soft":
             assert not switch.draining
         assert all(part.group in switch.new.groups for part in self.parts.values())
-        self.ordered, self.layout, self.holds = switch, switch.new, False
+        self.ordered, self.layout, self.holds, self.is_regrouped = switch, switch.new, False, False
         self.switches.append(switch)
 
     def check(self) -> None:

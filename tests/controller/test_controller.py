@@ -103,6 +103,24 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
     shell.settle(3)
 
 
+def test_requests_migrate_as_soon_as_their_engines_have_answered() -> None:
+    """Whoever stays in its group may be in a long step; the next switch waits for its answer, nothing else does."""
+    shell = Shell(settings("manual", 4))
+    for name in "abcd":
+        shell.arrive(name, SHORT)
+        shell.token(name, 5)
+    shell.order(Layout(((0, 1), (2,), (3,))), "migrate")
+    shell.arrive("new", SHORT)
+    assert shell.dispatched == []
+    shell.regroup()
+    assert [(name, group) for name, group in shell.dispatched if name in "ab"] == [("a", (0, 1)), ("b", (0, 1))]
+    assert shell.open["new"].group is not None
+    assert shell.controller.changing
+    shell.acknowledge()
+    assert not shell.controller.changing
+    shell.settle(3)
+
+
 def test_prompts_that_are_not_begun_go_to_the_new_layout_at_once() -> None:
     """All but those that the step under way may have, and those that asked for a degree."""
     shell = manual()

@@ -151,6 +151,11 @@ class Episode(RuleBasedStateMachine):
         self.shell.finish("r0", aborted=True)
         assert self.shell.controller.group_of("r0") is None
 
+    @precondition(lambda self: self.shell.ordered is not None and not self.shell.is_regrouped)
+    @rule()
+    def regroup(self) -> None:
+        self.shell.regroup()
+
     @precondition(lambda self: self.shell.ordered is not None)
     @rule(fails=st.integers(0, 9))
     def answer(self, fails: int) -> None:

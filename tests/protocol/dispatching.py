@@ -30,10 +30,13 @@ class Dispatcher:
 
     def begin_stages(self, endpoints: list[int], client: Client) -> tuple[list[int], Client]:
         """Send the next stage, and what follows it as long as there is no order to wait for."""
-        while not client.unanswered and client.stage + 1 < len(self._scenario.stages):
+        while client.stage + 1 < len(self._scenario.stages):
             stage = self._scenario.stages[client.stage + 1]
+            if client.unanswered.intersection(range(ENGINES) if stage.layout else self._regrouped(client.stage)):
+                break
             alive = [engine for engine in range(ENGINES) if not self._endpoints.is_gone(endpoints[engine])]
-            client = client._replace(stage=client.stage + 1, unanswered=frozenset(alive if stage.layout else ()))
+            unanswered = frozenset(alive) if stage.layout else client.unanswered
+            client = client._replace(stage=client.stage + 1, unanswered=unanswered)
             for engine, size in enumerate(stage.layout):
                 self._say(endpoints, engine, Order(size, stage.mode))
             leaving = [client.requests[self.numbers[request_of(job.name)]] for job in stage.jobs if job.source]
@@ -44,6 +47,11 @@ class Dispatcher:
             for job in stage.jobs:
                 client = self._dispatch(endpoints, client, job)
         return endpoints, client
+
+    def _regrouped(self, stage: int) -> list[int]:
+        """Engines whose groups change by the last order."""
+        layouts = [self._scenario.first, *(each.layout for each in self._scenario.stages[: stage + 1] if each.layout)]
+        return [engine for engine in range(ENGINES) if len(layouts) > 1 and layouts[-1][engine] != layouts[-2][engine]]
 
     def _dispatch(self, endpoints: list[int], client: Client, job: Job) -> Client:
         number = self.numbers[request_of(job.name)]

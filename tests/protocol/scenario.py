@@ -36,7 +36,8 @@ class Scenario:
     """What there is to do.
 
     Args:
-        stages: each begins when all engines have acknowledged the order of the one before.
+        stages: one with an order begins when all engines have acknowledged the last order, one without when those have
+            whose groups it changes.
         first, mode: the layout at the beginning, as in a Stage.
         settings: of the engines.
         lent: groups that have borrowed as many blocks as they ask for when it begins.
@@ -80,7 +81,7 @@ class Client(NamedTuple):
     Args:
         requests: of each, its status, the job as which an engine has it, and that of the other part if it is split.
         stage: the last stage that has begun.
-        unanswered: engines that have not acknowledged its order.
+        unanswered: engines that have not acknowledged the last order.
         lost: whether an engine has stopped.
         ended: whether the server has ended.
     """

@@ -53,9 +53,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
         yield live
 
 
-def run(server: Compared, request: StockRequest, degree: int | None) -> tuple[list[int], list[float]]:
+def run(server: Compared, request: StockRequest, degree: int | None, **told: int) -> tuple[list[int], list[float]]:
     sampling = request.sampling()
-    extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {})
+    extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {}) | told
     choice = server.complete(request.prompt, vllm_xargs=extra, **sampling)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
@@ -111,6 +111,23 @@ def test_requests_that_migrate_with_their_kv(server: Compared) -> None:
     else:
         raise AssertionError(f"{before} {after}: streams end before they have moved")
     assert after["migrated_tokens"] > before["migrated_tokens"]
+    server.check()
+
+
+def test_requests_that_two_engines_share(server: Compared) -> None:
+    """At once, each split inside its prompt, at its end and in its output."""
+    server.layout([[engine] for engine in range(server.engines)])
+    before = migrations(server)
+    jobs = [
+        (request, split)
+        for request in (*SAMPLED, *FORCED)
+        for split in (len(request.prompt) // 2, len(request.prompt), len(request.prompt) + request.max_tokens // 2)
+    ]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        answers = [pool.submit(run, server, request, None, split_at=split) for request, split in jobs]
+        for (request, _), answer in zip(jobs, answers, strict=True):
+            compare(server, request, server.degrees[0], answer.result())
+    assert migrations(server)["migrated"] > before["migrated"]
     server.check()
 
 

@@ -17,9 +17,10 @@ import httpx
 import pytest
 
 from flying_serving.config import MODES
+from flying_serving.testing.sse import EventStream
 from tests.live import KEEP_ALIVE, KEY, Server, wait_until
 from tests.stock.requests import REQUESTS, VOCAB, StockRequest, tokens
-from tests.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_difference
+from tests.streams import WORST_LOGPROB, Stream, stream, streamed, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
@@ -195,6 +196,34 @@ async def test_a_split_request_gets_what_it_asks_for(
     assert made["prompt"] == len(whole)
     assert made["output"] == len(whole) * (len(SPLITS) - 1)
     assert {choice["finish_reason"] for choice in whole} == {"stop" if asked in ENDING else "length"}
+
+
+@a_llama
+@each_degree
+async def test_streamed_choices_are_split_each_by_itself(
+    server: Splitting, http: httpx.AsyncClient, degree: int
+) -> None:
+    server.layout(LAYOUTS[degree])
+    whole = await complete(http, server.model, None, n=2)
+    before = server.counts()
+
+    async def choices(split: int) -> list[Stream]:
+        found = [Stream() for _ in whole]
+        told = {"n": 2, "vllm_xargs": {"split_at": split}, "cache_salt": f"streamed, {split}"}
+        body = streamed_body(server.model, tokens(20, PROMPT), **SEEDED | told)
+        async with streamed(http, body, EventStream(json.loads)) as events:
+            async for event in events:
+                for choice in event["choices"]:
+                    found[choice["index"]].take({"choices": [choice]})
+        return found
+
+    for found in await asyncio.gather(*map(choices, SPLITS)):
+        for mine, other in zip(found, whole, strict=True):
+            ends = mine.tokens, mine.text, mine.finish_reason
+            assert ends == (other["token_ids"], other["text"], other["finish_reason"])
+            assert worst_difference(mine.logprobs, other["logprobs"]["token_logprobs"]) <= WORST_LOGPROB
+    made = server.counts() - before
+    assert made["prompt"] + made["output"] == len(whole) * len(SPLITS)
 
 
 # ---- stops
