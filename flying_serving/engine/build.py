@@ -68,6 +68,9 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     loop.migrations.target.token_s = {size: cost.token_s for size, cost in costs.items()}
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, all_lanes, steps, steps_at_start)
+    else:
+        for scheduler in all_lanes.schedulers.values():
+            limit_prompts(scheduler)
     return loop, EngineUtilities(loop, steps, block_bytes, steps_at_start, migrations)
 
 

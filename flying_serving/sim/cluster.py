@@ -159,11 +159,6 @@ class Cluster:
         self.lanes[group].add(request)
         self._kick(self.engines[group[0]])
 
-    def go_on(self, group: Group, request: SimRequest) -> None:
-        """A group has pulled the KV of a request's first tokens, which another one has computed."""
-        self.lanes[group].go_on(request)
-        self._kick(self.engines[group[0]])
-
     def remove(self, request: SimRequest) -> None:
         """Take a request from its group, if it has one."""
         if request.group is not None:

@@ -2,11 +2,14 @@
 
 As in vLLM 0.32's `Scheduler.schedule`: running requests first, in the order of their admission, so decodes before
 unfinished prompts. A request that lacks blocks preempts the last running one, perhaps itself, which is computed again
-later. Then waiting requests if nothing was preempted, each only if its whole prompt has room. A request that migrated
-here takes the blocks for its KV at this point.
+later. Then waiting requests if nothing was preempted, those with KV first, each only if its whole prompt has room. A
+request that migrated here takes the blocks for its KV at this point; prompts that run leave one that decodes its token
+(`vllm_adapter.limits.limit_prompts`). It is preempted after them, where vLLM would take it as the last one.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from flying_serving.controller.settings import Limits
@@ -43,25 +46,15 @@ class SimLane:
         self._prefilling: dict[str, SimRequest] = {}
 
     def add(self, request: SimRequest) -> None:
-        """Queue a request; tokens that are not computed yet are prefilled. One with computed tokens goes first."""
+        """Queue a request; tokens that are not computed yet are prefilled. Those with computed tokens go first."""
         request.group = self.group
         request.target_tokens = request.context_tokens
-        if request.computed_tokens:
-            self.waiting.appendleft(request)
-        else:
-            self.waiting.append(request)
+        self.waiting.insert(len(self._with_kv()) if request.computed_tokens else len(self.waiting), request)
         self.requests += 1
 
-    def go_on(self, request: SimRequest) -> None:
-        """Queue a request whose first tokens another group has computed, where it would be had it waited here for them.
-
-        vLLM keeps a request that waits for KV from elsewhere in its place.
-        """
-        request.group = self.group
-        request.target_tokens = request.context_tokens
-        place = sum(one.arrival_s < request.arrival_s for one in self.waiting)
-        self.waiting.insert(place, request)
-        self.requests += 1
+    def _with_kv(self) -> list[SimRequest]:
+        """Waiting requests with KV."""
+        return list(takewhile(lambda request: request.computed_tokens, self.waiting))
 
     def remove(self, request: SimRequest) -> None:
         """Take a request out before its end; its KV may be pulled by another group."""
@@ -92,7 +85,8 @@ class SimLane:
         if new_blocks:
             self._blocks.take(new_blocks)
         step = SimStep([], len(self.decoding.requests), self.decoding.context_tokens, [])
-        budget, chunk = self._prompt_tokens(step)
+        come = [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1] if self.waiting else []
+        budget, chunk = self._prompt_tokens(step, come)
         for request in list(self._prefilling.values()):
             if budget == 0 or request.request_id not in self._prefilling:
                 break
@@ -104,7 +98,7 @@ class SimLane:
             if request.request_id in self._prefilling:
                 budget -= self._schedule(step, request, count)
         if admits and self.waiting:
-            self._admit(step, budget, chunk)
+            self._admit(step, budget + len(come), chunk)
         if not step.prompts and not step.sequences:
             return None
         self.step = step
@@ -146,14 +140,19 @@ class SimLane:
         else:
             self.decoding.add(request)
 
-    def _prompt_tokens(self, step: SimStep) -> tuple[int, int]:
-        """Prompt tokens that a step may take, and those of one prompt; as `vllm_adapter.limits.limit_prompts`."""
-        budget = self._limits.max_num_batched_tokens - step.sequences
+    def _prompt_tokens(self, step: SimStep, come: Sequence[SimRequest]) -> tuple[int, int]:
+        """Prompt tokens that a step may take, and those of one prompt, as `vllm_adapter.limits.limit_prompts`.
+
+        `come`: requests that wait with the KV of all tokens but one; their tokens are left to them.
+        """
+        budget = max(0, self._limits.max_num_batched_tokens - step.sequences - len(come))
+        prefilling = len(self._prefilling)
         if self.batches is None:
-            return budget, budget
+            return budget, max(1, budget // max(1, prefilling)) if come else budget
         first = next(iter(self._prefilling.values()), None)
         computed_tokens = first.computed_tokens if first is not None else 0
-        running = Running(step.sequences, step.decode_context_tokens, len(self._prefilling), computed_tokens)
+        decoding, context = step.sequences + len(come), sum(request.computed_tokens for request in come)
+        running = Running(decoding, step.decode_context_tokens + context, prefilling, computed_tokens)
         tokens = self.batches.prompt_tokens(self.size, running)
         if tokens is None:
             return budget, budget
@@ -204,4 +203,4 @@ class SimLane:
         self._stop(request)
         request.preemptions += 1
         request.computed_tokens, request.target_tokens = 0, request.context_tokens
-        self.waiting.appendleft(request)
+        self.waiting.insert(len(self._with_kv()), request)

@@ -51,7 +51,5 @@ class KVMigrations:
         self._cluster.together(target, cost.seconds(tokens), self._deliver_all, target, requests)
 
     def _deliver_all(self, target: Group, requests: Sequence[SimRequest]) -> None:
-        """A request with KV goes before those that wait, so the last one is delivered first."""
-        with_kv = [request for request in requests if request.computed_tokens]
-        for request in (*reversed(with_kv), *(one for one in requests if not one.computed_tokens)):
+        for request in requests:
             self._deliver(request, target)

@@ -132,7 +132,7 @@ class Splits:
         handoff = self._splitting.handoff
         waited_s = handoff.seconds(last_tokens if self._splitting.behind else request.computed_tokens)
         self.log.waited_s.append(waited_s)
-        self._cluster.clock.after(waited_s, self._cluster.go_on, link.b, request)
+        self._cluster.clock.after(waited_s, self._cluster.add, link.b, request)
         return True
 
     def _begin(self, run: SimRequest, group: Group) -> None:

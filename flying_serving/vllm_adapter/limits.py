@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Running:
-    """What a scheduler's running requests ask of its next step.
+    """What requests with KV ask of a scheduler's next step: those that run, and those that have come with it.
 
-    `decoding`: requests with one token to compute, `context_tokens`: those before it. `prefilling`: the others, and
-    `computed_tokens`: what the first of them has of its prompt.
+    `decoding`: requests with one token to compute, `context_tokens`: those before it. `prefilling`: the others that
+    run, and `computed_tokens`: what the first of them has of its prompt.
     """
 
     decoding: int = 0
@@ -30,28 +30,43 @@ class Running:
             else:
                 computed_tokens = computed_tokens if prefilling else computed
                 prefilling += 1
+        for request in scheduler.kv_holding_waiting:
+            if request.num_tokens - request.num_computed_tokens <= 1:
+                decoding += 1
+                context_tokens += request.num_computed_tokens
         return cls(decoding, context_tokens, prefilling, computed_tokens)
 
 
-def limit_prompts(scheduler: Any, prompt_tokens: Callable[[Running], int | None]) -> None:
-    """Before each step of a vLLM scheduler ask how many prompt tokens it may take; None: as many as it likes.
+def limit_prompts(scheduler: Any, prompt_tokens: Callable[[Running], int | None] | None = None) -> None:
+    """Let a vLLM scheduler's steps take no token from requests that decode.
 
-    vLLM gives tokens to running requests in the order of their admission, so a limit for the step alone
-    (`max_num_scheduled_tokens`) would let two prompts take those of requests that decode; what one prompt gets
-    (`long_prefill_token_threshold`) is limited too.
+    vLLM gives tokens to running requests in the order of their admission, and what is left to those that wait. One that
+    has come with its KV, from another group, would get none until the prompts that ran before it are done: until then
+    prompts leave one token to each that decodes. With `prompt_tokens`, which is asked before each step how many prompt
+    tokens that may take, they always do; it may answer None: as many as fit.
+
+    A limit for the step alone (`max_num_scheduled_tokens`) would let two prompts take those of requests that decode;
+    what one prompt gets (`long_prefill_token_threshold`) is limited too.
     """
     schedule, config = scheduler.schedule, scheduler.scheduler_config
     step_tokens, chunk_tokens = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
 
+    has_come = False
+
     def limited(*args: Any, **kwargs: Any) -> Any:
-        running = Running.of(scheduler)
-        tokens = prompt_tokens(running)
-        if tokens is None:
-            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = step_tokens, chunk_tokens
-        else:
-            chunk = max(1, tokens // max(1, running.prefilling))
-            scheduler.max_num_scheduled_tokens = min(step_tokens, running.decoding + tokens)
-            config.long_prefill_token_threshold = min(chunk, chunk_tokens) if chunk_tokens else chunk
+        nonlocal has_come
+        scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = step_tokens, chunk_tokens
+        has_come = has_come or bool(scheduler.kv_holding_waiting)
+        if has_come or prompt_tokens is not None:
+            running = Running.of(scheduler)
+            has_come = has_come and (running.prefilling > 0 or bool(scheduler.kv_holding_waiting))
+            tokens = None if prompt_tokens is None else prompt_tokens(running)
+            if tokens is None and has_come:
+                tokens = max(1, step_tokens - running.decoding)
+            if tokens is not None:
+                chunk = max(1, tokens // max(1, running.prefilling))
+                scheduler.max_num_scheduled_tokens = min(step_tokens, running.decoding + tokens)
+                config.long_prefill_token_threshold = min(chunk, chunk_tokens) if chunk_tokens else chunk
         return schedule(*args, **kwargs)
 
     scheduler.schedule = limited

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Slow:
-    """One request: `computed` of its tokens are in the KV cache."""
+    """One request: `computed` of its tokens are in the KV cache; it `decodes` once it has a token of the lane."""
 
     name: str
     prompt: int
@@ -15,6 +15,7 @@ class Slow:
     tokens: int = 0
     computed: int = 0
     blocks: int = 0
+    decodes: bool = False
     first_s: float = -1.0
     end_s: float = -1.0
 
@@ -35,16 +36,22 @@ class SlowLane:
         self.scheduled: dict[str, tuple[int, int]] = {}
 
     def add(self, request: Slow) -> None:
-        """One with KV goes first."""
-        self.waiting.insert(0 if request.computed else len(self.waiting), request)
+        """Those with KV go first."""
+        with_kv = sum(one.computed > 0 for one in self.waiting)
+        self.waiting.insert(with_kv if request.computed else len(self.waiting), request)
 
     def begin(self) -> dict[str, tuple[int, int]]:
         """By request: (new tokens, tokens before)."""
-        self.scheduled, budget, preempted = {}, self.budget, False
+        self.scheduled, preempted = {}, False
+        come = sum(one.computed == one.context - 1 > 0 for one in self.waiting)
+        decoding = sum(one.decodes for one in self.running)
+        chunk = budget = max(0, self.budget - decoding - come)
+        if come:
+            chunk = max(1, budget // max(1, len(self.running) - decoding))
         for request in list(self.running):
-            if request not in self.running or budget == 0:
+            if request not in self.running or (budget == 0 and not request.decodes):
                 continue
-            count = min(budget, request.context - request.computed)
+            count = 1 if request.decodes else min(budget, chunk, request.context - request.computed)
             while not self._allocate(request, request.computed + count):
                 preempted = True
                 last = self.running.pop()
@@ -53,12 +60,13 @@ class SlowLane:
                     break
             if request in self.running:
                 self.scheduled[request.name] = (count, request.computed)
-                budget -= count
+                budget -= 0 if request.decodes else count
+        budget += come
         while self.waiting and not preempted and budget > 0 and len(self.running) < self.seqs:
             request = self.waiting[0]
             if self._missing(request, request.context) > self.free:
                 break
-            count = min(budget, request.context - request.computed)
+            count = min(budget, chunk, request.context - request.computed)
             self._allocate(request, request.computed + count)
             self.running.append(self.waiting.pop(0))
             self.scheduled[request.name] = (count, request.computed)
@@ -75,6 +83,7 @@ class SlowLane:
             if request.computed < request.context:
                 continue
             request.tokens += 1
+            request.decodes = True
             request.first_s = now_s if request.first_s < 0 else request.first_s
             if request.tokens == request.output:
                 request.end_s = now_s
@@ -82,6 +91,7 @@ class SlowLane:
                 request.blocks = 0
                 self.running.remove(request)
                 ended.append(request.name)
+        self.running.sort(key=lambda request: not request.decodes)  # one with KV may have come behind prompts
         return ended
 
     def _missing(self, request: Slow, tokens: int) -> int:
@@ -98,4 +108,5 @@ class SlowLane:
     def _preempt(self, request: Slow) -> None:
         self.free += request.blocks
         request.blocks = request.computed = 0
-        self.waiting.insert(0, request)
+        request.decodes = False
+        self.waiting.insert(sum(one.computed > 0 for one in self.waiting), request)

@@ -159,8 +159,8 @@ def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
     assert (streams.context_tokens, streams.computed_tokens, prompt.computed_tokens) == (8, 7, 9)
     assert pools[0].free == BLOCKS
     new.add(request("waits", 10, 1))
-    new.add(prompt)
     new.add(streams)
+    new.add(prompt)
     plan = new.begin()
     assert plan is not None and plan.chunks == [(1, 7), (3, 9), (4, 0)]
     assert BLOCKS - pools[1].free == 2 + 3 + 1

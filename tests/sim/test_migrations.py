@@ -121,10 +121,10 @@ def test_requests_without_kv_do_not_wait_for_a_migration() -> None:
 
 
 def test_requests_with_the_same_source_and_target_migrate_together() -> None:
-    """The last one first, as each goes before those that wait; then those without KV."""
+    """In the order in which they were sent."""
     depot = Depot()
     depot.send((1,), a=100, b=0, c=200)
-    assert [(name, tokens) for _, name, _, tokens in depot.run()] == [("c", 200), ("a", 100), ("b", 0)]
+    assert [(name, tokens) for _, name, _, tokens in depot.run()] == [("a", 100), ("b", 0), ("c", 200)]
     assert {at_s for at_s, *_ in depot.delivered} == {0.0005 + 1.0 + 0.3}
 
 

@@ -3,8 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
 
+from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.limits import Running, limit_prompts
 from tests.engine.test_aging import Lane
 
@@ -65,6 +68,25 @@ def test_without_a_limit_a_step_is_as_before() -> None:
     lane.arrive("b", 0, 0.0, tokens=100)
     assert planned(lane) == {"a": 16}
     assert planned(lane) == {"a": 84, "b": 100}
+
+
+@pytest.mark.parametrize("limit", [None, 16])
+def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int | None) -> None:
+    """It has a token in the first step, also where a prompt that runs could take all of it."""
+    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS)
+    lane.scheduler.max_num_scheduled_tokens = most = 64
+    limit_prompts(lane.scheduler, None if limit is None else lambda running: limit)
+    lane.arrive("prompt", 0, 0.0, tokens=400)
+    lane.arrive("waits", 0, 0.0, tokens=400)
+    assert planned(lane) == {"prompt": limit or most}
+    comes = Request("comes", [1] * 40, SamplingParams(max_tokens=8, ignore_eos=True), None)
+    pool = SchedulerPool(lane.scheduler)
+    assert pool.prepare(comes, 39) is not None
+    pool.arrived(comes, 39)
+    lane.scheduler.add_request(comes)
+    assert planned(lane) == {"prompt": limit or most - 1, "comes": 1}
+    assert planned(lane)["comes"] == 1
+    assert comes.num_output_tokens == 2
 
 
 def test_what_runs_is_told() -> None:
