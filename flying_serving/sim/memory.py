@@ -1,4 +1,6 @@
-"""How many tokens of KV cache a device has room for."""
+"""How many tokens of KV cache a device has room for, also with the weights lent that its group does not need."""
+
+from typing import Literal
 
 from flying_serving.errors import ConfigError
 from flying_serving.sim.hardware import Hardware
@@ -8,6 +10,9 @@ GPU_MEMORY_UTILIZATION = 0.9
 """vLLM's default."""
 MAX_BATCHED_TOKENS = 8192
 """vLLM's default for a server on a device of this size."""
+
+Lent = Literal["nothing", "mlp", "all"]
+"""Weights whose memory a group gives to its KV cache: feed-forward ones, or whatever is divided."""
 
 
 def activation_bytes(model: Model, degree: int, batched_tokens: int = MAX_BATCHED_TOKENS) -> float:
@@ -43,3 +48,27 @@ def kv_pool_bytes(
             f"device of {usable / 1e9 + activations / 1e9:.1f} GB usable at gpu_memory_utilization={utilization}"
         )
     return pool
+
+
+def lent_bytes(model: Model, engine: int, degree: int, lent: Lent) -> float:
+    """Bytes of weights on each device that other devices of its group keep.
+
+    Args:
+        model: whose weights.
+        engine: devices of one engine, which hold the weights once while nothing is lent.
+        degree: devices of the group, which hold once what is lent.
+        lent: which of the weights.
+    """
+    if lent == "nothing":
+        return 0.0
+    held = model.mlp_bytes if lent == "mlp" else model.weight_bytes
+    return held(engine) - held(degree)
+
+
+def group_tokens(model: Model, pool_bytes: float, engine: int, degree: int, lent: Lent = "nothing") -> int:
+    """Tokens that a group of `degree` devices holds; its longest context.
+
+    `pool_bytes`: of KV cache on each device beside all weights of its engine, see `kv_pool_bytes`; others as in
+    `lent_bytes`.
+    """
+    return int((pool_bytes + lent_bytes(model, engine, degree, lent)) / model.kv_bytes_per_token(degree))

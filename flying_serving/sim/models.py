@@ -67,12 +67,13 @@ class Model:
         kv_params = 2 * self.hidden * self.head_dim * self.kv_heads_per_device(degree)
         attention = 2 * self.hidden * self.head_dim * self.heads / degree + kv_params
         whole = ACTIVATION_BYTES * (2 * self.hidden + self.hidden * self.experts)
-        if self.experts:
-            feed_forward = self.expert_bytes * self.experts * self.feed_forward_params / degree
-        else:
-            feed_forward = self.linear_bytes * self.feed_forward_params / degree
-        layer = self.linear_bytes * attention + feed_forward + whole
-        return self.layers * layer + self.embedding_bytes * self.embedding_params / degree
+        layers = self.layers * (self.linear_bytes * attention + whole) + self.mlp_bytes(degree)
+        return layers + self.embedding_bytes * self.embedding_params / degree
+
+    def mlp_bytes(self, degree: int) -> float:
+        """Bytes of feed-forward weights on each device, of the experts if there are any."""
+        of_each = self.expert_bytes * self.experts if self.experts else self.linear_bytes
+        return self.layers * of_each * self.feed_forward_params / degree
 
 
 def names() -> list[str]:
