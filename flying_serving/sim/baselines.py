@@ -7,6 +7,7 @@
 - `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one decodes.
 - `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel for small batches
   and sequence parallel for large ones, chosen by each step's tokens; both have the same KV layout.
+- `gyges`, `gyges-...`, `seesaw`, `kunserve`, `loongserve`: engines that join and part, see `sim/transforming.py`.
 - `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before it switches for load,
   cannot switch while idle, and computes requests again that a hard switch has paused. When to switch, which they leave
   to an operator, is decided by `auto`'s predictions, with the cost of waiting.
@@ -28,11 +29,12 @@ from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import Options
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.machine import DegreeTime, Machine, Modelled
-from flying_serving.sim.models import ACTIVATION_BYTES
 from flying_serving.sim.node import System
-from flying_serving.sim.requests import Chunk, SimStep
+from flying_serving.sim.parallelisms import sequence_parallel
+from flying_serving.sim.requests import SimStep
 from flying_serving.sim.splits import Splitting
 from flying_serving.sim.system import flying, static
+from flying_serving.sim.transforming import KINDS, transforming
 
 FLYING = ("auto", "load", "priority", "context")
 PAIRS = ("split", "pd-disagg")
@@ -43,6 +45,7 @@ def names(machine: Machine) -> list[str]:
     degrees = [f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1]
     modelled = ["shift-parallel", "fork"] if isinstance(machine, Modelled) else []
     pairs = machine.handoff(machine.smallest_engine) and machine.devices >= 2 * machine.smallest_engine
+    modelled += KINDS if modelled and len(machine.degrees(machine.smallest_engine)) > 1 else []
     return [*FLYING, "static-dp", "static-tp", *degrees, *ROUTERS, *(PAIRS if pairs else ()), *modelled]
 
 
@@ -64,6 +67,9 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
         assert isinstance(machine, Modelled)
         time = shifting(machine, devices, widest)
         system = static(machine, widest, apart, options, resident=devices, time=time)
+    elif name in KINDS:
+        assert isinstance(machine, Modelled)
+        system = transforming(machine, devices, options, name)
     elif name in PAIRS:
         system = paired(machine, devices, options, name)
     elif name.startswith("static-tp"):
@@ -85,26 +91,16 @@ def paired(machine: Machine, devices: int, options: Options, name: str) -> Syste
 
 
 def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
-    """Steps of Shift Parallelism: the faster of tensor parallel over all, and sequence parallel over `degree / base`.
-
-    A sequence parallel step divides the tokens, each part with the weights of `base` devices; attention is divided by
-    heads, as in the tensor parallel one, with an exchange of activations before and after it.
-    """
+    """Steps of Shift Parallelism: tensor parallel over all or sequence parallel over `degree / base`, as is faster."""
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
-    part = LaneCost(machine.model, machine.kind.hardware, base)
+    sequence = sequence_parallel(machine, base, degree)
     parts = degree // base
-    row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)  # an all-to-all of a part moves so much less
 
     def seconds(step: SimStep) -> float:
         whole_s = tensor.step_s(step.sequences, step.decode_context_tokens, step.chunks)
-        tokens = step.sequences + step.prefill_tokens
-        if parts == 1 or tokens < parts:
+        if parts == 1 or step.sequences + step.prefill_tokens < parts:
             return whole_s
-        all_to_all_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
-        attention_s = tensor.attention_s(step.sequences, step.decode_context_tokens, step.chunks)
-        share = [Chunk(-(-tokens // parts), 0)]
-        rest_s = part.step_s(0, 0, share) - part.attention_s(0, 0, share)
-        return min(whole_s, rest_s + attention_s + all_to_all_s)
+        return min(whole_s, sequence(step))
 
     return seconds
 

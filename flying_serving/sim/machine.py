@@ -17,7 +17,7 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices, problems
-from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, kv_pool_bytes
+from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, Lent, kv_pool_bytes, lent_bytes
 from flying_serving.sim.models import Model
 from flying_serving.sim.requests import SimStep
 
@@ -51,11 +51,16 @@ class Engine:
 
 @dataclass(frozen=True)
 class Modelled:
-    """A model on devices of the cost model; the server may use a share of their memory, `utilization`."""
+    """A model on devices of the cost model.
+
+    The server may use a share of their memory, `utilization`. `activations`: peak bytes of temporary tensors on each
+    device of an engine; None to estimate them.
+    """
 
     model: Model
     kind: Devices
     utilization: float = GPU_MEMORY_UTILIZATION
+    activations: float | None = None
 
     def __post_init__(self) -> None:
         """Groups are aligned, so the number of devices is a power of two."""
@@ -78,7 +83,7 @@ class Modelled:
         """Devices that one engine needs at least, to hold the weights and a KV cache."""
         for degree in self.degrees(1):
             try:
-                kv_pool_bytes(self.model, self.kind.hardware, degree, self.utilization)
+                self._pool_bytes(degree)
             except ConfigError as error:
                 problem = error
             else:
@@ -95,10 +100,19 @@ class Modelled:
 
         `resident` devices hold the weights once.
         """
-        pool = kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization)
-        blocks = int(pool / (BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)))
+        blocks = int(self._pool_bytes(resident) / self._block_bytes(devices))
         heads = self.model.kv_heads
         return Engine(devices, blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
+
+    def lent_blocks(self, devices: int, size: int, lent: Lent) -> int:
+        """Blocks that an engine of `devices` has more in a group of `size` engines with weights lent."""
+        return int(lent_bytes(self.model, devices, devices * size, lent) / self._block_bytes(devices))
+
+    def _pool_bytes(self, resident: int) -> float:
+        return kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization, self.activations)
+
+    def _block_bytes(self, devices: int) -> int:
+        return BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
         """Step times of a degree; in lanes of ours, whose groups have a size, with the coordination of its engines."""

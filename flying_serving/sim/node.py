@@ -19,6 +19,7 @@ from flying_serving.policy.split import Terms
 from flying_serving.predict.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
 from flying_serving.sim.engines import SimOrder
+from flying_serving.sim.instances import Transforming, Transforms
 from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.migrations import KVMigrations
 from flying_serving.sim.requests import SimRequest, SimStep
@@ -70,6 +71,7 @@ class System:
         calibration: steps that a live server would have measured at its start.
         placing: how its controller chooses groups.
         splitting: how it splits requests over two groups, if it does.
+        transforming: how its engines join and part, if its controller does not decide that.
     """
 
     name: str
@@ -79,6 +81,7 @@ class System:
     calibration: Sequence[Step]
     placing: type[Placing] = Placing
     splitting: Splitting | None = None
+    transforming: Transforming | None = None
 
 
 class SimNode:
@@ -100,6 +103,8 @@ class SimNode:
             self.cluster.limit_batches([step.to_row() for step in system.calibration])
         self._migrations = KVMigrations(self.cluster, self._deliver)
         self.splits = None if system.splitting is None else self._splits(system.splitting)
+        self.transforms = None if system.transforming is None else self._transforms(system.transforming)
+        self._sends = self.splits or self.transforms
         for number, engine in enumerate(self.cluster.engines):
             engine.arbiter.present = len(self.controller.layout.group_of(number))
         self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.layout)])
@@ -120,6 +125,9 @@ class SimNode:
             return Terms(lane, splitting.handoff, block_tokens, options.tbt_slo_s)
 
         return Splits(self.cluster, splitting, terms, lambda: self.controller.demand.output_tokens)
+
+    def _transforms(self, transforming: Transforming) -> Transforms:
+        return Transforms(self.cluster, transforming, lambda: self.controller.demand.output_tokens)
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the API server is done with it."""
@@ -198,7 +206,7 @@ class SimNode:
     def _on_tokens(self, finished: Finished) -> None:
         for request in finished.first:
             self._report(request)
-        over = [run for run in finished.ended if self.splits is None or not self.splits.ended(run)]
+        over = [run for run in finished.ended if self._sends is None or not self._sends.ended(run)]
         for request in over:
             self._report(request)
             self._close(request.request_id)
@@ -219,8 +227,8 @@ class SimNode:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Dispatch(request_id) if self.splits is not None:
-                    self.splits.send(self.open[request_id])
+                case Dispatch(request_id) if self._sends is not None:
+                    self._sends.send(self.open[request_id])
                 case Dispatch(request_id, group, migrated_from=source):
                     self._migrations.send(self.open[request_id], source.group if source else None, group)
                 case Recall(request_id, _):

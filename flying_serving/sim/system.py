@@ -36,7 +36,7 @@ def flying(
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
     times = {size: machine.step_time(size * devices, execution, size) for size in sizes}
-    system = _system(machine, policy, options, machine.engine(devices, sizes, devices), times)
+    system = system_of(machine, policy, options, machine.engine(devices, sizes, devices), times)
     if recomputes:
         return replace(system, shape=replace(system.shape, recomputes=True))
     costs = {size: machine.migration(size * devices) for size in sizes if size > 1}
@@ -61,12 +61,13 @@ def static(
     """
     check_engine(machine, degree)
     engine = machine.engine(resident or degree, (1,), degree)
-    return _system(machine, policy, options, engine, {1: time or machine.step_time(degree)})
+    return system_of(machine, policy, options, engine, {1: time or machine.step_time(degree)})
 
 
-def _system(
+def system_of(
     machine: Machine, policy: Policy, options: Options, engine: Engine, times: Mapping[int, DegreeTime]
 ) -> System:
+    """A server of engines that are alike, whose groups have the sizes of `times`."""
     engines = machine.devices // engine.devices
     settings = Settings(
         engines=engines,

@@ -199,6 +199,11 @@ def test_a_wrong_machine_file_is_refused(tmp_path: Path, text: str, message: str
     assert message in str(error.value) and str(path) in str(error.value)
 
 
+def test_engines_join_where_there_are_two() -> None:
+    assert "gyges" in names(h200("llama-3-70b", "h200x4"))
+    assert "gyges" not in names(h200("llama-3-70b", "h200x2"))
+
+
 def test_wrong_names_say_what_exists() -> None:
     with pytest.raises(ConfigError, match=r"--policy='best': not one of auto, .*static-tp4, .*fork"):
         build("best", h200(), 1, Options())
