@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from experiments import against_paper, break_even, dynaserve, fig8_fig9, fig10, oracle, table1, table2
+from experiments import against_paper, break_even, dynaserve, fig8_fig9, fig10, gyges, oracle, table1, table2
 from experiments.common import KERNELS, RESULTS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
 from experiments.rows import Row
 
@@ -36,6 +36,7 @@ ALL: dict[str, Experiment] = {
     "table1": table1,
     "dynaserve": dynaserve,
     "fig10": fig10,
+    "gyges": gyges,
     "table2": table2,
 }
 """The longest first."""

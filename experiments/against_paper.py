@@ -15,6 +15,8 @@ PAGES = {
     "table2": "[table2](table2.md)",
     "fig10": "[fig10](fig10.md)",
 }
+OTHERS = ("dynaserve", "gyges")
+"""Pages about other papers."""
 VERDICTS = ("better", "equal", "**worse**", "seeds differ")
 NOT_COMPARED = (
     "The abstract's 3.47 times at low load, of which the paper says neither what was measured nor beside what; "
@@ -77,7 +79,7 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         "",
         NOT_COMPARED,
     ]
-    commits = [one.commit for name, one in kept.items() if name != "dynaserve"]
+    commits = [one.commit for name, one in kept.items() if name not in OTHERS]
     write(folder, "against_paper", page("`auto` against the Flying Serving of the paper", commits, lines))
 
 

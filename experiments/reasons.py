@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from experiments import dynaserve_reasons
+from experiments import dynaserve_reasons, gyges_reasons
 
 if TYPE_CHECKING:
     from experiments.rows import Row
@@ -173,6 +173,7 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
 }
 
 REASONS.update(dynaserve_reasons.REASONS)
+REASONS.update(gyges_reasons.REASONS)
 
 
 def why(table: str, model: str, rows: Sequence[Row]) -> list[Row]:

@@ -26,7 +26,7 @@ Devices = Mapping[str, Hardware]
 
 def table(devices: Devices, published: Sequence[Point], commit: str) -> str:
     """All of docs/results/cost_model.md."""
-    unstated = {"decode_rate": _matching(devices, published, "gyges-tp1-rate")}
+    unstated = {"decode_rate": matching(devices, published, "gyges-tp1-rate")}
     rows = {role: _rows(devices, [p for p in published if p.role == role], unstated) for role in TITLES}
     errors = sorted(abs(error) for _, error in rows["not_fitted"])
     within = sum(error <= TOLERANCE for error in errors)
@@ -66,7 +66,7 @@ def _rows(devices: Devices, chosen: Sequence[Point], unstated: Mapping[str, floa
 
 def _misses(devices: Devices, published: Sequence[Point]) -> list[str]:
     """What was tried to find out where the misses come from, with what came out."""
-    in_flight = _matching(devices, published, "fork-8b-tp1-saturated") * 4
+    in_flight = matching(devices, published, "fork-8b-tp1-saturated") * 4
     fork = [f"fork-8b-tp{d}-saturated" for d in (2, 4)] + [f"fork-70b-tp{d}-saturated" for d in (2, 4)]
     fork_text = _what_if(devices, published, fork, lambda point: in_flight / point.conditions["engines"])
     paper = ["paper-70b-tp8-peak", "paper-70b-dp-peak", "paper-gpt-oss-dp-over-tp8", "paper-nemotron-dp-over-tp8"]
@@ -174,7 +174,7 @@ def _what_if(
     return ", ".join(parts)
 
 
-def _matching(devices: Devices, published: Sequence[Point], name: str) -> float:
+def matching(devices: Devices, published: Sequence[Point], name: str) -> float:
     """Sequences per engine with which the model gives the published number."""
     point = next(p for p in published if p.id == name)
     device = devices[point.hardware]
@@ -183,7 +183,7 @@ def _matching(devices: Devices, published: Sequence[Point], name: str) -> float:
 
 def _gyges_all_reduce_us(devices: Devices, published: Sequence[Point]) -> float:
     """All-reduce time at degree 4 that would explain the published rate."""
-    sequences = _matching(devices, published, "gyges-tp1-rate")
+    sequences = matching(devices, published, "gyges-tp1-rate")
     point = next(p for p in published if p.id == "gyges-tp4-rate")
     missing_s = sequences / point.value - sequences / predict(point, devices[point.hardware], sequences)
     per_step = 2 * 64 + 1

@@ -14,6 +14,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock, Options
+from flying_serving.sim.memory import Lent
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.run import feed
 from flying_serving.sim.system import flying
@@ -26,6 +27,8 @@ OUTPUT = 64
 LENGTHS = {"llama-3-70b": 8192 - OUTPUT, "gpt-oss-120b": 131072 - OUTPUT, "nemotron-8b": 1048576 - OUTPUT}
 SYSTEMS = ("auto", "static-dp", "static-tp")
 MEMORY = "the memory formula with the model's and the device's numbers; no request is served"
+LENT: dict[str, Lent] = {"auto, feed-forward weights lent": "mlp", "auto, all divided weights lent": "all"}
+"""What `sim/memory.py` says of groups that lend weights to their KV cache."""
 MESSAGE = "a switch is modelled as the rest of the step under way and one message"
 ALONE = "one request alone is in the widest group, so both are the cost model's steps, and what coordination costs"
 
@@ -43,7 +46,15 @@ def capacities(setting: Setting) -> dict[str, int]:
     """Tokens of the longest request, by system."""
     found = {name: _capacity(system(name, LLAMA, setting)) for name in PAPER["context_tokens"]}
     wider = build("auto", machine(LLAMA, setting), 4, Options())
-    return {**found, "auto, engines of 4 devices": _capacity(wider)}
+    lending = {name: _lending(lent, setting) for name, lent in LENT.items()}
+    return {**found, "auto, engines of 4 devices": _capacity(wider), **lending}
+
+
+def _lending(lent: Lent, setting: Setting) -> int:
+    """Tokens of all four engines together with weights lent."""
+    where = machine(LLAMA, setting)
+    engine = where.engine(2, (4,), 2)
+    return (engine.blocks - 1 + where.lent_blocks(2, 4, lent)) * engine.block_tokens[4]
 
 
 def _capacity(of: object) -> int:
@@ -130,7 +141,8 @@ def _rows(found: Kept) -> list[Row]:
         if name != "auto"
     ]
     paper = PAPER["context_tokens"]["auto"]
-    for name, counts in (("auto", True), ("auto, engines of 4 devices", False)):
+    for name in ("auto", "auto, engines of 4 devices", *LENT):
+        counts = name == "auto"
         of = f"{name}: longest context (tokens)" if counts else name
         rows.append(row(of, paper, once, lambda one, n=name: one["capacity"][n], True, MEMORY).counted(counts))  # type: ignore[misc]
     return [*rows, row("switch (ms)", PAPER["switch_ms"], found, lambda one: one["switch_ms"], False, MESSAGE)]

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments import dynaserve, fig10, table2
+from experiments import dynaserve, fig10, gyges, table2
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, RESULTS, kept
+from experiments.gyges_runs import RATES
 from flying_serving.config import MODES
 
-PAGES = ("against_paper", "break_even", "dynaserve", "fig10", "fig8", "fig9", "oracle", "table1", "table2")
+PAGES = ("against_paper", "break_even", "dynaserve", "fig10", "fig8", "fig9", "gyges", "oracle", "table1", "table2")
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,19 @@ def test_split_requests_are_simulated_as_they_are_kept() -> None:
         assert found[name] == pytest.approx(then[name], rel=1e-6), name
     assert then["plan_ms"]["99"] < 1.0
     assert then["probes"] <= 6
+
+
+def test_lent_weights_are_simulated_as_they_are_kept() -> None:
+    """All that no request is served for, and the shortest of the runs, with every system."""
+    then = kept("gyges").seeds[0]
+    for name, value in gyges.measure_derived().items():
+        assert _flat(value) == pytest.approx(_flat(then[name]), rel=1e-6), name
+    rate = min(RATES)
+    assert _flat(gyges._traced(rate, FIRST.seed)) == pytest.approx(_flat(then["trace"][str(rate)]), rel=1e-6)
+
+
+def _flat(numbers: object, name: str = "") -> dict[str, float]:
+    """Numbers of all levels by their path."""
+    if not isinstance(numbers, dict):
+        return {name: float(numbers)}  # type: ignore[arg-type]
+    return {path: value for key, inner in numbers.items() for path, value in _flat(inner, f"{name}/{key}").items()}

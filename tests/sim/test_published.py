@@ -30,7 +30,7 @@ MISSES = {
 
 def test_points_that_are_not_fitted_are_within_tolerance_or_named() -> None:
     """16 of 25 within 15 %; the others are listed here and no longer listed when they come within."""
-    unstated = {"decode_rate": report._matching(DEVICES, POINTS, "gyges-tp1-rate")}
+    unstated = {"decode_rate": report.matching(DEVICES, POINTS, "gyges-tp1-rate")}
     not_fitted = [p for p in POINTS if p.role == "not_fitted"]
     rows = report._rows(DEVICES, not_fitted, unstated)
     errors = {p.id: abs(error) for p, (_, error) in zip(not_fitted, rows, strict=True)}
