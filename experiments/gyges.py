@@ -112,7 +112,7 @@ def _padding_lines(found: Kept) -> list[str]:
     ]
     return [
         *paragraph(
-            "Shares of feed-forward weights cut in four (`memory/pages.py`). *Stranded*: bytes of others on pages",
+            "Shares of feed-forward weights cut in four (`memory/padding.py`). *Stranded*: bytes of others on pages",
             "that a kept unit shares, mean of the four ranks and the worst one. *Padded*: zeros, whole rows, that let",
             "each unit begin with a page (the paper's equation 2).",
         ),

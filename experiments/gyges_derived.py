@@ -10,7 +10,7 @@ from experiments.gyges_runs import ACTIVATIONS_BYTES, machine
 from experiments.points import predict, read
 from experiments.report import matching
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.pages import PAGE_BYTES, PagedUnits, packed, padded
+from flying_serving.memory.padding import PAGE_BYTES, PagedUnits, packed, padded
 from flying_serving.sim.cost import LaneCost
 from flying_serving.sim.hardware import load
 from flying_serving.sim.memory import group_tokens, kv_pool_bytes

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.pages import PAGE_BYTES, PagedUnits, packed, padded
+from flying_serving.memory.padding import PAGE_BYTES, PagedUnits, packed, padded
 
 Lay = Callable[[Segment, int, int], PagedUnits]
 WAYS = pytest.mark.parametrize("lay", [packed, padded])
