@@ -51,6 +51,7 @@ class SharedWeights:
         self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
+        self._logits: dict[int, SharedLinear] = {}
         self._segments: dict[str, tuple[Segment, ...]] = {}
         self._copies: list[torch.Tensor] = []
         self._vocabulary: dict[str, torch.Tensor] = {}
@@ -77,8 +78,10 @@ class SharedWeights:
 
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         weight = layer.weight.data
-        if weight.data_ptr() in heads:
-            self._linear[name] = self._columns(weight, None, (vocabulary_segment(name, layer, self._widest),))
+        if (address := weight.data_ptr()) in heads:
+            if address not in self._logits:  # a tied head and its embedding are two modules with one weight
+                self._logits[address] = self._columns(weight, None, (vocabulary_segment(name, layer, self._widest),))
+            self._linear[name] = self._logits[address]
         # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
         if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(self._full):
             self._drop(layer, "weight")
