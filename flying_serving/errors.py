@@ -75,6 +75,10 @@ class SharedMemoryFull(FlyingError):
     """There is no room for what engines share; the message names the file and the bytes that are needed and free."""
 
 
+class WeightFileError(FlyingError):
+    """The file from which weights are fetched back cannot be written or read; the message names its directory."""
+
+
 class PeerMemory(FlyingError):
     """Memory of another process of the server that cannot be mapped; the message says whose and why."""
 

@@ -3,6 +3,8 @@
 Two ways behind one interface. `Strided` keeps the weight as it was loaded and hands out views (GPUs: a leading
 dimension costs nothing). `Packed` keeps each unit in the library's blocked format (CPUs: oneDNN is up to twice as fast
 on packed weights at small batches, and a packed matrix cannot be cut afterwards). Either way there is one copy.
+
+Packed ones have `units`: what a lane can do without while its weights are lent (see `memory/units.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +14,11 @@ from typing import Protocol
 import torch
 
 from flying_serving.layout.shards import Segment
+from flying_serving.memory.units import Pack, PackedUnit, PackedUnits
+from flying_serving.memory.weight_file import WeightFile
 
 Matmul = Callable[[torch.Tensor], torch.Tensor]
-"""(tokens, in) -> (tokens, out)."""
-Product = Callable[[torch.Tensor, torch.Tensor], None]
-"""Write the product of (tokens, in) into (tokens, out), which lies in one piece."""
-Pack = Callable[[torch.Tensor, torch.Tensor | None], Product]
-"""Turn a weight (out, in) and a bias (out) into a product that does not need the weight any more."""
-
+"""(tokens, in) -> (tokens, out). Raises IntegrityError while a packed unit of it is dropped."""
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -42,12 +41,20 @@ def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:
 
 
 class PackedColumns:
-    """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit by unit."""
+    """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit by unit.
+
+    `file`: where units are kept that may be dropped; None: none may.
+    """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment], pack: Pack
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: Sequence[Segment],
+        pack: Pack,
+        file: WeightFile | None = None,
     ) -> None:
-        self._families: list[tuple[list[Segment], list[Product]]] = []
+        self._families: list[tuple[list[Segment], list[PackedUnit]]] = []
         first = 0
         for count, run in groupby(segments, key=lambda s: s.units):
             family = list(run)
@@ -55,9 +62,10 @@ class PackedColumns:
             for unit in range(count):
                 rows = rows_of(segments, unit, count)[first : first + len(family)]
                 unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
-                packed.append(pack(torch.cat([weight[r] for r in rows]), unit_bias))
+                packed.append(PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file))
             self._families.append((family, packed))
             first += len(family)
+        self.units = PackedUnits([(family[0], packed) for family, packed in self._families])
 
     def part(self, rank: int, degree: int) -> Matmul:
         parts = [_family_part(family, packed, rank, degree) for family, packed in self._families]
@@ -66,7 +74,7 @@ class PackedColumns:
         return lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
 
-def _family_part(segments: list[Segment], packed: list[Product], rank: int, degree: int) -> Matmul:
+def _family_part(segments: list[Segment], packed: list[PackedUnit], rank: int, degree: int) -> Matmul:
     """The part in consecutive segments with the same number of units: a packed matrix holds one unit of each."""
     chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
     sizes = [segment.unit_size for segment in segments]
@@ -103,17 +111,25 @@ def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch
 class PackedRows:
     """Row-parallel: inputs are cut, and the partial products of a lane's units are added (`sum_of_units`).
 
-    The bias is part of the first unit's product, so of the first rank's, as in vLLM.
+    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `file`: as in `PackedColumns`.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, segment: Segment, pack: Pack) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segment: Segment,
+        pack: Pack,
+        file: WeightFile | None = None,
+    ) -> None:
         self._segment = segment
         self._width = weight.shape[0]
         parts = [columns.contiguous() for columns in weight.split(segment.unit_size, dim=1)]
-        self._units = [pack(part, None if unit else bias) for unit, part in enumerate(parts)]
+        self._packed = [PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)]
+        self.units = PackedUnits([(segment, self._packed)])
 
     def part(self, rank: int, degree: int) -> Matmul:
-        chosen = [self._units[u] for u in self._segment.units_of(rank, degree)]
+        chosen = [self._packed[u] for u in self._segment.units_of(rank, degree)]
         size, width = self._segment.unit_size, self._width
 
         def rows(x: torch.Tensor) -> torch.Tensor:
@@ -124,11 +140,11 @@ class PackedRows:
         return rows
 
 
-def _products(units: Sequence[Product], xs: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+def _products(units: Sequence[PackedUnit], xs: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """(units, tokens, width): each unit's product with its own `x`, written where it is to be, so copied once less."""
     outs = xs[0].new_empty(len(units), xs[0].shape[0], width)
     for unit, x, out in zip(units, xs, outs.unbind(), strict=True):
-        unit(x, out)
+        unit.multiply(x, out)
     return outs
 
 

@@ -125,6 +125,14 @@ def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     return multiply
 
 
+def keep_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """As `pack_matrix`, where that cannot be: the product with the weight (out, in) as it is."""
+    columns = weight.t()
+    if bias is None:
+        return lambda x, out: torch.mm(x, columns, out=out)
+    return lambda x, out: torch.addmm(bias, x, columns, out=out)
+
+
 def mask_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps `get_masked_input_and_mask`: on CPU the function that vLLM would compile, as it is."""
     if current_platform.is_cpu():

@@ -1,8 +1,7 @@
 """Storage of linear layers: whatever the ranks of a degree compute is, put together, the full product."""
 
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,92 +14,23 @@ from flying_serving.memory.storage import (
     NARROW,
     PackedColumns,
     PackedRows,
-    Product,
-    SharedLinear,
     StridedColumns,
     StridedRows,
     bias_part,
     rows_of,
     sum_in_pairs,
 )
-
-DEGREES = (1, 2, 4, 8)
-
-
-def plain_pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """Pack nothing: the product as torch has it, with a copy, so that parts of the original are not used unseen."""
-    weight = weight.clone()
-
-    def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
-        assert out.is_contiguous()
-        assert x.stride(-1) == 1 or x.shape[-1] == 1
-        out.copy_(torch.nn.functional.linear(x, weight, bias))
-
-    return multiply
-
-
-MakeColumns = Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], SharedLinear]
-COLUMNS: dict[str, MakeColumns] = {
-    "packed": lambda weight, bias, segments: PackedColumns(weight, bias, segments, plain_pack),
-    "strided": StridedColumns,
-}
-MakeRows = Callable[[torch.Tensor, torch.Tensor | None, Segment], SharedLinear]
-ROWS: dict[str, MakeRows] = {
-    "packed": lambda weight, bias, segment: PackedRows(weight, bias, segment, plain_pack),
-    "strided": StridedRows,
-}
-
-
-@dataclass
-class Fused:
-    """A fused column-parallel layer, whole numbers for weights so that sums are exact in any order."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    segments: tuple[Segment, ...]
-    x: torch.Tensor
-    widest: int
-
-    def full(self) -> torch.Tensor:
-        """Return the product with the whole weight."""
-        return torch.nn.functional.linear(self.x, self.weight, self.bias)
-
-
-def numbers(seed: int, *shape: int) -> torch.Tensor:
-    """Return whole numbers, as floats."""
-    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
-
-
-@st.composite
-def fused_layers(draw: st.DrawFn) -> Fused:
-    """Draw a layer of one to four segments, cut anywhere or between heads, of which some may be fewer than ranks."""
-    widest = draw(st.sampled_from([2, 4, 8]))
-    heads = draw(st.none() | st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=4))
-    if heads is None:
-        sizes = [widest * n for n in draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))]
-    else:
-        sizes = [count * draw(st.integers(1, 5)) for count in heads]
-    inputs, seed = draw(st.integers(1, 9)), draw(st.integers(0, 99))
-    shape = draw(st.sampled_from([(1,), (7,), (2, 3), (0,)]))
-    bias = numbers(seed + 1, sum(sizes)) if draw(st.booleans()) else None
-    return Fused(
-        numbers(seed, sum(sizes), inputs),
-        bias,
-        segments_of(sizes, widest, heads),
-        numbers(seed + 2, *shape, inputs),
-        widest,
-    )
-
-
-def rows_of_rank(segments: tuple[Segment, ...], rank: int, degree: int) -> list[int]:
-    """Return the rows of the fused weight that a rank works on, segment by segment."""
-    rows, start = [], 0
-    for segment in segments:
-        for unit in segment.units_of(rank, degree):
-            first = start + unit * segment.unit_size
-            rows += range(first, first + segment.unit_size)
-        start += segment.size
-    return rows
+from flying_serving.memory.units import Product
+from tests.memory.layers import (
+    COLUMNS,
+    DEGREES,
+    ROWS,
+    Fused,
+    fused_layers,
+    numbers,
+    plain_pack,
+    rows_of_rank,
+)
 
 
 @pytest.mark.parametrize("kind", COLUMNS)

@@ -1,6 +1,5 @@
 """Group sizes that real models admit, and what is said of the others."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention import Attention
 
 from flying_serving.errors import ConfigError, WeightError
@@ -17,44 +15,10 @@ from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_on
 from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
 from flying_serving.worker.binding.share import SharedWeights
+from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, configuration, small
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 515,
-    "max_position_embeddings": 512,
-}
-
-
-def small(architecture: str, model_type: str, **others: Any) -> dict[str, Any]:
-    return COMMON | {"architectures": [f"{architecture}ForCausalLM"], "model_type": model_type} | others
-
-
-LLAMA = small("Llama", "llama", intermediate_size=128)
-OPT = small("OPT", "opt", ffn_dim=128, word_embed_proj_dim=64)
-QWEN2_MOE = small("Qwen2Moe", "qwen2_moe") | {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
-    "intermediate_size": 6,  # of layers that are not of experts: there are none
-}
-BLOOM = {
-    "architectures": ["BloomForCausalLM"],
-    "model_type": "bloom",
-    "hidden_size": 96,
-    "n_layer": 2,
-    "n_head": 8,
-    "vocab_size": 512,
-    "seq_length": 512,
-}
-FALCON = small(
-    "Falcon", "falcon", alibi=True, bias=True, multi_query=False, parallel_attn=False, new_decoder_architecture=False
-)
 GPT_OSS = small("GptOss", "gpt_oss", head_dim=64, intermediate_size=128, num_local_experts=8, num_experts_per_tok=2)
 
 
@@ -93,13 +57,6 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
         | {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
     ),
 )
-
-
-def configuration(path: Path, model: dict[str, Any]) -> VllmConfig:
-    """vLLM's, of a model of which there is nothing but its configuration."""
-    (path / "config.json").write_text(json.dumps(model))
-    args = EngineArgs(model=str(path), dtype="float32", enforce_eager=True, max_model_len=256, skip_tokenizer_init=True)
-    return args.create_engine_config()
 
 
 @pytest.mark.parametrize(("model", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])

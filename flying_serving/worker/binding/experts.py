@@ -1,6 +1,8 @@
 """Routed experts, cut into units that each look like a rank of the widest lane."""
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.nn import Module, Parameter
@@ -9,8 +11,39 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
+from flying_serving.memory.units import RawUnits
+from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import expert_width
 from flying_serving.worker.binding.methods import ExpertParts
+
+EXPERT_WEIGHTS = ("w13_weight", "w2_weight")
+
+
+@dataclass(frozen=True)
+class SharedExperts:
+    """All experts of a layer: each unit is a method of vLLM's with its layer; `raw`: their weights as it reads them.
+
+    vLLM's kernels for the CPU have a format of their own, in plain memory: pages of a unit can be dropped, and written
+    back as they were.
+    """
+
+    units: list[tuple[Any, Module]]
+    raw: RawUnits
+
+    @classmethod
+    def of(cls, units: list[tuple[Any, Module]], file: WeightFile | None) -> "SharedExperts":
+        """Of a layer's units; `file`: where they are kept, None: they are never dropped."""
+        weights = {(0, n): [getattr(layer, key).data for key in EXPERT_WEIGHTS] for n, (_, layer) in enumerate(units)}
+        return cls(units, RawUnits([_segment(units)], weights, file))
+
+    def part(self, rank: int, degree: int) -> ExpertParts:
+        """What stands for the experts in the lane of `rank` of `degree`."""
+        chosen = [self.units[u] for u in _segment(self.units).units_of(rank, degree)]
+        return ExpertParts(chosen, self.raw.guard(rank, degree))
+
+
+def _segment(units: Sequence[Any]) -> Segment:
+    return Segment(len(units), len(units))
 
 
 def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
@@ -31,13 +64,12 @@ def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tupl
     return method, layer
 
 
-def install_experts(model: Module, experts: dict[str, list[tuple[Any, Module]]], rank: int, degree: int) -> None:
+def install_experts(model: Module, experts: dict[str, SharedExperts], rank: int, degree: int) -> None:
     """Let the experts of a lane's model sum over the units of `rank` of `degree`."""
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedExperts):
-            units = experts[name]
-            chosen = Segment(len(units), len(units)).units_of(rank, degree)
+            part = experts[name].part(rank, degree)
             layer._modules.pop("quant_method", None)
-            layer.__dict__["quant_method"] = ExpertParts([units[u] for u in chosen])
-            for key in ("w13_weight", "w2_weight"):
-                layer._parameters[key] = units[chosen[0]][1]._parameters[key]
+            layer.__dict__["quant_method"] = part
+            for key in EXPERT_WEIGHTS:
+                layer._parameters[key] = part.first_layer._parameters[key]

@@ -1,5 +1,6 @@
 """vLLM linear methods that multiply with a lane's part of the shared storage."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,18 +21,24 @@ class LinearPart:
 
 
 class VocabularyPart:
-    """Stands where an embedding or an LM head has its `quant_method`: look-up in a view, logits by the shared part."""
+    """Stands where an embedding or an LM head has its `quant_method`: look-up in a view, logits by the shared part.
 
-    def __init__(self, logits: Matmul | None) -> None:
+    `check`: called before the view is read, raises IntegrityError while rows of it are dropped.
+    """
+
+    def __init__(self, logits: Matmul | None, check: Callable[[], None]) -> None:
         self._logits = logits
+        self._check = check
 
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
         """(tokens) -> (tokens, hidden)."""
+        self._check()
         return torch.nn.functional.embedding(input_, layer.weight)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """(tokens, hidden) -> (tokens, vocabulary of this rank)."""
         if self._logits is None:  # nothing in the model says that this embedding is a head as well
+            self._check()
             return torch.nn.functional.linear(x, layer.weight, bias)
         out = self._logits(x)
         return out if bias is None else out + bias
@@ -41,10 +48,17 @@ class ExpertParts:
     """Stands where routed experts have their `quant_method`: the sum over this rank's units of the experts.
 
     Everything it is asked that depends on the kind of kernel alone is answered by the first unit's own method.
+    `check`: called before the units are read, raises IntegrityError while one of them is dropped.
     """
 
-    def __init__(self, units: list[tuple[Any, Module]]) -> None:
+    def __init__(self, units: list[tuple[Any, Module]], check: Callable[[], None]) -> None:
         self._units = units
+        self._check = check
+
+    @property
+    def first_layer(self) -> Module:
+        """The layer of the first unit."""
+        return self._units[0][1]
 
     def __getattr__(self, name: str) -> Any:
         if name == "_units":  # a copy or what is unpickled has none yet, and is asked how to set its state
@@ -53,6 +67,7 @@ class ExpertParts:
 
     def apply(self, layer: Module, x: torch.Tensor, **routing: Any) -> torch.Tensor:
         """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""
+        self._check()
         (first, unit), *others = self._units
         rest = routing | {"shared_experts": None}  # they belong to the layer as a whole: once is enough
         parts = [first.apply(layer=unit, x=x, **_routing_of(unit, routing))]

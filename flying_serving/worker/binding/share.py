@@ -17,7 +17,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.storage import (
-    Pack,
     PackedColumns,
     PackedRows,
     SharedLinear,
@@ -25,19 +24,22 @@ from flying_serving.memory.storage import (
     StridedRows,
     bias_part,
 )
+from flying_serving.memory.units import Pack, RawUnits, Units
+from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
-from flying_serving.worker.binding.experts import expert_unit, install_experts
+from flying_serving.worker.binding.experts import EXPERT_WEIGHTS, SharedExperts, expert_unit, install_experts
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.plain import bind_whole, own_tensors, reachable, refuse_foreign
 
-EXPERT_WEIGHTS, EXPERT_BIASES = ("w13_weight", "w2_weight"), {"w13_bias", "w2_bias"}
+EXPERT_BIASES = {"w13_bias", "w2_bias"}
 
 
 class SharedWeights:
     """The weights of one worker, taken over from the model that lane 1 loaded and has not packed yet.
 
     `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to pack a matrix on
-    the CPU; None: keep matrices as loaded and hand out views.
+    the CPU; None: keep matrices as loaded and hand out views. `file`: where the weights are kept that lanes can do
+    without (`units`, by the name of their layer), so that they may be dropped, which needs `pack`; None: none may.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -45,9 +47,11 @@ class SharedWeights:
         WeightError: naming the first layer that cannot be shared.
     """
 
-    def __init__(self, model: Module, widest: int, pack: Pack | None) -> None:
+    def __init__(self, model: Module, widest: int, pack: Pack | None, file: WeightFile | None = None) -> None:
         self._widest = widest
         self._pack = pack
+        self._file = file
+        self.units: dict[str, list[Units]] = {}
         self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
@@ -55,7 +59,8 @@ class SharedWeights:
         self._segments: dict[str, tuple[Segment, ...]] = {}
         self._copies: list[torch.Tensor] = []
         self._vocabulary: dict[str, torch.Tensor] = {}
-        self._experts: dict[str, list[tuple[Any, Module]]] = {}
+        self._tables: dict[int, RawUnits] = {}
+        self._experts: dict[str, SharedExperts] = {}
         heads = _lm_head_weights(model)
         for name, layer in model.named_modules():
             self._take(name, layer, heads)
@@ -68,40 +73,53 @@ class SharedWeights:
         if isinstance(layer, ColumnParallelLinear):
             bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
             self._segments[name] = column_segments(name, layer, self._widest)
-            self._linear[name] = self._columns(layer.weight.data, bias, self._segments[name])
-            self._drop(layer, "weight")
+            self._linear[name] = self._columns(name, layer.weight.data, bias, self._segments[name])
+            self._release(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
-            self._linear[name] = self._rows(layer, row_segment(name, layer, self._widest))
-            self._drop(layer, "weight")
+            self._linear[name] = self._rows(name, layer, row_segment(name, layer, self._widest))
+            self._release(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
 
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
-        weight = layer.weight.data
+        weight, segments = layer.weight.data, (vocabulary_segment(name, layer, self._widest),)
         if (address := weight.data_ptr()) in heads:
             if address not in self._logits:  # a tied head and its embedding are two modules with one weight
-                self._logits[address] = self._columns(weight, None, (vocabulary_segment(name, layer, self._widest),))
+                self._logits[address] = self._columns(name, weight, None, segments)
             self._linear[name] = self._logits[address]
         # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
         if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(self._full):
-            self._drop(layer, "weight")
+            self._release(layer, "weight")
         else:
             self._vocabulary[name] = weight
+            if address not in self._tables:
+                self._tables[address] = RawUnits.of_rows(weight, segments, self._file)
+                self._may_drop(name, self._tables[address])
 
-    def _columns(self, weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]) -> SharedLinear:
+    def _columns(
+        self, name: str, weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]
+    ) -> SharedLinear:
         data = None if bias is None else bias.data
-        if self._pack:
-            return PackedColumns(weight, data, segments, self._pack)
-        return StridedColumns(weight, data, segments)
+        if self._pack is None:
+            return StridedColumns(weight, data, segments)
+        packed = PackedColumns(weight, data, segments, self._pack, self._file)
+        self._may_drop(name, packed.units)
+        return packed
 
-    def _rows(self, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
+    def _rows(self, name: str, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
         outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
         bias = None if outside else layer.bias.data
-        if self._pack:
-            return PackedRows(layer.weight.data, bias, segment, self._pack)
-        return StridedRows(layer.weight.data, bias, segment)
+        if self._pack is None:
+            return StridedRows(layer.weight.data, bias, segment)
+        packed = PackedRows(layer.weight.data, bias, segment, self._pack, self._file)
+        self._may_drop(name, packed.units)
+        return packed
 
-    def _drop(self, layer: Module, name: str) -> None:
+    def _may_drop(self, name: str, units: Units) -> None:
+        if self._file is not None:
+            self.units.setdefault(name, []).append(units)
+
+    def _release(self, layer: Module, name: str) -> None:
         """Release a weight after it was packed."""
         if self._pack:
             weight = getattr(layer, name)
@@ -119,13 +137,13 @@ class SharedWeights:
                     raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
                 if own_tensors(layer).keys() & EXPERT_BIASES:
                     raise WeightError(f"{name}: experts with biases cannot be shared between lanes yet")
-                self._experts[name] = [
-                    expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)
-                ]
+                units = [expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)]
+                experts = self._experts[name] = SharedExperts.of(units, self._file)
+                self._may_drop(name, experts.raw)
                 for weight in EXPERT_WEIGHTS:
-                    self._drop(layer, weight)
-        units = _storages(self._experts) - _storages(skeleton)
-        self._storages = units | _storages((lane1, self._linear, self._vocabulary))
+                    self._release(layer, weight)
+        cut = _storages(self._experts) - _storages(skeleton)
+        self._storages = cut | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
 
     def bind(self, model: Module, rank: int, degree: int) -> None:
@@ -165,10 +183,10 @@ class SharedWeights:
         return Parameter(part, requires_grad=False)
 
     def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
-        linear = self._linear.get(name)
-        layer.quant_method = VocabularyPart(None if linear is None else linear.part(rank, degree))
-        if name in self._vocabulary:
-            full = self._vocabulary[name]
+        linear, full = self._linear.get(name), self._vocabulary.get(name)
+        check = _nothing if full is None else self._tables[full.data_ptr()].guard(rank, degree)
+        layer.quant_method = VocabularyPart(None if linear is None else linear.part(rank, degree), check)
+        if full is not None:
             rows = full.shape[0] // degree
             if layer.weight.shape[0] != rows:
                 raise WeightError(f"{name}.weight: {layer.weight.shape[0]} rows in a lane, {rows} of lane 1's")
@@ -181,6 +199,10 @@ class SharedWeights:
             layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
         if degree > 1:  # and what an embedding of a model's own multiplies with
             bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
+
+
+def _nothing() -> None:
+    """There is nothing to look up in an LM head of its own: it only has a product, which checks itself."""
 
 
 def _storages(root: Any) -> set[int]:

@@ -1,0 +1,190 @@
+"""Units of a weight that a lane can do without for a while: dropped, and fetched back with the same bits.
+
+A product that is asked for while a unit of it is dropped raises, whatever kind of unit it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, Protocol
+
+import torch
+
+from flying_serving.errors import IntegrityError
+from flying_serving.layout.shards import Segment
+from flying_serving.memory.pages import Extent, drop_pages, whole_pages
+from flying_serving.memory.weight_file import WeightFile
+
+Product = Callable[[torch.Tensor, torch.Tensor], None]
+"""Write the product of (tokens, in) into (tokens, out), which lies in one piece."""
+Pack = Callable[[torch.Tensor, torch.Tensor | None], Product]
+"""Turn a weight (out, in) and a bias (out) into a product that does not need the weight any more."""
+UnitId = tuple[int, int]
+"""Segment and unit of it."""
+
+
+class Units(Protocol):
+    """The units of one weight, as far as bytes go. `rank` of `degree`: whose units are kept."""
+
+    def lendable(self, rank: int, degree: int) -> int:
+        """Bytes that `drop` frees if nothing is dropped yet."""
+
+    def drop(self, rank: int, degree: int) -> int:
+        """Free what the rank does not need, and return how many bytes. Raises IntegrityError if none may be."""
+
+    def fetch(self) -> int:
+        """Have every unit back, and return how many bytes were read. Raises WeightFileError if they cannot be."""
+
+
+def units_of(segments: Sequence[Segment], rank: int, degree: int) -> set[UnitId]:
+    """The units that a rank works on."""
+    return {(place, unit) for place, segment in enumerate(segments) for unit in segment.units_of(rank, degree)}
+
+
+def rows_of_units(segments: Sequence[Segment]) -> dict[UnitId, slice]:
+    """The rows of each unit in the fused weight."""
+    rows, start = {}, 0
+    for place, segment in enumerate(segments):
+        for unit in range(segment.units):
+            rows[place, unit] = slice(start, start + segment.unit_size)
+            start += segment.unit_size
+    return rows
+
+
+def _lent(*_: object) -> NoReturn:
+    raise IntegrityError("a product with weights that are lent to the KV cache: this lane must not step")
+
+
+def _require_file(file: WeightFile | None) -> WeightFile:
+    if file is None:
+        raise IntegrityError("weights that are in no weight file cannot be dropped: they could not be fetched back")
+    return file
+
+
+class PackedUnit:
+    """One unit in the library's format, which cannot be read back: `multiply`, or while it is dropped only an error.
+
+    `file`: where the weight is kept; None: it is never dropped.
+    """
+
+    __slots__ = ("_bias", "_dtype", "_extent", "_file", "_pack", "_shape", "multiply", "size_bytes")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, file: WeightFile | None) -> None:
+        self._shape, self._dtype = weight.shape, weight.dtype
+        self._bias, self._pack, self._file = bias, pack, file
+        self.size_bytes = weight.numel() * weight.element_size()
+        self._extent = None if file is None else file.keep(weight)
+        self.multiply: Product = pack(weight, bias)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether there is nothing to multiply with."""
+        return self.multiply is _lent
+
+    def drop(self) -> None:
+        """Release what the library has packed: nothing else refers to it."""
+        _require_file(self._file)
+        self.multiply = _lent
+
+    def fetch(self) -> None:
+        """Read the weight and pack it again."""
+        assert self._extent is not None
+        weight = torch.empty(self._shape, dtype=self._dtype)
+        _require_file(self._file).read(Extent(weight.data_ptr(), self._extent.offset_bytes, self.size_bytes))
+        self.multiply = self._pack(weight, self._bias)
+
+
+class PackedUnits:
+    """`Units` that are packed each by itself, for each segment; segments that are packed together count as one."""
+
+    def __init__(self, families: Sequence[tuple[Segment, Sequence[PackedUnit]]]) -> None:
+        self._families = tuple(families)
+
+    def _others(self, rank: int, degree: int) -> list[PackedUnit]:
+        """The units that a rank does not need."""
+        return [
+            unit
+            for segment, units in self._families
+            for number, unit in enumerate(units)
+            if number not in segment.units_of(rank, degree)
+        ]
+
+    def lendable(self, rank: int, degree: int) -> int:
+        """See `Units`."""
+        return sum(unit.size_bytes for unit in self._others(rank, degree))
+
+    def drop(self, rank: int, degree: int) -> int:
+        """See `Units`. How many bytes the library's format takes is not known: those of the weight are counted."""
+        there = [unit for unit in self._others(rank, degree) if not unit.is_dropped]
+        for unit in there:
+            unit.drop()
+        return sum(unit.size_bytes for unit in there)
+
+    def fetch(self) -> int:
+        """See `Units`."""
+        dropped = [unit for _, units in self._families for unit in units if unit.is_dropped]
+        for unit in dropped:
+            unit.fetch()
+        return sum(unit.size_bytes for unit in dropped)
+
+
+class RawUnits:
+    """`Units` of tensors that are used as they are, in private memory, of which whole pages are dropped.
+
+    `tensors`: those of each unit, each in one piece; they are written back in place, so views of them stay valid.
+    `file`: where they are kept; None: they are never dropped.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], tensors: Mapping[UnitId, Sequence[torch.Tensor]], file: WeightFile | None
+    ) -> None:
+        self._segments, self._file = tuple(segments), file
+        self._tensors = dict(tensors)  # an address must not be given to another tensor
+        self._extents: dict[UnitId, list[Extent]] = {}
+        if file is not None:
+            self._extents = {unit: [file.keep(tensor) for tensor in held] for unit, held in tensors.items()}
+        self._missing: set[UnitId] = set()
+        self._dropped: list[Extent] = []
+
+    @classmethod
+    def of_rows(cls, weight: torch.Tensor, segments: Sequence[Segment], file: WeightFile | None) -> "RawUnits":
+        """Rows of one weight."""
+        rows = {} if file is None else rows_of_units(segments)
+        return cls(segments, {unit: [weight[place]] for unit, place in rows.items()}, file)
+
+    def guard(self, rank: int, degree: int) -> Callable[[], None]:
+        """What raises IntegrityError while a unit that a rank works on is dropped: to be called before it is read."""
+        missing, mine = self._missing, units_of(self._segments, rank, degree)
+
+        def check() -> None:
+            if missing and not missing.isdisjoint(mine):
+                _lent()
+
+        return check
+
+    def _pages(self, units: set[UnitId]) -> list[Extent]:
+        return whole_pages(extent for unit in units for extent in self._extents[unit])
+
+    def lendable(self, rank: int, degree: int) -> int:
+        """See `Units`."""
+        return sum(pages.size_bytes for pages in self._pages(self._others(rank, degree)))
+
+    def _others(self, rank: int, degree: int) -> set[UnitId]:
+        return self._extents.keys() - units_of(self._segments, rank, degree)
+
+    def drop(self, rank: int, degree: int) -> int:
+        """See `Units`. The pages at the ends of what is dropped stay (Gyges pads units to whole pages, its Eq. 2)."""
+        _require_file(self._file)
+        before_bytes = sum(pages.size_bytes for pages in self._dropped)
+        self._missing |= self._others(rank, degree)
+        self._dropped = self._pages(self._missing)
+        for pages in self._dropped:
+            drop_pages(pages)
+        return sum(pages.size_bytes for pages in self._dropped) - before_bytes
+
+    def fetch(self) -> int:
+        """See `Units`."""
+        for pages in self._dropped:
+            _require_file(self._file).read(pages)
+        size_bytes = sum(pages.size_bytes for pages in self._dropped)
+        self._missing.clear()
+        self._dropped = []
+        return size_bytes

@@ -1,0 +1,51 @@
+"""Configurations of small models, as vLLM reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 515,
+    "max_position_embeddings": 512,
+}
+
+
+def small(architecture: str, model_type: str, **others: Any) -> dict[str, Any]:
+    return COMMON | {"architectures": [f"{architecture}ForCausalLM"], "model_type": model_type} | others
+
+
+LLAMA = small("Llama", "llama", intermediate_size=128)
+OPT = small("OPT", "opt", ffn_dim=128, word_embed_proj_dim=64)
+QWEN2_MOE = small("Qwen2Moe", "qwen2_moe") | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "intermediate_size": 6,  # of layers that are not of experts: there are none
+}
+BLOOM = {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "hidden_size": 96,
+    "n_layer": 2,
+    "n_head": 8,
+    "vocab_size": 512,
+    "seq_length": 512,
+}
+FALCON = small(
+    "Falcon", "falcon", alibi=True, bias=True, multi_query=False, parallel_attn=False, new_decoder_architecture=False
+)
+
+
+def configuration(path: Path, model: dict[str, Any]) -> VllmConfig:
+    """vLLM's, of a model of which there is nothing but its configuration."""
+    (path / "config.json").write_text(json.dumps(model))
+    args = EngineArgs(model=str(path), dtype="float32", enforce_eager=True, max_model_len=256, skip_tokenizer_init=True)
+    return args.create_engine_config()
