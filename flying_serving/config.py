@@ -55,6 +55,8 @@ class FlyingConfig(BaseModel):
     """Seconds that an engine waits for the others of its group."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
+    lend_weights: bool = False
+    """Give memory of weights that the widest group does not need to the KV cache, while a request needs it."""
     trace_out: str | None = None
     """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is overwritten."""
 

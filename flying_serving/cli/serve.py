@@ -115,7 +115,8 @@ def _add_flags(parser: Any) -> None:
     group = parser.add_argument_group("Flying Serving")
     for name, field in FlyingConfig.model_fields.items():
         shown = "" if field.default is None else f" (default: {field.default})"
-        group.add_argument(_flag(name), default=argparse.SUPPRESS, help=f"{field.description}{shown}")
+        action = argparse.BooleanOptionalAction if field.annotation is bool else None
+        group.add_argument(_flag(name), action=action, default=argparse.SUPPRESS, help=f"{field.description}{shown}")
 
 
 def _flag(field: str) -> str:

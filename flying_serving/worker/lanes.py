@@ -24,6 +24,7 @@ from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.lane import WorkerLane, lane_config
+from flying_serving.worker.residency import Residency, in_order, weight_file_of
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
 
 
@@ -36,7 +37,8 @@ def phase(engine: int, device: int, what: str) -> None:
 class WorkerLanes:
     """The lanes of one device of an engine: lane 1 is vLLM's runner as it is, the others share its bytes.
 
-    `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
+    `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`. `residency`: which
+    weights are there, if they may be lent.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class WorkerLanes:
         for size in deployment.lanes:
             tokens = lane_block_tokens(config.cache_config.block_size, size, self.devices, self.kv_heads)
             self.groups[size] = WorkerLane.build(size, lane_config(config, size, tokens), communicators, lane1)
+        self.residency: Residency | None = None
+        self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
         self._share_weights(pack_weights)
         self.blocks = 0
         self.kv_views: dict[int, KVView] = {}
@@ -70,13 +74,19 @@ class WorkerLanes:
         self.calibration: list[CalibrationRow] = []
 
     def _share_weights(self, pack: bool) -> None:
-        model, config = self.lane1.model, self.lane1.config
-        weights = SharedWeights(model, self.widest, loading.packing(config.model_config.dtype) if pack else None)
+        model, config, file = self.lane1.model, self.lane1.config, self._weight_file
+        packing = loading.packing(config.model_config.dtype) if pack else None
+        if file is not None and packing is None:
+            packing = loading.keep_matrix  # in units all the same: a view of a whole weight cannot be dropped
+        weights = SharedWeights(model, self.widest, packing, file)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):
             weights.share_experts(widest.model, model)
         for size, lane in self.groups.items():
             weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
+        if file is not None:
+            file.announce()
+            self.residency = Residency(in_order(model, weights.units), self.engine)
 
     def refuse_not_causal(self) -> None:
         """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are computed as its prompt.
@@ -143,7 +153,9 @@ class WorkerLanes:
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
     def warm(self) -> None:
-        """Run each lane once, its members together."""
+        """Run each lane once, its members together; open the weights that they share, which all have kept by now."""
+        if self._weight_file is not None:
+            self._weight_file.open()
         for lane in self.groups.values():
             self._say(f"warming up the group of {lane.size}, its members together")
             lane.warm()

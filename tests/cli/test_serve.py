@@ -44,6 +44,8 @@ def test_flags_are_read_as_what_the_setting_is() -> None:
     assert given["max_pause_ms"] == 2.5
     assert given["group_sizes"] == (1, 4)
     assert given["cpu_collectives"] == "gloo"
+    assert settings("--lend-weights")["lend_weights"] is True
+    assert settings("--no-lend-weights", additional={KEY: {"lend_weights": True}})["lend_weights"] is False
 
 
 def test_the_objective_reaches_the_controller() -> None:

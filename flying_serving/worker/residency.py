@@ -1,0 +1,144 @@
+"""Which weights a worker has: those that a wide group does not need are lent to the KV cache, a layer at a time."""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch.nn import Module, ModuleList
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from flying_serving.config import Deployment
+from flying_serving.errors import IntegrityError, Unsupported
+from flying_serving.memory.units import Units
+from flying_serving.memory.weight_file import WeightFile
+from flying_serving.worker.heap import give_back_freed
+
+
+class Kind(IntEnum):
+    """What a layer is part of, in the order in which weights go."""
+
+    MLP = 0
+    ATTENTION = 1
+    VOCABULARY = 2
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was dropped or fetched back: the layer, its bytes, and how long it took."""
+
+    layer: str
+    size_bytes: int
+    took_s: float
+
+
+class Residency:
+    """The weights of one worker of `engine`, and which of them are dropped.
+
+    `pieces`: what may be dropped at once, by the name of its layer, in the order in which it goes.
+    """
+
+    def __init__(self, pieces: Sequence[tuple[str, Units]], engine: int) -> None:
+        self._pieces = tuple(pieces)
+        self._engine = engine
+        self._degree = 1
+        self._dropped: list[tuple[str, Units]] = []
+
+    @property
+    def resident(self) -> int:
+        """Engines in the narrowest group that has all of its weights on this worker: 1 if nothing is dropped."""
+        return self._degree if self._dropped else 1
+
+    def bytes(self, degree: int) -> int:
+        """Bytes that a group of `degree` engines does not need, when nothing is dropped."""
+        return sum(units.lendable(self._engine % degree, degree) for _, units in self._pieces)
+
+    def drop_next(self, degree: int) -> Change | None:
+        """Drop what a group of `degree` engines does not need of the next layer. None: nothing is left.
+
+        Groups of another size must not step from now on, until `resident` says that they may.
+
+        Raises:
+            IntegrityError: if weights are dropped for a group of another size.
+        """
+        if self._dropped and degree != self._degree:
+            raise IntegrityError(f"weights are dropped for groups of {self._degree} engines, not of {degree}")
+        began_s, rank = time.monotonic(), self._engine % degree
+        waiting = (piece for piece in self._pieces if piece not in self._dropped and piece[1].lendable(rank, degree))
+        piece = next(waiting, None)
+        if piece is None:
+            return None
+        self._degree = degree
+        self._dropped.append(piece)
+        name, units = piece
+        size_bytes = units.drop(rank, degree)
+        give_back_freed()
+        return Change(name, size_bytes, time.monotonic() - began_s)
+
+    def fetch_next(self) -> Change | None:
+        """Fetch back what was dropped last and is not back yet. None: nothing is dropped.
+
+        Raises:
+            WeightFileError: if it cannot be read. It is dropped as before then.
+        """
+        if not self._dropped:
+            return None
+        began_s = time.monotonic()
+        name, units = self._dropped[-1]
+        size_bytes = units.fetch()
+        self._dropped.pop()
+        give_back_freed()  # what was read to be packed
+        return Change(name, size_bytes, time.monotonic() - began_s)
+
+
+def weight_file_of(deployment: Deployment, engine: int, device: int, *, on_cpu: bool) -> WeightFile | None:
+    """Where a worker keeps the weights that may be dropped; None: none may, or there is no group that could lend any.
+
+    Raises:
+        Unsupported: if weights may be lent, but not on this device.
+        WeightFileError: if no file can be made in the temporary directory.
+    """
+    if not deployment.flying.lend_weights or deployment.widest == 1:
+        return None
+    if not on_cpu:
+        raise Unsupported("--lend-weights: weights on CUDA cannot be lent by Flying Serving yet")
+    return WeightFile(tempfile.gettempdir(), deployment.run_dir, device, writes=engine == 0)
+
+
+def in_order(model: Module, units: Mapping[str, Sequence[Units]]) -> list[tuple[str, Units]]:
+    """The pieces of a model: MLPs before attention before the vocabulary, and of each the last layer first.
+
+    `units`: by the name of their layer.
+    """
+    places = {name: place for place, name in enumerate(dict(model.named_modules()))}
+    names = sorted(units, key=lambda name: (kind_of(model, name), -places[name]))
+    return [(name, piece) for name in names for piece in units[name]]
+
+
+def kind_of(model: Module, name: str) -> Kind:
+    """What the layer of this name is part of.
+
+    A decoder layer is the innermost entry of a list of layers that has attention in it. What lies in one of its modules
+    that has attention in it too is attention's, and so is what lies beside attention itself. Anything else is MLP.
+    """
+    if isinstance(model.get_submodule(name), VocabParallelEmbedding):
+        return Kind.VOCABULARY
+    outer, around = model, list[Module]()
+    for part in name.split(".")[:-1]:
+        module = outer.get_submodule(part)
+        if isinstance(outer, ModuleList) and _has_attention(module):
+            around = [module]
+        elif around:
+            around.append(module)
+        outer = module
+    if len(around) == 1:
+        attention = any(isinstance(part, AttentionLayerBase) for part in (around[0], *around[0].children()))
+    else:
+        attention = any(map(_has_attention, around[1:]))
+    return Kind.ATTENTION if attention else Kind.MLP
+
+
+def _has_attention(module: Module) -> bool:
+    return any(isinstance(part, AttentionLayerBase) for part in module.modules())
