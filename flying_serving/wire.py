@@ -89,6 +89,7 @@ class EngineFigures(msgspec.Struct, frozen=True):
 
     `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads. `lent_blocks`: to
     its groups. `steps`: rows of histograms (`Histogram.row`). `prefix_cache`: tokens (looked up, found).
+    `lent_weight_bytes`: that each device is without.
     """
 
     hard: bool
@@ -97,6 +98,7 @@ class EngineFigures(msgspec.Struct, frozen=True):
     steps: dict[int, list[float]]
     prefix_cache: dict[int, tuple[int, int]]
     migrations: MigrationCounts
+    lent_weight_bytes: int = 0
 
 
 ANSWERS: dict[str, Any] = {

@@ -93,4 +93,18 @@ class Order:
     weave_steps: int
 
 
-Command = Dispatch | DispatchPrefix | PullAhead | DropPart | Recall | Reject | Order
+@dataclass(frozen=True)
+class LendWeights:
+    """Tell the engines of a widest group to lend their weights; the answers go to `Controller.weights_lent`."""
+
+    group: Group
+
+
+@dataclass(frozen=True)
+class FetchWeights:
+    """Tell the engines of a widest group to have their weights back; the answers go to `Controller.weights_back`."""
+
+    group: Group
+
+
+Command = Dispatch | DispatchPrefix | PullAhead | DropPart | Recall | Reject | Order | LendWeights | FetchWeights

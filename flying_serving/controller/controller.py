@@ -7,27 +7,27 @@ commands that it returns, in order.
 from collections import deque
 from collections.abc import Iterable
 
-from flying_serving.controller.commands import Command, Order, Reject
+from flying_serving.controller.commands import Command, FetchWeights, Order, Reject
+from flying_serving.controller.lender import Lender
+from flying_serving.controller.lending import Stage
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.switches import Changeover, Switch
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.policy.switching import at_once
 from flying_serving.predict.steps import Step
 from flying_serving.wire import SwitchAnswer
 
 
-class Controller(Splitter):
+class Controller(Lender):
     """The Dispatcher of one server with its decisions and switches; `placing` chooses groups, if not in its own way."""
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)
         self.would_do: deque[Decision] = deque(maxlen=100)
         self.last_decision: Decision | None = None
-        self._changeover: Changeover | None = None
         self._arrivals = 0
 
     # ---- requests
@@ -95,9 +95,9 @@ class Controller(Splitter):
             return []
         if handed_off := self._hand_off(state, now_s):
             return handed_off
-        group, sizes = state.group, set(state.fitting(self.settings.capacity.tokens))
+        group, sizes = state.group, set(state.fitting(self.settings.capacity.most_tokens))
         assert group is not None
-        is_full = len(group) not in sizes
+        is_full = self.lending.holds(group) <= state.context_tokens or not state.spec.can_migrate
         kv = None if state.offer is None else KVOffer(group, state.offer)
         if not self.settings.forms_groups:
             sizes &= {len(group) for group in self.layout.groups}
@@ -107,7 +107,7 @@ class Controller(Splitter):
             return commands + self._dispatch(now_s) + self._decide(now_s)
         if is_full:
             return None
-        self._suspend(state, now_s, kv)  # its split was undone, and only its own group is sure to hold it
+        self._suspend(state, now_s, kv)  # its split was undone, or its group holds more by now; no other may do
         return [self._start(state, group, self.lanes())]
 
     # ---- measurements and time
@@ -138,11 +138,6 @@ class Controller(Splitter):
         commands = [command for request_id in ends for command in self._unsplit(request_id, undone=True)]
         return switch, commands + self._go_on(now_s)
 
-    @property
-    def changing(self) -> bool:
-        """Whether a switch is under way: it waits for old requests or for the engines' answers."""
-        return self._changeover is not None
-
     def regrouped(self, now_s: float) -> list[Command]:
         """The engines whose groups change have answered the order: what migrates leaves the old groups now."""
         change = self._changeover
@@ -162,18 +157,6 @@ class Controller(Splitter):
         self._end_change()
         return self._dispatch(now_s)
 
-    def failed(self, problem: str, now_s: float) -> None:
-        """Some engine did not answer the order."""
-        assert self._changeover is not None
-        self._changeover.switch.failed(problem, now_s)
-        self._end_change()
-
-    @property
-    def waits_for_idle(self) -> Switch | None:
-        """The switch under way, as long as no engine knows of it: it waits for old requests to end."""
-        change = self._changeover
-        return change.switch if change is not None and not change.is_ordered else None
-
     def drop(self, reason: str, now_s: float) -> list[Command]:
         """Do not make the switch that `waits_for_idle`; requests that it held back go on."""
         assert self.waits_for_idle is not None
@@ -181,19 +164,28 @@ class Controller(Splitter):
         self._end_change()
         return self._dispatch(now_s)
 
-    # ---- inside
+    # ---- weights that are lent
 
-    def _end_change(self) -> None:
-        self._changeover = None
-        self.switches.prune()
+    def weights_lent(self, group: Group, now_s: float, *, complete: bool = True) -> list[Command]:
+        """The engines of a group have lent their weights; if not all could, those that did have them back."""
+        self.lending.stages[group] = Stage.LENT if complete else Stage.FETCHING
+        return ([] if complete else [FetchWeights(group)]) + self._go_on(now_s)
+
+    def weights_back(self, group: Group, now_s: float) -> list[Command]:
+        """The engines of a group have all their weights again."""
+        self.lending.stages[group] = Stage.WHOLE
+        return self._go_on(now_s)
+
+    # ---- inside
 
     def _go_on(self, now_s: float) -> list[Command]:
         """What may happen now that something has ended: a switch that waited for it, then requests that waited."""
         change = self._changeover
         if change is not None and change.overdue(now_s):
             change.switch.mode = at_once(self.snapshot(self.lanes(), now_s), change.switch.new, self.settings.objective)
-        if change is None or not change.ready:
-            return self._dispatch(now_s)
+        fetches = self._fetch()
+        if change is None or not change.ready or not self._has_weights(change.switch.new):
+            return fetches + self._dispatch(now_s)
         change.ordered(now_s)
         self.layout = change.switch.new
         commands: list[Command] = [Order(change.switch, change.weave_steps)]
@@ -203,7 +195,10 @@ class Controller(Splitter):
 
     def _dispatch(self, now_s: float) -> list[Command]:
         held = self._changeover is not None and self._changeover.holds
-        return [] if held else self._place_waiting(now_s, splits=self._changeover is None)
+        if held:
+            return []
+        commands = self._place_waiting(now_s, splits=self._changeover is None)
+        return commands if self._changeover is not None else commands + self._lend()
 
     def _decide(self, now_s: float) -> list[Command]:
         if self._changeover is not None or self.settings.policy.pinned_size is not None:

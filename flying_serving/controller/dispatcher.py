@@ -4,8 +4,10 @@ from collections.abc import Collection, Mapping
 from itertools import count
 
 from flying_serving.controller.commands import Command, Dispatch, Recall
+from flying_serving.controller.lending import needed_tokens
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.migrations import to_migrate
+from flying_serving.controller.needs import needs_of
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import KVOffer, RequestState
@@ -13,7 +15,7 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switches
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.snapshot import Need, Snapshot
+from flying_serving.policy.snapshot import Snapshot
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel
@@ -30,6 +32,7 @@ class Dispatcher:
     def __init__(self, settings: Settings, placing: Placing | None) -> None:
         self.settings = settings
         self.placing = placing or Placing(settings.capacity, settings.limits, settings.engines)
+        self.lending = self.placing.lending
         self._sizes = sorted(settings.capacity.tokens)
         pinned = settings.policy.pinned_size
         self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
@@ -42,6 +45,10 @@ class Dispatcher:
         self.switches = Switches()
         self.started: dict[str, RequestState] = {}
         self._offers = count(1)
+        self._long_waits = False
+        """Whether a request waits for a group to lend its weights."""
+        self._narrow_waits: set[Group] = set()
+        """Widest groups whose engines a request waits for that asks for a lower degree."""
         self._layouts = Layout.all(settings.engines, self._sizes)
 
     @property
@@ -77,28 +84,14 @@ class Dispatcher:
         streaming = self.running + len(self.splits) - len(unfinished)  # a part is unfinished too
         work = self.demand.work(len(self.pool), tokens, streaming, now_s)
         loads = self.loads.as_seen(self.demand.outputs)
-        promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
-        return Snapshot(now_s, self.layout, self._layouts, lanes, loads, work, self._needs(now_s), promised)
-
-    def _needs(self, now_s: float) -> list[Need]:
-        """Groups that some request cannot do without: for room, or because it is urgent.
-
-        A long request needs its group from when it is its turn until its prompt is done: then the group may drain, or
-        is kept to its end (`snapshot.LATER`). While others wait that came before it, it could not begin there. An
-        urgent one needs to its end the widest group that leaves engines to everyone else, or the widest there is.
-        """
-        needs, sizes, engines = [], self._sizes, self.settings.engines
+        pinned = self.lending.pinned(self.loads)
+        layouts = [one for one in self._layouts if pinned.issubset(one.groups)] if pinned else self._layouts
         first = self.pool.first(now_s)
         begins = [*([] if first is None else [first]), *self.loads.unfinished.values()]
-        longest = max((one.sizes[0] for one in begins if one.spec.degree is None), default=sizes[0])
-        if longest > sizes[0]:
-            needs.append(Need(longest, urgent=False, reason=f"context: a request needs {longest} engines"))
         urgent = self.pool.urgent + sum(self.loads[group].urgent for group in self.loads.groups)
-        if urgent:
-            leaving_room = [size for size in sizes if size <= engines // 2]
-            size = leaving_room[-1] if engines > 2 and leaving_room else sizes[-1]
-            needs.append(Need(size, urgent=True, reason=f"priority: {urgent} urgent requests"))
-        return needs
+        needs = needs_of(begins, urgent, self._sizes, self.settings.engines, self.lending.needs_loan)
+        promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
+        return Snapshot(now_s, self.layout, layouts, lanes, loads, work, needs, promised)
 
     # ---- where requests run
 
@@ -108,6 +101,7 @@ class Dispatcher:
         All that suit a request without room are kept for it, as in vLLM: else a long one would never see enough memory
         free at once as long as short ones arrive.
         """
+        self._long_waits, self._narrow_waits = False, set()
         if not len(self.pool):
             return []
         commands: list[Command] = []
@@ -118,13 +112,22 @@ class Dispatcher:
             free = Layout(tuple(group for group in self.layout.groups if group not in kept)) if kept else self.layout
             group = self.placing.place(state, free, self.loads, lanes, self._expected_tokens(state))
             if group is None or group in kept:
-                kept.update(group for group in self.layout.groups if len(group) in state.sizes)
+                kept.update(self._kept_for(state))
                 return False
             commands.extend(self._begin(state, group, lanes, kept) if splits else [self._start(state, group, lanes)])
             return True
 
         self.pool.take(place, now_s)
         return commands
+
+    def _kept_for(self, state: RequestState) -> list[Group]:
+        """Groups that others may not have, as a request waits for room there; it may wait for weights instead."""
+        lending = self.lending
+        self._long_waits |= lending.needs_loan(state)
+        if state.spec.degree is not None:
+            self._narrow_waits |= {outer for outer in lending.stages if len(outer) != state.sizes[0]}
+        needed = needed_tokens(state)
+        return [one for one in self.layout.groups if len(one) in state.sizes and lending.holds(one) >= needed]
 
     def _outside(self, layout: Layout) -> set[str]:
         """Requests that run in groups which `layout` lacks."""
@@ -164,11 +167,16 @@ class Dispatcher:
 
     def _send(self, state: RequestState, group: Group) -> Dispatch:
         self.started[state.request_id] = state
-        limit = self.settings.capacity.tokens[len(group)] - state.spec.prompt_tokens
-        exceeds = state.spec.max_output_tokens > limit and len(group) < state.sizes[-1]
+        limit = self.lending.room(state, group) - state.spec.prompt_tokens
+        exceeds = state.spec.max_output_tokens > limit and self._may_exceed(state, group)
         offers = exceeds and self.migrates and self._may_go_on(state)
         state.offer = next(self._offers) if offers else None
         return Dispatch(state.request_id, group, state.output_tokens, limit, state.kv, state.offer)
+
+    def _may_exceed(self, state: RequestState, group: Group) -> bool:
+        """Whether there are groups that hold a request which is as long as `group` holds."""
+        most_tokens = self.settings.capacity.most_tokens[len(group)]
+        return len(group) < state.sizes[-1] or self.lending.room(state, group) < most_tokens
 
     def _may_go_on(self, state: RequestState) -> bool:
         """Whether another group may go on with a request that has as many tokens as its group holds."""
@@ -184,7 +192,7 @@ class Dispatcher:
         assert group is not None and state.request_id not in self.splits
         del self.started[state.request_id]
         state.kv, state.offer = kv, None
-        state.sizes = state.fitting(self.settings.capacity.tokens)
+        state.sizes = state.fitting(self.settings.capacity.most_tokens)
         self.loads.remove(state)
         self.switches.migrated(state.request_id, now_s)
         return Recall(state.request_id, group, None if kv is None else kv.number)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from flying_serving.controller.lending import WeightLending, needed_tokens
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Capacity, Limits
@@ -15,12 +16,13 @@ STEPS_AHEAD = 3
 
 
 class Placing:
-    """Choices over capacity, loads and limits; keeps no state of its own."""
+    """Choices over capacity, loads and limits; keeps no state of its own but which groups lend their weights."""
 
     def __init__(self, capacity: Capacity, limits: Limits, engines: int) -> None:
         self.capacity = capacity
         self.limits = limits
         self._engines = engines
+        self.lending = WeightLending(capacity, engines)
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
         """Group sizes that can run a request of `tokens` (prompt and max_tokens), which may ask for a degree.
@@ -38,15 +40,15 @@ class Placing:
                 enough = [capacity.degree(s) for s in sizes]
                 hint = f"degree {enough[0]} would do" if enough else "no degree of this server holds them"
                 raise RequestError(
-                    f"tp_degree={degree}: its KV cache holds {capacity.tokens[size]} tokens, prompt plus max_tokens "
-                    f"are {tokens}; {hint}"
+                    f"tp_degree={degree}: its KV cache holds {capacity.most_tokens[size]} tokens, prompt plus "
+                    f"max_tokens are {tokens}; {hint}"
                 )
             return (size,)
         if not sizes:
             widest = max(capacity.tokens)
             raise RequestError(
                 f"prompt plus max_tokens are {tokens} tokens; the widest group (degree {capacity.degree(widest)}) "
-                f"holds {capacity.tokens[widest]}"
+                f"holds {capacity.most_tokens[widest]}"
             )
         return tuple(sizes)
 
@@ -66,6 +68,8 @@ class Placing:
         groups = [group for group in layout.groups if len(group) in state.sizes]
         if state.spec.degree is not None and not groups:
             groups = list(Layout.uniform(self._engines, state.sizes[0]).groups)
+        needed, lending = needed_tokens(state), self.lending
+        groups = [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
         migrations = {group: self.migration(state, group, lanes) for group in groups}
         free = [
             group
@@ -89,15 +93,11 @@ class Placing:
         ahead = work.prefill_tokens + min(state.to_prefill(kept=kept), self.limits.max_num_batched_tokens)
         if work.prefill_tokens and not state.spec.urgent and ahead > STEPS_AHEAD * self.limits.max_num_batched_tokens:
             return False
-        return all(
-            self._share(engine, loads) + expected_tokens / self.capacity.tokens[len(group)] <= 1.0 for engine in group
-        )
+        return all(self._share(engine, loads) + expected_tokens / self.lending.holds(group) <= 1.0 for engine in group)
 
     def _share(self, engine: int, loads: Loads) -> float:
         """Share of an engine's KV memory that is spoken for."""
-        return sum(
-            work.committed_tokens / self.capacity.tokens[len(group)] for group, work in loads.of_engine(engine).items()
-        )
+        return sum(work.committed_tokens / self.lending.holds(group) for group, work in loads.of_engine(engine).items())
 
     def _score(
         self,

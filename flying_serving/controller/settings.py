@@ -14,22 +14,36 @@ from flying_serving.predict.work import Objective
 @dataclass(frozen=True)
 class Capacity:
     """KV `tokens` that a group of each size holds, and in one of its blocks, and `devices` per engine, to speak in
-    degrees."""
+    degrees. `lent_tokens`: what a widest group holds while it lends its weights to its KV cache; 0 if none does."""
 
     tokens: Mapping[int, int]
     devices: int
     block_tokens: Mapping[int, int] = field(default_factory=dict)
+    lent_tokens: int = 0
 
     @classmethod
-    def of(cls, sizes: Sequence[int], blocks: int, block_tokens: int, devices: int, kv_heads: int) -> Capacity:
-        """From the blocks of the engine that has fewest; one block of each is vLLM's null block."""
+    def of(
+        cls, sizes: Sequence[int], blocks: int, block_tokens: int, devices: int, kv_heads: int, *, extra: int = 0
+    ) -> Capacity:
+        """From the blocks of the engine that has fewest, and the extra ones that lent weights make room for.
+
+        One block of each engine is vLLM's null block.
+        """
         usable = blocks - 1
         of_block = {s: lane_block_tokens(block_tokens, s, devices, kv_heads) for s in sizes}
-        return cls({s: usable * tokens for s, tokens in of_block.items()}, devices, of_block)
+        lent_tokens = (usable + extra) * of_block[max(sizes)] if extra else 0
+        return cls({s: usable * tokens for s, tokens in of_block.items()}, devices, of_block, lent_tokens)
+
+    @property
+    def most_tokens(self) -> dict[int, int]:
+        """What a group of each size ever holds."""
+        widest = max(self.tokens)
+        return {**self.tokens, widest: max(self.tokens[widest], self.lent_tokens)}
 
     def fitting_sizes(self, needed_tokens: int) -> list[int]:
-        """Group sizes that hold a number of tokens, narrow first."""
-        return [size for size in sorted(self.tokens) if self.tokens[size] >= needed_tokens]
+        """Group sizes that can ever hold a number of tokens, narrow first."""
+        most = self.most_tokens
+        return [size for size in sorted(most) if most[size] >= needed_tokens]
 
     def degree(self, size: int) -> int:
         """TP degree of a group of `size` engines."""

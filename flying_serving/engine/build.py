@@ -13,17 +13,22 @@ from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.report import Report
+from flying_serving.engine.residency import Residency
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
+from flying_serving.memory.ledger import ExtraKV, PageLedger
+from flying_serving.memory.peers import announce_blocks
 from flying_serving.migration import transfer
 from flying_serving.migration.offers import PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.limits import limit_prompts
 from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
 from flying_serving.wire import CalibrationRow
+from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 
 
@@ -32,7 +37,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     deployment = deployment_of(core.vllm_config.additional_config)
     engine, flying, run_dir = core.engine_index, deployment.flying, deployment.run_dir
     channel = Channel(run_dir, engine, deployment.engines, core.wake, flying.collective_timeout_s)
-    own = SchedulerPool(core.scheduler)
+    own = EnginePool(core.scheduler)
     table = make_table(run_dir, engine, *_table_blocks(core))
     lanes = [Lane((engine,), core.scheduler.block_size, core.request_block_hasher, own)]
     for size in deployment.lanes:
@@ -59,6 +64,9 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     kv = table, PeerOffers(run_dir)
     kv[1].map_all(deployment.engines)
     loop = EngineLoop(engine, all_lanes, channel, core, flying, kv, Instruments(board, report, trace))
+    if deployment.flying.lend_weights and deployment.lanes:
+        loop.residency = _residency(core, own, loop)
+        announce_blocks(run_dir, engine, loop.residency.blocks)
     if trace is not None:
         loop.migrations.observers.append(trace.pulling)
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
@@ -72,6 +80,16 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
         for scheduler in all_lanes.schedulers.values():
             limit_prompts(scheduler)
     return loop, EngineUtilities(loop, steps, block_bytes, steps_at_start, migrations)
+
+
+def _residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
+    """What the engine has of its weights: all, at first; and its extra blocks, whose pages go back to the system."""
+    pieces, own_blocks = core.call_workers(lent.lendable)
+    extra = range(own_blocks, core.kv_config.num_blocks)
+    core.call_workers(lent.release_blocks, extra)
+    regions = lent.extents(core.kv_config, range(1))
+    ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]))
+    return Residency(loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all)
 
 
 def _table_blocks(core: Any) -> tuple[int, int]:

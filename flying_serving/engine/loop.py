@@ -24,7 +24,9 @@ from flying_serving.engine.messages import (
 )
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
+from flying_serving.engine.residency import Residency
 from flying_serving.engine.tracing import EngineTrace
+from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
@@ -104,6 +106,8 @@ class EngineLoop:
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         admit, ask = self.requests.admit, self.ask_for_blocks
         self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
+        self.residency: Residency | None = None
+        """Where weights may be lent."""
         self.last_step_s = (0.0, 0.0)
         """When the last step that this engine took part in began and ended."""
         self._channel = channel
@@ -116,6 +120,8 @@ class EngineLoop:
         while self._host.serves_on():
             self._observe(None)
             self._advance_migrations()
+            if self.residency:
+                self.residency.advance(self.clock(), self.clock)
             action = self._choose()
             if isinstance(action, Wait):
                 self._observe(action)
@@ -148,6 +154,8 @@ class EngineLoop:
             return action
         retries = [action.timeout_s, self.migrations.retry_in_s(now_s)]
         retries += [leader.retry_in_s(now_s) for leader in leaders.values()]
+        if self.residency:
+            retries.append(self.residency.retry_in_s(now_s))
         if has_own and not ready[1]:
             retries.append(self._own_at_s - now_s)
         return Wait(min((each for each in retries if each is not None), default=None))
@@ -175,6 +183,7 @@ class EngineLoop:
 
     def _step_own(self) -> None:
         began_s = self.clock()
+        self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
         self._recall_if_short()
         if self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
@@ -183,6 +192,7 @@ class EngineLoop:
 
     def _step_group(self, size: int, message: RunStep) -> None:
         began_s = self.clock()
+        self._require_weights(size, message.plan.total_num_scheduled_tokens)
         member, leader = self.lanes.members[size], self.lanes.leaders.get(size)
         member.in_use = message.in_use
         plan = in_physical_blocks(message.plan, member.lent)
@@ -193,6 +203,10 @@ class EngineLoop:
         elif stats := self.instruments.report.due(began_s, idle=not message.more):
             self._host.emit({0: EngineCoreOutputs(scheduler_stats=stats)})
         self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
+
+    def _require_weights(self, size: int, work: int) -> None:
+        if self.residency is not None and size < self.residency.narrowest and work:
+            raise IntegrityError(f"engine {self.engine}: a step in lane {size}, whose weights are lent")
 
     def _stepped(self, size: int, began_s: float, *, more: bool, leads: bool, plan: Any = None) -> None:
         """A step is made: `began_s` is when this engine came to it, maybe before the other members."""

@@ -50,12 +50,26 @@ class EngineUtilities:
         steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
         report, hard = self.loop.instruments.report, self.loop.arbiter.hard
         kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
-        return encode(EngineFigures(hard, report.counts(), *kv))
+        residency = self.loop.residency
+        lent_bytes = 0 if residency is None else residency.ledger.lent_bytes
+        return encode(EngineFigures(hard, report.counts(), *kv, lent_bytes))
 
     def flying_check(self) -> bool:
         """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what does not add up."""
         self.loop.lanes.check()
+        if self.loop.residency is not None:
+            self.loop.residency.check()
         return True
+
+    def flying_lend_weights(self) -> Any:
+        """Weights that only narrower lanes need make room for KV: a future of the extra blocks that there are then."""
+        assert self.loop.residency is not None
+        return self.loop.residency.lend()
+
+    def flying_fetch_weights(self) -> Any:
+        """All weights come back: a future of the extra blocks that are left, none."""
+        assert self.loop.residency is not None
+        return self.loop.residency.take_back()
 
     def flying_block_bytes(self) -> int:
         """Bytes of one KV block, all layers, on one device."""

@@ -38,6 +38,18 @@ class Arena:
             self.bytes.madvise(mmap.MADV_HUGEPAGE)
         self.address = Address(os.getpid(), self._file, size_bytes)
 
+    def release(self, first_byte: int, size_bytes: int) -> int:
+        """Give pages that lie in a range back to the system, for all who map them: they are zeros then.
+
+        Returns their bytes; what shares a page with bytes outside the range stays.
+        """
+        start = -(-first_byte // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (first_byte + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start >= stop:
+            return 0
+        self.bytes.madvise(mmap.MADV_REMOVE, start, stop - start)
+        return stop - start
+
 
 def map_peer(address: Address, whose: str) -> mmap.mmap:
     """Map the memory of another process, to read it; it stays readable when that process ends.

@@ -8,7 +8,7 @@
 | lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader returned v   |
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from flying_serving.errors import IntegrityError
@@ -78,6 +78,13 @@ class LentBlocks:
         """Physical blocks of group blocks."""
         table = self.table
         return [table[v] for v in group_blocks]
+
+    def replace(self, copies: Mapping[int, int]) -> None:
+        """Lend other physical blocks in place of some, to which they were copied: the new ones by the old."""
+        for group_block, physical in self.table.items():
+            if physical in copies:
+                self.table[group_block] = copies[physical]
+                self._shown(group_block, copies[physical])
 
     def physical(self) -> set[int]:
         """Every physical block that is out: lent or offered."""

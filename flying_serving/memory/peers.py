@@ -2,6 +2,8 @@
 
 from itertools import product
 
+import msgspec
+
 from flying_serving.memory.arena import Address, announce, announced
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
 
@@ -14,6 +16,24 @@ def announce_kv(run_dir: str, engine: int, device: int, memory: Address | bytes,
     """Let peers read the lanes of a device, by group size."""
     lanes = {size: view.shape() for size, view in views.items()}
     announce(_path(run_dir, engine, device), KVAddress(memory, lanes))
+
+
+class KVBlocks(msgspec.Struct, frozen=True):
+    """KV blocks of an engine: its own, and extra ones that there are only while it lends its weights."""
+
+    own: int
+    extra: int
+
+
+def announce_blocks(run_dir: str, engine: int, blocks: KVBlocks) -> None:
+    """Let the API server know what an engine that may lend its weights has."""
+    announce(f"{run_dir}/blocks-{engine}", blocks)
+
+
+def fewest_blocks(run_dir: str, engines: int) -> KVBlocks:
+    """What every engine has at least."""
+    found = [announced(f"{run_dir}/blocks-{e}", KVBlocks, f"KV blocks of engine {e}") for e in range(engines)]
+    return KVBlocks(min(one.own for one in found), min(one.extra for one in found))
 
 
 class PeerKV:

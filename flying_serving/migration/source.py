@@ -115,6 +115,14 @@ class Source:
         for number in list(self.retained):
             self.release(number)
 
+    def revoke_all(self) -> None:
+        """Nobody may read any KV from now on."""
+        for one in self.running.values():
+            if one.early:
+                self._table.revoke(one.number)
+        self.running = {name: one for name, one in self.running.items() if not one.early}
+        self.release_all()
+
     def release_overdue(self, now_s: float) -> None:
         """Free what was not fetched in RETAIN_S, or what running requests would be preempted for.
 

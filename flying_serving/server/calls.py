@@ -24,11 +24,11 @@ class EngineCalls:
         """Whether the server was told to end."""
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def utility(self, engine: int, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
+    def utility(self, engine: int, method: str, *args: Any, timeout_s: float | None = None) -> Coroutine[Any, Any, Any]:
         """Call a utility of one engine, and await its answer, of the type that `wire.ANSWERS` gives.
 
         The call is sent before this returns, so messages that are sent later arrive later. Awaiting the answer raises
-        EngineLost if there is none in time.
+        EngineLost if there is none in `timeout_s`, by default --collective-timeout-s.
 
         Raises:
             ServerEnds: if the engines have ended because the server ends.
@@ -36,7 +36,8 @@ class EngineCalls:
         """
         if self.ending and self.channel.engines_dead:
             raise ServerEnds
-        return self._answer(retrieved(self.channel.call(engine, method, args)), engine, method)
+        timeout_s = self.deployment.flying.collective_timeout_s if timeout_s is None else timeout_s
+        return self._answer(retrieved(self.channel.call(engine, method, args)), engine, method, timeout_s)
 
     def all(self, method: str) -> list[Coroutine[Any, Any, Any]]:
         """Call a utility of every engine; the answers are to be awaited together."""
@@ -63,8 +64,7 @@ class EngineCalls:
             if not task.get_loop().is_closed():
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
-    async def _answer(self, call: asyncio.Future[tuple[Any, Any]], engine: int, method: str) -> Any:
-        timeout_s = self.deployment.flying.collective_timeout_s
+    async def _answer(self, call: asyncio.Future[tuple[Any, Any]], engine: int, method: str, timeout_s: float) -> Any:
         try:
             plain = (await asyncio.wait_for(call, timeout_s))[1]
         except TimeoutError:

@@ -13,6 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
 from flying_serving.log import logger
+from flying_serving.memory.peers import KVBlocks, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
@@ -32,7 +33,10 @@ class FlyingClient(AsyncMPClient):
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
-        settings = settings_of(vllm_config, deployment, self.fewest_blocks)
+        blocks = KVBlocks(self.fewest_blocks, 0)
+        if deployment.flying.lend_weights and deployment.lanes:
+            blocks = fewest_blocks(deployment.run_dir, deployment.engines)
+        settings = settings_of(vllm_config, deployment, blocks)
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.metrics = ServerMetrics(self.shell) if log_stats else None
         self._clock_runs = False

@@ -29,6 +29,7 @@ class ServerMetrics:
     def __init__(self, shell: Shell) -> None:
         self._calls = shell.calls
         self._controller = shell.controller
+        self._weights = shell.weights
         self._model_name = shell.model_config.served_model_name
         self._tally = SwitchTally()
         self._predictions = Predictions(shell.controller.settings.objective)
@@ -58,6 +59,8 @@ class ServerMetrics:
         for engine, figures in self._figures.items():
             put_engine(page, engine, figures)
         put_switches(page, self._tally, self._predictions)
+        page.put("flying:weight_loans_total", self._weights.loans)
+        page.put("flying:weight_fetch_seconds", self._weights.fetch_s)
         return page
 
     async def _ask_engines(self) -> None:

@@ -8,13 +8,14 @@ from flying_serving.config import Deployment
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.switches import predictions
+from flying_serving.memory.peers import KVBlocks
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision
 from flying_serving.predict.work import Objective
 
 
-def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settings:
-    """The settings of a server, from the number of KV blocks of its smallest engine."""
+def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> Settings:
+    """The settings of a server, from the number of KV blocks that every engine has at least."""
     flying = deployment.flying
     policy = POLICIES[flying.policy]
     sizes = deployment.group_sizes
@@ -23,10 +24,11 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Settin
     scheduler = vllm_config.scheduler_config
     capacity = Capacity.of(
         sizes,
-        blocks,
+        blocks.own,
         vllm_config.cache_config.block_size,
         deployment.devices,
         vllm_config.model_config.get_total_num_kv_heads(),
+        extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -56,6 +58,11 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "not_offered": {str(size): reason for size, reason in deployment.not_offered.items()},
         "devices_per_engine": deployment.devices,
         "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
+        "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
+        "weights": {
+            ",".join(map(str, group)): stage.value
+            for group, stage in (controller.lending.stages if controller.lending.lends else {}).items()
+        },
         "requests": {"running": controller.running, "waiting": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
         "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},

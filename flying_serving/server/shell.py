@@ -17,6 +17,8 @@ from flying_serving.controller.commands import (
     Dispatch,
     DispatchPrefix,
     DropPart,
+    FetchWeights,
+    LendWeights,
     Order,
     PullAhead,
     Recall,
@@ -32,8 +34,14 @@ from flying_serving.server.calls import EngineCalls, refusal, retrieved
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.orders import LayoutOrders
 from flying_serving.server.streams import Streams, prompt_length
+from flying_serving.server.weights import WeightOrders
 from flying_serving.server.xargs import DEGREE_KEY
 from flying_serving.vllm_adapter.history import why_not_migratable
+
+WITHOUT_REQUEST = (Order, DropPart, LendWeights, FetchWeights)
+"""Commands that are carried out whatever becomes of a request."""
+PARTS = (DispatchPrefix, PullAhead)
+"""Commands without which a request is an ordinary one."""
 
 
 class Shell:
@@ -46,6 +54,7 @@ class Shell:
         self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
+        self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
 
     # ---- requests
 
@@ -162,9 +171,9 @@ class Shell:
         dead: EngineDeadError | None = None
         while left:
             command = left.popleft()
-            if not isinstance(command, Order | DropPart) and command.request_id in failed:
+            if not isinstance(command, WITHOUT_REQUEST) and command.request_id in failed:
                 continue
-            if isinstance(command, Recall | DropPart) and (leaving := self._leaving(command)) is not None:
+            if isinstance(command, Recall | DropPart) and (leaving := self.streams.leaving(command)) is not None:
                 retained.setdefault(command.group[0], []).append(leaving)
                 continue
             self._retain(retained)
@@ -174,7 +183,7 @@ class Shell:
                 dead = error
             except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
                 left += self._failed(command, error)
-                failed |= set() if isinstance(command, Order | DispatchPrefix | PullAhead) else {command.request_id}
+                failed |= set() if isinstance(command, (*WITHOUT_REQUEST, *PARTS)) else {command.request_id}
         self._retain(retained)
         # shielded: one client's going away must not take back what is sent for others
         on_their_way = retrieved(asyncio.shield(retrieved(asyncio.gather(*sent))))
@@ -201,17 +210,11 @@ class Shell:
             case Reject(request_id, waited_s):
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
                 self.streams.close(request_id, GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
+            case LendWeights() | FetchWeights():
+                self.weights.tell(command)
             case Order(switch, weave_steps):
                 self.orders.tell_engines(switch, weave_steps)
         return []
-
-    def _leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
-        """The id in its engine of what leaves it, and the number under which its KV stays; None if that does not."""
-        if isinstance(command, DropPart):
-            if not command.keeps:
-                return None
-            return self.streams.drop_part(command.request_id, command.offer), command.offer
-        return None if command.offer is None else (self.streams.recall(command.request_id), command.offer)
 
     def _retain(self, retained: dict[int, list[tuple[str, int]]]) -> None:
         """Tell leaders which requests leave them, and under which numbers they offer their KV from now on."""
@@ -227,9 +230,11 @@ class Shell:
         if isinstance(command, Order):
             self.orders.failed(command.switch, error)
             return []
+        if isinstance(command, LendWeights | FetchWeights):
+            return []  # the server ends
         request_id = command.request_id
         logger.error("request %r cannot be sent to an engine", request_id, exc_info=error)
-        if isinstance(command, DispatchPrefix | PullAhead):
+        if isinstance(command, PARTS):
             return self.controller.part_failed(request_id)
         self.streams.close(request_id)
         self.calls.channel.end_requests([request_id], FinishReason.ERROR)

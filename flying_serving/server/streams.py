@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
-from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
+from flying_serving.controller.commands import Dispatch, DispatchPrefix, DropPart, PullAhead, Recall
 from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group
@@ -110,6 +110,14 @@ class Streams:
         stream = self._streams[request_id]
         self._ids.pop(stream.engine_id, None)
         return stream.engine_id
+
+    def leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
+        """The id in its engine of what leaves it, and the number under which its KV stays; None if that does not."""
+        if isinstance(command, DropPart):
+            if not command.keeps:
+                return None
+            return self.drop_part(command.request_id, command.offer), command.offer
+        return None if command.offer is None else (self.recall(command.request_id), command.offer)
 
     def to_engine(self, dispatch: Dispatch) -> EngineCoreRequest | None:
         """The request as a group's leader gets it: with its lane, its tokens so far, and the group's limit.

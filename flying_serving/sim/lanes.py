@@ -85,8 +85,10 @@ class SimLane:
         if new_blocks:
             self._blocks.take(new_blocks)
         step = SimStep([], len(self.decoding.requests), self.decoding.context_tokens, [])
-        come = [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1] if self.waiting else []
-        budget, chunk = self._prompt_tokens(step, come)
+        arrived = (
+            [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1] if self.waiting else []
+        )
+        budget, chunk = self._prompt_tokens(step, arrived)
         for request in list(self._prefilling.values()):
             if budget == 0 or request.request_id not in self._prefilling:
                 break
@@ -98,7 +100,7 @@ class SimLane:
             if request.request_id in self._prefilling:
                 budget -= self._schedule(step, request, count)
         if admits and self.waiting:
-            self._admit(step, budget + len(come), chunk)
+            self._admit(step, budget + len(arrived), chunk)
         if not step.prompts and not step.sequences:
             return None
         self.step = step
@@ -140,18 +142,18 @@ class SimLane:
         else:
             self.decoding.add(request)
 
-    def _prompt_tokens(self, step: SimStep, come: Sequence[SimRequest]) -> tuple[int, int]:
+    def _prompt_tokens(self, step: SimStep, arrived: Sequence[SimRequest]) -> tuple[int, int]:
         """Prompt tokens that a step may take, and those of one prompt, as `vllm_adapter.limits.limit_prompts`.
 
-        `come`: requests that wait with the KV of all tokens but one; their tokens are left to them.
+        `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to them.
         """
-        budget = max(0, self._limits.max_num_batched_tokens - step.sequences - len(come))
+        budget = max(0, self._limits.max_num_batched_tokens - step.sequences - len(arrived))
         prefilling = len(self._prefilling)
         if self.batches is None:
-            return budget, max(1, budget // max(1, prefilling)) if come else budget
+            return budget, max(1, budget // max(1, prefilling)) if arrived else budget
         first = next(iter(self._prefilling.values()), None)
         computed_tokens = first.computed_tokens if first is not None else 0
-        decoding, context = step.sequences + len(come), sum(request.computed_tokens for request in come)
+        decoding, context = step.sequences + len(arrived), sum(request.computed_tokens for request in arrived)
         running = Running(decoding, step.decode_context_tokens + context, prefilling, computed_tokens)
         tokens = self.batches.prompt_tokens(self.size, running)
         if tokens is None:

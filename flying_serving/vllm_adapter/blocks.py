@@ -25,14 +25,16 @@ class SchedulerPool:
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
+        self.withheld: set[int] = set()
+        """Blocks that nobody may have."""
         self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
         self._cached: dict[str, int] = {}
 
     @property
     def total(self) -> int:
-        """All blocks, the null block left out."""
-        return int(self._pool.num_gpu_blocks) - 1
+        """All blocks but the null block and those that are withheld."""
+        return int(self._pool.num_gpu_blocks) - 1 - len(self.withheld)
 
     def free_count(self) -> int:
         """Blocks without a user, cached ones included."""
@@ -148,7 +150,7 @@ class SchedulerPool:
 
     def check(self, outside: set[int]) -> None:
         """Raise IntegrityError unless every block is exactly one of free, owned by a request, or in `outside`."""
-        owned = self.requests_own()
+        owned, outside = self.requests_own(), outside | self.withheld
         free = {b.block_id for b in self._pool.blocks if b.ref_cnt == 0 and not b.is_null}
         every = {b.block_id for b in self._pool.blocks if not b.is_null}
         if owned & outside or owned & free or free & outside:
@@ -160,6 +162,7 @@ class SchedulerPool:
 
     def forget(self, outside: int, **options: Any) -> bool:
         """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but by others."""
+        outside += len(self.withheld)
         self._pool.num_gpu_blocks -= outside
         try:
             return bool(self.scheduler.reset_prefix_cache(**options))

@@ -51,17 +51,17 @@ def limit_prompts(scheduler: Any, prompt_tokens: Callable[[Running], int | None]
     schedule, config = scheduler.schedule, scheduler.scheduler_config
     step_tokens, chunk_tokens = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
 
-    has_come = False
+    has_arrived = False
 
     def limited(*args: Any, **kwargs: Any) -> Any:
-        nonlocal has_come
+        nonlocal has_arrived
         scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = step_tokens, chunk_tokens
-        has_come = has_come or bool(scheduler.kv_holding_waiting)
-        if has_come or prompt_tokens is not None:
+        has_arrived = has_arrived or bool(scheduler.kv_holding_waiting)
+        if has_arrived or prompt_tokens is not None:
             running = Running.of(scheduler)
-            has_come = has_come and (running.prefilling > 0 or bool(scheduler.kv_holding_waiting))
+            has_arrived = has_arrived and (running.prefilling > 0 or bool(scheduler.kv_holding_waiting))
             tokens = None if prompt_tokens is None else prompt_tokens(running)
-            if tokens is None and has_come:
+            if tokens is None and has_arrived:
                 tokens = max(1, step_tokens - running.decoding)
             if tokens is not None:
                 chunk = max(1, tokens // max(1, running.prefilling))

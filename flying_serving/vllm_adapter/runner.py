@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,6 +102,15 @@ class Runner:
             return None
         layers = self.config.compilation_config.static_forward_context
         return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])
+
+    def replace_blocks(self, copies: Mapping[int, int]) -> None:
+        """Between two steps: requests have other blocks, new ones by old, to which their KV was copied."""
+        requests, batch = self._runner.requests, self._runner.input_batch
+        for request in requests.values():
+            for blocks in request.block_ids:
+                blocks[:] = [copies.get(block, block) for block in blocks]
+        for request_id, row in batch.req_id_to_index.items():
+            batch.block_table.add_row(requests[request_id].block_ids, row)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Take over vLLM's fit of the longest request to the KV memory."""

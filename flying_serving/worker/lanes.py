@@ -14,7 +14,7 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
-from flying_serving.memory.arena import Address
+from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV, announce_kv
 from flying_serving.vllm_adapter import loading
@@ -24,6 +24,7 @@ from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.lane import WorkerLane, lane_config
+from flying_serving.worker.lent import ExtraBlocks
 from flying_serving.worker.residency import Residency, in_order, weight_file_of
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
 
@@ -67,7 +68,8 @@ class WorkerLanes:
         self.residency: Residency | None = None
         self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
         self._share_weights(pack_weights)
-        self.blocks = 0
+        self.blocks = self.own_blocks = 0
+        self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(self._run_dir)
@@ -116,10 +118,24 @@ class WorkerLanes:
             heads = heads_of(rank, self.devices * size, self.kv_heads)
             self.kv_views[size] = KVView(parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size)
 
-    def announce_kv(self, address: Address | None) -> None:
-        """Let peers read the KV memory of all lanes: that of `address`, or the device's own."""
+    def lendable_bytes(self) -> int:
+        """Of weights that may make room for KV."""
+        return 0 if self.residency is None else sum(self.residency.piece_bytes(self.widest))
+
+    def bind_extra(self, kv: KVCacheConfig, arena: Arena | None, own_bytes: int) -> None:
+        """Take blocks beyond `own_bytes` of KV memory for extra ones. Raises Unsupported if that is not one arena."""
+        if self.residency is None:
+            return
+        if arena is None:
+            raise Unsupported("--lend-weights: the KV of this model is of several kinds: it gets no lent weights")
+        self.own_blocks = min(kv.num_blocks, own_bytes * kv.num_blocks // arena.address.size_bytes)
+        runners = [self.lane1, *(lane.runner for lane in self.groups.values())]
+        self.extra = ExtraBlocks(self.lane1.kv_bytes(), kv, arena, runners)
+
+    def announce_kv(self, arena: Arena | None) -> None:
+        """Let peers read the KV memory of all lanes: that of `arena`, or the device's own."""
         if self.kv_views:
-            memory = share_cuda(self.lane1.kv_bytes()) if address is None else address
+            memory = share_cuda(self.lane1.kv_bytes()) if arena is None else arena.address
             announce_kv(self._run_dir, self.engine, self.device, memory, self.kv_views)
 
     @torch.inference_mode()

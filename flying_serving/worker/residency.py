@@ -51,9 +51,10 @@ class Residency:
         """Engines in the narrowest group that has all of its weights on this worker: 1 if nothing is dropped."""
         return self._degree if self._dropped else 1
 
-    def bytes(self, degree: int) -> int:
-        """Bytes that a group of `degree` engines does not need, when nothing is dropped."""
-        return sum(units.lendable(self._engine % degree, degree) for _, units in self._pieces)
+    def piece_bytes(self, degree: int) -> list[int]:
+        """Bytes of each piece that a group of `degree` engines does not need, in the order in which they go."""
+        sizes = [units.lendable(self._engine % degree, degree) for _, units in self._pieces]
+        return [size for size in sizes if size]
 
     def drop_next(self, degree: int) -> Change | None:
         """Drop what a group of `degree` engines does not need of the next layer. None: nothing is left.

@@ -30,6 +30,8 @@ class LaneWorker:
     maps_kv = False
     """Whether KV memory is memory that peers can map (CPU)."""
     kv_arena: Arena | None = None
+    own_kv_bytes = 0
+    """KV memory without any lent weights."""
 
     def init_device(self) -> None:
         """Join the torch world of all engines in place of a world of this engine's own."""
@@ -71,6 +73,11 @@ class LaneWorker:
                 pack_weights=self.pack_weights,
             )
 
+    def determine_available_memory(self) -> int:
+        """vLLM's, and beside it the room of weights that may make room for KV."""
+        self.own_kv_bytes = int(super().determine_available_memory())  # type: ignore[misc]
+        return self.own_kv_bytes + self.lanes.lendable_bytes()
+
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         with told_to_server(self.deployment.run_dir, self.engine):
@@ -79,7 +86,8 @@ class LaneWorker:
             super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.bind_kv(kv_cache_config)
-            self.lanes.announce_kv(None if self.kv_arena is None else self.kv_arena.address)
+            self.lanes.bind_extra(kv_cache_config, self.kv_arena, self.own_kv_bytes)
+            self.lanes.announce_kv(self.kv_arena)
 
     def _allocate_kv(self, size_bytes: int) -> torch.Tensor:
         """KV memory that peers can map."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flying_serving.cli.serve import _add_flags, _enforce_eager, _flying_settings, explained
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
+from flying_serving.memory.peers import KVBlocks
 from flying_serving.predict.work import Objective
 from flying_serving.server.settings import settings_of
 from flying_serving.validation import first_problem
@@ -58,7 +59,7 @@ def test_the_objective_reaches_the_controller() -> None:
         cache_config=SimpleNamespace(block_size=16),
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
     )
-    assert settings_of(config, told, blocks=10).objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
+    assert settings_of(config, told, KVBlocks(10, 0)).objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from flying_serving.controller.commands import (
     Dispatch,
     DispatchPrefix,
     DropPart,
+    FetchWeights,
+    LendWeights,
     Order,
     PullAhead,
     Recall,
@@ -35,15 +37,19 @@ def settings(
     capped: bool = True,
     most_waiting: int = 1000,
     dry_run: bool = False,
+    lends: bool = False,
 ) -> Settings:
-    """Return settings of a small server: an engine holds 100 tokens, a group as many for each of its engines."""
+    """Return settings of a small server: an engine holds 100 tokens, a group as many for each of its engines.
+
+    With `lends` the widest group holds 75 more for each while it lends its weights.
+    """
     sizes = [size for size in TOKENS if size <= engines]
     pinned = POLICIES[policy].pinned_size
     if pinned is not None:
         sizes, capped = [pinned(sizes)], POLICIES[policy].splits
     return Settings(
         engines,
-        Capacity({size: TOKENS[size] for size in sizes}, 1),
+        Capacity({size: TOKENS[size] for size in sizes}, 1, lent_tokens=175 * max(sizes) if lends else 0),
         POLICIES[policy],
         Limits(max_num_seqs, max_num_batched_tokens, capped),
         Objective(10.0),
@@ -104,6 +110,8 @@ class Shell:
         self.switches: list[Switch] = []
         self.offers: set[int] = set()
         self.parts: dict[int, Part] = {}
+        self.weights = dict.fromkeys(self.controller.lending.stages, "whole")
+        """Of the widest groups: whole, lending, lent or fetching, as engines are told and answer."""
 
     # ---- events
 
@@ -163,6 +171,15 @@ class Shell:
         self.ordered = None
         self.carry_out(commands + self.controller.acknowledged([ANSWER], self.now_s))
 
+    def answer_weights(self, group: Group, *, complete: bool = True) -> None:
+        """The engines of a group have lent their weights, not all of them if not `complete`, or have them back."""
+        lends = self.weights[group] == "lending"
+        self.weights[group] = "whole" if not lends else "lent" if complete else "failed"
+        if lends:
+            self.carry_out(self.controller.weights_lent(group, self.now_s, complete=complete))
+        else:
+            self.carry_out(self.controller.weights_back(group, self.now_s))
+
     def fail(self) -> None:
         """Some engine does not."""
         assert self.ordered is not None
@@ -193,6 +210,8 @@ class Shell:
                 return
             if self.ordered is not None:
                 self.acknowledge()
+            for group in self.going():
+                self.answer_weights(group)
             for request_id in self.running():
                 if request_id in self.open and self.open[request_id].group is not None:
                     self.token(request_id, 10_000)
@@ -204,6 +223,10 @@ class Shell:
     def running(self) -> list[str]:
         """Those that some group has."""
         return [request_id for request_id, stream in self.open.items() if stream.group is not None]
+
+    def going(self) -> list[Group]:
+        """Groups whose weights go or come."""
+        return [group for group, stage in self.weights.items() if stage in ("lending", "fetching")]
 
     def prefixes(self) -> list[int]:
         """Numbers of the prefixes that groups have."""
@@ -242,11 +265,39 @@ class Shell:
                     self._refuse(command)
                 case Order(switch, _):
                     self._order(switch)
+                case LendWeights(group):
+                    self._lend(group)
+                case FetchWeights(group):
+                    assert self.weights[group] in ("lent", "failed")
+                    assert self.weights[group] == "failed" or not self._needs_lent(group)
+                    self.weights[group] = "fetching"
         self.check()
+
+    def _lend(self, group: Group) -> None:
+        assert self.weights[group] == "whole" and not self.controller.changing
+        assert any(stream.group is None for stream in self.open.values()), "nobody waits"
+        busy = [one.group for one in (*self.open.values(), *self.parts.values()) if one.group not in (None, group)]
+        assert not any(set(group).intersection(other or ()) for other in busy)
+        self.weights[group] = "lending"
+
+    def _needs_lent(self, group: Group) -> bool:
+        room = self.controller.settings.capacity.tokens[len(group)]
+        running = [one for one in self.open.values() if one.group == group]
+        return any(max(one.spec.tokens, one.spec.prompt_tokens + one.tokens + 1) > room for one in running)
+
+    def _holds(self, group: Group, needed: int = 0) -> int:
+        """What a request may have in a group that needs so many tokens; its engines have the weights for it."""
+        capacity = self.controller.settings.capacity
+        if len(group) < max(capacity.tokens):
+            assert all(stage == "whole" for outer, stage in self.weights.items() if group[0] in outer)
+        elif self.weights[group] == "lent" and needed > capacity.tokens[len(group)]:
+            return capacity.lent_tokens
+        return capacity.tokens[len(group)]
 
     def _dispatch(self, command: Dispatch) -> None:
         stream, group = self.open[command.request_id], command.group
-        spec, holds = stream.spec, self.controller.settings.capacity.tokens[len(group)]
+        spec = stream.spec
+        holds = self._holds(group, max(spec.tokens, spec.prompt_tokens + stream.tokens + 1))
         assert stream.group is None, "dispatched twice"
         assert group == aligned_group(group[0], len(group))
         goes_on_there = command.migrated_from is not None and command.migrated_from.group == group
@@ -260,7 +311,9 @@ class Shell:
         assert not self.holds, "dispatched while a sequential switch waits"
         assert command.migrated_from == stream.kv
         chosen = self.controller.settings
-        ends_here = spec.max_output_tokens > command.limit_tokens and len(group) < max(chosen.capacity.tokens)
+        widest = max(chosen.capacity.tokens)
+        is_narrower = len(group) < widest or holds < chosen.capacity.lent_tokens
+        ends_here = spec.max_output_tokens > command.limit_tokens and is_narrower
         goes_on = spec.can_migrate and spec.degree is None and not chosen.loses_groups
         offers = ends_here and goes_on and bool(self.controller.migrates)
         assert (command.offer is not None) == (offers or command.publishes)
@@ -295,13 +348,15 @@ class Shell:
         assert spec.split_at == part.tokens or (spec.split_at is None and chosen.policy.splits and not chosen.dry_run)
         assert spec.prompt_splits or part.is_ahead
         assert not self.holds and self.ordered is None
-        assert part.group in self.layout.groups
+        assert part.group in self.layout.groups and part.tokens < self._holds(part.group)
         assert part.request_id not in [one.request_id for one in self.parts.values()]
         self.parts[number] = part
 
     def group_of(self, tokens: int) -> list[int]:
         """Sizes of the groups that hold just as many tokens."""
-        return [size for size, holds in self.controller.settings.capacity.tokens.items() if holds == tokens]
+        capacity = self.controller.settings.capacity
+        every = [*capacity.tokens.items(), (max(capacity.tokens), capacity.lent_tokens)]
+        return [size for size, holds in every if holds == tokens]
 
     def _offered(self, number: int | None) -> int | None:
         """A number under which KV will be offered: no other was."""
@@ -343,6 +398,7 @@ class Shell:
         if switch.mode == "soft":
             assert not switch.draining
         assert all(part.group in switch.new.groups for part in self.parts.values())
+        assert all(self._holds(group) for group in switch.new.groups)
         self.ordered, self.layout, self.holds, self.is_regrouped = switch, switch.new, False, False
         self.switches.append(switch)
 

@@ -39,7 +39,7 @@ def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     return RequestSpec(
         prompt,
         prompt + 1 if open_ended else prompt + outputs,
-        500 - prompt if open_ended else outputs,
+        1000 - prompt if open_ended else outputs,
         draw(st.sampled_from([None, None, None, 1, 2, 4])),
         draw(st.sampled_from([0, 0, 0, 1, -1])),
         draw(st.sampled_from([None, None, 0.2, 2.0])),
@@ -73,6 +73,7 @@ class Episode(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         migration_sizes=st.sets(st.sampled_from([2, 4])),
         dry_run=st.integers(0, 9).map(lambda n: n == 0),
+        lends=st.booleans(),
     )
     def start(
         self,
@@ -82,6 +83,7 @@ class Episode(RuleBasedStateMachine):
         max_num_seqs: int,
         migration_sizes: set[int],
         dry_run: bool,
+        lends: bool,
     ) -> None:
         self.policy = POLICIES[data.draw(st.sampled_from(self.names))]
         chosen = settings(
@@ -91,6 +93,7 @@ class Episode(RuleBasedStateMachine):
             most_waiting=MOST_WAITING,
             dry_run=dry_run,
             capped=self.limited or self.policy.name != "manual",
+            lends=lends and self.policy.pinned_size is None,
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
@@ -99,14 +102,14 @@ class Episode(RuleBasedStateMachine):
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"
-        self.most_tokens = max(tokens.values()) + 3 if forms else min(tokens.values())
+        self.most_tokens = max(chosen.capacity.most_tokens.values()) + 3 if forms else min(tokens.values())
 
     @rule(data=st.data(), passed_s=st.floats(0.0, 0.5))
     def arrive(self, data: st.DataObject, passed_s: float) -> None:
         self.shell.now_s += passed_s
         self.count += 1
         spec = data.draw(self.wishes(self.most_tokens))
-        holds = self.shell.controller.settings.capacity.tokens
+        holds = self.shell.controller.settings.capacity.most_tokens
         fits = [s for s, tokens in holds.items() if tokens >= spec.tokens and spec.degree in (None, s)]
         waiting = len(self.shell.waiting())
         if not fits:
@@ -163,6 +166,12 @@ class Episode(RuleBasedStateMachine):
             self.shell.fail()
         else:
             self.shell.acknowledge()
+
+    @precondition(lambda self: self.shell.going())
+    @rule(data=st.data(), fails=st.integers(0, 9))
+    def answer_weights(self, data: st.DataObject, fails: int) -> None:
+        group = data.draw(st.sampled_from(self.shell.going()))
+        self.shell.answer_weights(group, complete=fails > 0)
 
     @rule(passed_s=st.floats(0.0, 1.0))
     def tick(self, passed_s: float) -> None:

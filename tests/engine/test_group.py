@@ -32,6 +32,7 @@ from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Layout, aligned_group
 from flying_serving.memory.lending import NULL_BLOCK, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.engine_pool import EnginePool
 from tests.engine.schedulers import BLOCK, FakeScheduler, Inboxes, cached_requests, new_request
 from tests.memory.pools import PlainPool
 
@@ -61,7 +62,7 @@ class Pair:
         self.inboxes = Inboxes(2)
         self.own = [FakeScheduler(blocks) for _ in GROUP]
         channel: Any = self.inboxes
-        self.pools = [SchedulerPool(scheduler) for scheduler in self.own]
+        self.pools = [EnginePool(scheduler) for scheduler in self.own]
         self.shown: list[dict[int, int]] = [{} for _ in GROUP]
         self.members = [
             Member(GROUP, engine, pool, channel, self.shown[engine].__setitem__)
@@ -497,7 +498,7 @@ class Lives(RuleBasedStateMachine):
         self.inboxes = Inboxes(self.engines)
         channel: Any = self.inboxes
         self.own = [FakeScheduler(blocks) for _ in range(self.engines)]
-        self.pools = [SchedulerPool(scheduler) for scheduler in self.own]
+        self.pools = [EnginePool(scheduler) for scheduler in self.own]
         sizes = [size for size in (2, 4) if size <= self.engines]
         self.members = [
             {size: Member(aligned_group(engine, size), engine, pool, channel, {}.__setitem__) for size in sizes}

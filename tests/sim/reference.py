@@ -43,10 +43,10 @@ class SlowLane:
     def begin(self) -> dict[str, tuple[int, int]]:
         """By request: (new tokens, tokens before)."""
         self.scheduled, preempted = {}, False
-        come = sum(one.computed == one.context - 1 > 0 for one in self.waiting)
+        arrived = sum(one.computed == one.context - 1 > 0 for one in self.waiting)
         decoding = sum(one.decodes for one in self.running)
-        chunk = budget = max(0, self.budget - decoding - come)
-        if come:
+        chunk = budget = max(0, self.budget - decoding - arrived)
+        if arrived:
             chunk = max(1, budget // max(1, len(self.running) - decoding))
         for request in list(self.running):
             if request not in self.running or (budget == 0 and not request.decodes):
@@ -61,7 +61,7 @@ class SlowLane:
             if request in self.running:
                 self.scheduled[request.name] = (count, request.computed)
                 budget -= 0 if request.decodes else count
-        budget += come
+        budget += arrived
         while self.waiting and not preempted and budget > 0 and len(self.running) < self.seqs:
             request = self.waiting[0]
             if self._missing(request, request.context) > self.free:

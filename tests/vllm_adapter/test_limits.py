@@ -79,14 +79,14 @@ def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int |
     lane.arrive("prompt", 0, 0.0, tokens=400)
     lane.arrive("waits", 0, 0.0, tokens=400)
     assert planned(lane) == {"prompt": limit or most}
-    comes = Request("comes", [1] * 40, SamplingParams(max_tokens=8, ignore_eos=True), None)
+    arrives = Request("arrives", [1] * 40, SamplingParams(max_tokens=8, ignore_eos=True), None)
     pool = SchedulerPool(lane.scheduler)
-    assert pool.prepare(comes, 39) is not None
-    pool.arrived(comes, 39)
-    lane.scheduler.add_request(comes)
-    assert planned(lane) == {"prompt": limit or most - 1, "comes": 1}
-    assert planned(lane)["comes"] == 1
-    assert comes.num_output_tokens == 2
+    assert pool.prepare(arrives, 39) is not None
+    pool.arrived(arrives, 39)
+    lane.scheduler.add_request(arrives)
+    assert planned(lane) == {"prompt": limit or most - 1, "arrives": 1}
+    assert planned(lane)["arrives"] == 1
+    assert arrives.num_output_tokens == 2
 
 
 def test_what_runs_is_told() -> None:

@@ -125,7 +125,7 @@ def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None
     before = {size: worker.results(size) for size in worker.lanes}
     assert all(same(results, results) for results in before.values())
     for degree in (WIDEST, 2):
-        lent_bytes = worker.residency.bytes(degree)
+        lent_bytes = sum(worker.residency.piece_bytes(degree))
         dropped = worker.drop_all(degree)
         assert sum(change.size_bytes for change in dropped) == lent_bytes > 0
         assert worker.residency.resident == degree
@@ -297,7 +297,7 @@ def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
     for _ in range(100):
         change = residency.drop_next(4)
         assert change is not None
-        assert change.size_bytes == residency.bytes(4) == 6 * 2**20
+        assert change.size_bytes == sum(residency.piece_bytes(4)) == 6 * 2**20
         low_bytes = resident_bytes()
         assert residency.fetch_next() is not None
         assert torch.equal(product(x), before)

@@ -50,7 +50,7 @@ function build(count) {
   }
   for (let e = 0; e < count; e++) {
     const engine = make("div", "engine", make("div", "level"),
-      make("div", "name", make("strong", "", String(e)), make("span", "kv", "KV ", make("b"))), make("div", "olds"));
+      make("div", "name", make("strong", "", String(e)), make("span", "lent", "weights lent"), make("span", "kv", "KV ", make("b"))), make("div", "olds"));
     tiles.engines.push(engine);
   }
   box.append(...tiles.hulls, ...tiles.engines);
@@ -115,6 +115,7 @@ function drawEngine(tile, engine, group, others) {
   tile.querySelector(".level").style.height = `${100 * Math.min(1, engine.kv_usage ?? 0)}%`;
   tile.querySelector(".level").style.opacity = engine.kv_usage ? 1 : 0;
   write(tile.querySelector(".kv b"), percent(engine.kv_usage));
+  tile.querySelector(".lent").hidden = !engine.lends;
   const olds = tile.querySelector(".olds");
   const mine = others.filter((each) => each.engines.includes(engine.engine));
   while (olds.children.length > mine.length) olds.lastChild.remove();

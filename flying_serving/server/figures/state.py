@@ -56,7 +56,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "requests": len(work.requests),
         "prefill_tokens": work.prefill_tokens,
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
-        "capacity_tokens": capacity.tokens.get(len(group)),
+        "capacity_tokens": controller.lending.holds(group) if len(group) in capacity.tokens else None,
     }
 
 
@@ -77,4 +77,4 @@ def _splits(controller: Controller) -> dict[str, Any]:
 def _engine(controller: Controller, rolling: Rolling, engine: int) -> dict[str, Any]:
     """An engine whose last requests were aborted has had no step to say so in: it holds nothing then."""
     usage = rolling.kv_usage(engine) if controller.loads.of_engine(engine) else 0.0
-    return {"engine": engine, "kv_usage": usage}
+    return {"engine": engine, "kv_usage": usage, "lends": controller.lending.lends_now(engine)}

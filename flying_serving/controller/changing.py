@@ -1,0 +1,35 @@
+"""The switch under way: at most one, until all engines have answered its order or it is not made after all."""
+
+from flying_serving.controller.placing import Placing
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.splitter import Splitter
+from flying_serving.controller.switches import Changeover, Switch
+
+
+class Changing(Splitter):
+    """A dispatcher whose layout may be about to change."""
+
+    def __init__(self, settings: Settings, placing: Placing | None) -> None:
+        super().__init__(settings, placing)
+        self._changeover: Changeover | None = None
+
+    @property
+    def changing(self) -> bool:
+        """Whether a switch is under way: it waits for old requests or for the engines' answers."""
+        return self._changeover is not None
+
+    @property
+    def waits_for_idle(self) -> Switch | None:
+        """The switch under way, as long as no engine knows of it: it waits for old requests to end."""
+        change = self._changeover
+        return change.switch if change is not None and not change.is_ordered else None
+
+    def failed(self, problem: str, now_s: float) -> None:
+        """Some engine did not answer the order."""
+        assert self._changeover is not None
+        self._changeover.switch.failed(problem, now_s)
+        self._end_change()
+
+    def _end_change(self) -> None:
+        self._changeover = None
+        self.switches.prune()

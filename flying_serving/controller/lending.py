@@ -1,0 +1,102 @@
+"""Which groups lend their weights to their KV cache (Gyges): decided here, done by engines (`engine/residency.py`).
+
+Only a widest group lends, and only while its engines have nothing to do in narrower groups, whose weights are gone
+then. It holds `Capacity.lent_tokens` instead of `Capacity.tokens` until something needs narrower groups again.
+"""
+
+from collections.abc import Collection
+from enum import Enum
+
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.settings import Capacity
+from flying_serving.layout.groups import Group, Layout
+
+
+class Stage(Enum):
+    """Where the weights of a widest group are.
+
+    WHOLE: in their place. LENDING: engines let them go. LENT: KV has their room. CLOSING: they are called back, once no
+    request needs more than a whole group holds. FETCHING: engines have them back soon.
+    """
+
+    WHOLE = "whole"
+    LENDING = "lending"
+    LENT = "lent"
+    CLOSING = "closing"
+    FETCHING = "fetching"
+
+
+class WeightLending:
+    """The stage of each widest group, and what groups hold in it."""
+
+    def __init__(self, capacity: Capacity, engines: int) -> None:
+        self._capacity = capacity
+        self._widest = max(capacity.tokens)
+        self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
+
+    @property
+    def lends(self) -> bool:
+        """Whether any group ever does."""
+        return self._capacity.lent_tokens > self._capacity.tokens[self._widest]
+
+    def holds(self, group: Group) -> int:
+        """Tokens that a group has room for now."""
+        is_lent = self.stages.get(group) is Stage.LENT
+        return self._capacity.lent_tokens if is_lent else self._capacity.tokens[len(group)]
+
+    def room(self, state: RequestState, group: Group) -> int:
+        """Tokens that a request may have in a group: more than a whole group holds only if it needs them now.
+
+        Else weights that come back could leave it without the room for its next token.
+        """
+        return self.holds(group) if self.needs_loan(state) else self._capacity.tokens[len(group)]
+
+    def outer(self, group: Group) -> Group:
+        """The widest group with these engines."""
+        first = group[0] - group[0] % self._widest
+        return tuple(range(first, first + self._widest))
+
+    def lends_now(self, engine: int) -> bool:
+        """Whether an engine is without some of its weights."""
+        return any(engine in group and stage is not Stage.WHOLE for group, stage in self.stages.items())
+
+    def is_open(self, group: Group) -> bool:
+        """Whether its engines have the weights that a group needs."""
+        return len(group) == self._widest or self.stages[self.outer(group)] is Stage.WHOLE
+
+    def needs_loan(self, state: RequestState) -> bool:
+        """Whether a request needs more than any group holds that lends nothing."""
+        return self.lends and needed_tokens(state) > self._capacity.tokens[self._widest]
+
+    def may_lend(self, group: Group, loads: Loads) -> bool:
+        """Whether a group could begin to: it is a widest one, and its engines have nothing else to do."""
+        others = {other for engine in group for other in loads.of_engine(engine)} - {group}
+        return self.stages.get(group) is Stage.WHOLE and not others
+
+    def pinned(self, loads: Loads) -> set[Group]:
+        """Groups with requests that no layout without them could go on with."""
+        return {
+            group
+            for group, stage in self.stages.items()
+            if stage is not Stage.WHOLE and any(map(self.needs_loan, loads[group].requests.values()))
+        }
+
+    def call_back(self, groups: Collection[Group]) -> None:
+        """Of these widest groups the weights are called back, of no others."""
+        for group, stage in self.stages.items():
+            if stage is Stage.LENT and group in groups:
+                self.stages[group] = Stage.CLOSING
+            elif stage is Stage.CLOSING and group not in groups:
+                self.stages[group] = Stage.LENT
+
+    def to_fetch(self, loads: Loads) -> list[Group]:
+        """Those whose weights are called back and that have no request which needs their room."""
+        room = self._capacity.tokens[self._widest]
+        closing = [group for group, stage in self.stages.items() if stage is Stage.CLOSING]
+        return [group for group in closing if loads[group].committed_tokens <= room and group not in self.pinned(loads)]
+
+
+def needed_tokens(state: RequestState) -> int:
+    """Tokens that a request needs room for: one that is open-ended, for the next token."""
+    return max(state.spec.tokens, state.context_tokens + 1) if state.output_tokens else state.spec.tokens

@@ -1,0 +1,156 @@
+"""Weights that an engine lends to its KV cache while only its widest lane runs, and takes back (Gyges, section 4).
+
+Between two steps one piece of the weights goes, or comes back. An engine whose weights are not all there steps no lane
+but the widest.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from flying_serving.engine.group import Member
+from flying_serving.engine.lane import Lanes
+from flying_serving.errors import IntegrityError
+from flying_serving.memory.ledger import PageLedger
+from flying_serving.memory.peers import KVBlocks
+from flying_serving.vllm_adapter.engine_pool import EnginePool
+from flying_serving.worker import lent
+
+SHARE = 0.05
+"""Of an engine's time, for pieces of weights while requests run."""
+RETRY_S = 0.005
+"""How often it is looked whether blocks have become free."""
+
+
+class Residency:
+    """What of its weights an engine has, and its `extra` KV blocks: `own` is lane 1's pool, which has all blocks.
+
+    `call_workers` calls a function of `worker/lent.py` on the engine's workers. `revoke` ends all offers of KV.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        own: EnginePool,
+        ledger: PageLedger,
+        extra: range,
+        call_workers: Callable[..., Any],
+        revoke: Callable[[], None],
+    ) -> None:
+        self.ledger = ledger
+        self._lanes = lanes
+        self._own = own
+        self._widest = max(lanes.by_size)
+        self._extra = extra
+        self._call_workers = call_workers
+        self._revoke = revoke
+        self._answer: Future[int] | None = None
+        self._lends = False
+        self._next_s = 0.0
+        own.withhold(extra)
+
+    @property
+    def narrowest(self) -> int:
+        """The narrowest group size whose lane may step."""
+        return self._widest if self.ledger.dropped else 1
+
+    @property
+    def blocks(self) -> KVBlocks:
+        """Blocks of the engine, the null block among them, and those that there are when all that may go is gone."""
+        return KVBlocks(self._extra.start, self.ledger.most_blocks)
+
+    def __bool__(self) -> bool:
+        """Whether pieces are to go or to come back."""
+        return self._answer is not None
+
+    def lend(self) -> Future[int]:
+        """Give the room of all weights that the widest lane does not need to KV. The result is how many blocks that is.
+
+        Raises IntegrityError if a narrower lane has requests, or pieces are under way already.
+        """
+        busy = [
+            size
+            for size, scheduler in self._lanes.schedulers.items()
+            if size < self._widest and scheduler.get_num_unfinished_requests()
+        ]
+        if busy:
+            raise IntegrityError(f"lanes {busy} have requests, and would have no weights")
+        return self._begin(lends=True)
+
+    def take_back(self) -> Future[int]:
+        """Have all weights back, as fast as extra blocks can be emptied. The result is 0, blocks that are left.
+
+        Raises IntegrityError if pieces are under way already.
+        """
+        return self._begin(lends=False)
+
+    def _begin(self, *, lends: bool) -> Future[int]:
+        if self._answer is not None:
+            raise IntegrityError("weights are on their way already")
+        self._lends, self._answer = lends, Future()
+        return self._answer
+
+    def advance(self, now_s: float, clock: Callable[[], float]) -> None:
+        """Between two steps: one piece, if it is time for it."""
+        if self._answer is None or now_s < self._next_s:
+            return
+        done = self._lend_piece() if self._lends else self._fetch_piece(now_s)
+        took_s = clock() - now_s
+        self._next_s = now_s + took_s + (took_s * (1 - SHARE) / SHARE if self._lanes.active() else 0.0)
+        if done:
+            answer, self._answer, self._next_s = self._answer, None, 0.0
+            answer.set_result(self.ledger.blocks)
+
+    def retry_in_s(self, now_s: float) -> float | None:
+        """Seconds until `advance` has something to do; None if it has not."""
+        return max(RETRY_S, self._next_s - now_s) if self else None
+
+    def _lend_piece(self) -> bool:
+        """One piece goes, and KV gets its room. Whether it was the last one."""
+        ledger = self.ledger
+        if ledger.dropped < ledger.pieces:
+            ledger.drop()
+            self._call_workers(lent.drop_next)
+            self._own.allow([self._extra[number] for number in ledger.back()])
+        return ledger.dropped == ledger.pieces
+
+    def _fetch_piece(self, now_s: float) -> bool:
+        """One piece comes back, once the extra blocks in its place are empty. Whether it was the last one."""
+        ledger = self.ledger
+        if ledger.dropped:
+            room = ledger.room(ledger.dropped - 1)
+            if not self._empty(self._extra[room : ledger.blocks], now_s):
+                return False
+            gone = ledger.release(room)
+            self._call_workers(lent.release_blocks, self._extra[gone.start : gone.stop])
+            ledger.fetch()
+            self._call_workers(lent.fetch_next)
+        return not ledger.dropped
+
+    def _empty(self, blocks: range, now_s: float) -> bool:
+        """Let no lane have these blocks: what is in them is copied to others. False as long as there are too few."""
+        own, members = self._own, self._lanes.members.values()
+        own.withhold(own.free_of(blocks))
+        used = sorted(block for member in members for block in member.lent.table.values() if block in blocks)
+        room = own.free_of(range(1, blocks.start))[: len(used)] if used else []
+        copies = dict(zip(used, room, strict=False))
+        if copies:
+            self._copy(copies, members)
+        if len(copies) < len(used):
+            for member in members:
+                member.want_back(len(used) - len(copies), now_s)
+        return own.withheld.issuperset(blocks)
+
+    def _copy(self, copies: dict[int, int], members: Iterable[Member]) -> None:
+        """Nobody may read a block that others are about to have; what is offered is prefilled again."""
+        self._revoke()
+        self._own.swap(copies)
+        self._call_workers(lent.copy_blocks, copies)
+        for member in members:
+            member.lent.replace(copies)
+
+    def check(self) -> None:
+        """Raise IntegrityError if pages or extra blocks do not add up."""
+        self.ledger.check()
+        if not self._own.withheld.issuperset(self._extra[self.ledger.blocks :]):
+            raise IntegrityError("a lane has extra blocks whose pages belong to weights")

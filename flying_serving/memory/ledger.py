@@ -1,0 +1,106 @@
+"""Who owns the pages of a device that its weights can do without while it is in a group: weights, KV, or nobody. Pure.
+
+Weights go in *pieces*, one after another, and come back in the opposite order. KV gets the room that they leave as
+whole blocks, the *extra* ones, from the first on; each layer has a region of its own for them.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from flying_serving.errors import IntegrityError
+
+
+@dataclass(frozen=True)
+class ExtraKV:
+    """Extra blocks: `most_blocks` of them, in each of `regions` regions so many bytes of a block."""
+
+    most_blocks: int
+    regions: int
+    block_bytes: int
+
+    def pages(self, blocks: int, page_bytes: int) -> int:
+        """Pages that so many blocks take at most: in each region they may begin and end within a page."""
+        return self.regions * (-(-blocks * self.block_bytes // page_bytes) + 1) if blocks else 0
+
+
+class PageLedger:
+    """The pages of one device that change owner; every device of an engine has the same.
+
+    `piece_bytes`: what each piece of weights frees, in the order in which pieces go.
+
+    `dropped`: so many pieces are gone. `blocks`: so many extra blocks are there.
+    """
+
+    def __init__(self, piece_bytes: Sequence[int], kv: ExtraKV, page_bytes: int = mmap.PAGESIZE) -> None:
+        self._freed_pages = [0, *accumulate(size // page_bytes for size in piece_bytes)]
+        self._kv = kv
+        self._page_bytes = page_bytes
+        self.dropped = 0
+        self.blocks = 0
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of weights that can go."""
+        return len(self._freed_pages) - 1
+
+    @property
+    def most_blocks(self) -> int:
+        """Extra blocks that there are when all pieces are gone."""
+        return self.room(self.pieces)
+
+    @property
+    def weight_pages(self) -> int:
+        """Pages of pieces that are there."""
+        return self._freed_pages[-1] - self._freed_pages[self.dropped]
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the pages that pieces have left."""
+        return self._freed_pages[self.dropped] * self._page_bytes
+
+    @property
+    def kv_pages(self) -> int:
+        """Pages of extra blocks."""
+        return self._kv.pages(self.blocks, self._page_bytes)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody owns."""
+        return self._freed_pages[self.dropped] - self.kv_pages
+
+    def room(self, dropped: int) -> int:
+        """Extra blocks that there may be when so many pieces are gone."""
+        pages, kv = self._freed_pages[dropped], self._kv
+        blocks = max(0, pages // kv.regions - 1) * self._page_bytes // kv.block_bytes
+        return min(blocks, kv.most_blocks)
+
+    def drop(self) -> int:
+        """The next piece is gone. Returns which. Raises IntegrityError if all are."""
+        if self.dropped == self.pieces:
+            raise IntegrityError(f"all {self.pieces} pieces of weights are gone")
+        self.dropped += 1
+        return self.dropped - 1
+
+    def fetch(self) -> int:
+        """The piece that went last is to come back. Returns which. Raises IntegrityError if KV owns its pages."""
+        if not self.dropped or self.blocks > self.room(self.dropped - 1):
+            raise IntegrityError(f"{self.dropped} pieces of weights are gone, and KV has {self.blocks} extra blocks")
+        self.dropped -= 1
+        return self.dropped
+
+    def back(self) -> range:
+        """Extra blocks that are there from now on, as many as there is room for. Returns them, 0 is the first extra."""
+        before, self.blocks = self.blocks, max(self.blocks, self.room(self.dropped))
+        return range(before, self.blocks)
+
+    def release(self, blocks: int) -> range:
+        """All but the first `blocks` extra ones go. Returns those; they must be empty."""
+        before, self.blocks = self.blocks, min(self.blocks, blocks)
+        return range(self.blocks, before)
+
+    def check(self) -> None:
+        """Raise IntegrityError if a page has two owners."""
+        if self.free_pages < 0:
+            raise IntegrityError(f"{-self.free_pages} pages belong to weights and to KV")

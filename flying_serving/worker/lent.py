@@ -1,0 +1,103 @@
+"""A device's memory that changes owner: weights that its widest lane can do without, and KV blocks in their place.
+
+The functions are called on the workers of one engine, through vLLM's `collective_rpc`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from flying_serving.memory.arena import Arena
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.residency import Residency
+
+
+class ExtraBlocks:
+    """The KV memory of a device behind all lanes: `memory` (int8), laid out as in `kv`, `arena` the same memory.
+
+    `runners`: of all lanes, which know the blocks of running requests.
+    """
+
+    def __init__(self, memory: torch.Tensor, kv: KVCacheConfig, arena: Arena, runners: Iterable[Runner]) -> None:
+        self._memory = memory
+        self._kv = kv
+        self._arena = arena
+        self._runners = list(runners)
+
+    @torch.inference_mode()
+    def copy(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks, all layers, to others, new ones by old, and let running requests have these."""
+        old, new = list(copies), list(copies.values())
+        for layers in layer_blocks(self._memory, self._kv):
+            layers[:, new] = layers[:, old]
+        for runner in self._runners:
+            runner.replace_blocks(copies)
+
+    def release(self, blocks: range) -> int:
+        """Give the pages of some blocks back to the system. Returns their bytes."""
+        return sum(self._arena.release(*extent) for extent in extents(self._kv, blocks))
+
+
+class Lends(Protocol):
+    """What lending needs of a worker. `widest`: engines in the group that lends; `residency` and `extra` are
+    None where nothing is lent.
+
+    `own_blocks`: KV blocks without any lent weights.
+    """
+
+    widest: int
+    residency: Residency | None
+    extra: ExtraBlocks | None
+    own_blocks: int
+
+
+def lendable(worker: Lends) -> tuple[list[int], int]:
+    """Bytes of each piece of weights in the order in which they go, and the first extra block."""
+    assert worker.residency is not None
+    return worker.residency.piece_bytes(worker.widest), worker.own_blocks
+
+
+def drop_next(worker: Lends) -> None:
+    """The next piece of weights goes."""
+    assert worker.residency is not None
+    worker.residency.drop_next(worker.widest)
+
+
+def fetch_next(worker: Lends) -> None:
+    """The piece of weights that went last comes back."""
+    assert worker.residency is not None
+    worker.residency.fetch_next()
+
+
+def copy_blocks(worker: Lends, copies: Mapping[int, int]) -> None:
+    """See `ExtraBlocks.copy`."""
+    assert worker.extra is not None
+    worker.extra.copy(copies)
+
+
+def release_blocks(worker: Lends, blocks: range) -> None:
+    """See `ExtraBlocks.release`."""
+    assert worker.extra is not None
+    worker.extra.release(blocks)
+
+
+def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tensor]:
+    """The KV memory as tensors [layers, blocks, bytes of a block in a layer], layers of one size in each."""
+    found = []
+    for tensor in kv.kv_cache_tensors:
+        page = min(tensor.layer_stride, tensor.block_stride) if len(tensor.layers) > 1 else tensor.block_stride
+        shape = len(tensor.layers), kv.num_blocks_of(tensor), page
+        found.append(memory.as_strided(shape, (tensor.layer_stride, tensor.block_stride, 1), tensor.offset))
+    return found
+
+
+def extents(kv: KVCacheConfig, blocks: range) -> list[tuple[int, int]]:
+    """Where consecutive blocks lie: first byte and size of each region, as large as possible."""
+    found = set()
+    for tensor in kv.kv_cache_tensors:
+        first, size = tensor.offset + blocks.start * tensor.block_stride, len(blocks) * tensor.block_stride
+        apart = tensor.layer_stride > tensor.block_stride  # each layer has a region of its own
+        found |= {(first + layer * tensor.layer_stride, size) for layer in range(len(tensor.layers) if apart else 1)}
+    return sorted(found)
