@@ -11,7 +11,7 @@ class Lender(Changing):
 
     def _lend(self) -> list[Command]:
         """A request waits that needs it: let a group of the layout lend its weights, if its engines do nothing else."""
-        if not self._long_waits:
+        if not self._long_waits or Stage.LENDING in self.lending.stages.values():
             return []
         for group in self.layout.groups:
             if self.lending.may_lend(group, self.loads):

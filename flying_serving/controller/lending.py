@@ -45,6 +45,17 @@ class WeightLending:
         is_lent = self.stages.get(group) is Stage.LENT
         return self._capacity.lent_tokens if is_lent else self._capacity.tokens[len(group)]
 
+    def shared(self, group: Group, loads: Loads) -> float:
+        """Tokens that the requests of a group may need together.
+
+        Until weights that are called back can go, those that need the room have it, and the others what a whole group
+        has.
+        """
+        if self.stages.get(group) is not Stage.CLOSING:
+            return self.holds(group)
+        on_loan = sum(one.committed_tokens for one in loads[group].requests.values() if self.needs_loan(one))
+        return min(self._capacity.lent_tokens, self.holds(group) + on_loan)
+
     def room(self, state: RequestState, group: Group) -> int:
         """Tokens that a request may have in a group: more than a whole group holds only if it needs them now.
 

@@ -93,11 +93,15 @@ class Placing:
         ahead = work.prefill_tokens + min(state.to_prefill(kept=kept), self.limits.max_num_batched_tokens)
         if work.prefill_tokens and not state.spec.urgent and ahead > STEPS_AHEAD * self.limits.max_num_batched_tokens:
             return False
-        return all(self._share(engine, loads) + expected_tokens / self.lending.holds(group) <= 1.0 for engine in group)
+        return all(
+            self._share(engine, loads) + expected_tokens / self.lending.shared(group, loads) <= 1.0 for engine in group
+        )
 
     def _share(self, engine: int, loads: Loads) -> float:
         """Share of an engine's KV memory that is spoken for."""
-        return sum(work.committed_tokens / self.lending.holds(group) for group, work in loads.of_engine(engine).items())
+        return sum(
+            work.committed_tokens / self.lending.shared(group, loads) for group, work in loads.of_engine(engine).items()
+        )
 
     def _score(
         self,

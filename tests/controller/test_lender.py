@@ -1,0 +1,145 @@
+"""When weights are lent and called back; under any sequence of events: test_machine.py."""
+
+from flying_serving.controller.lending import Stage
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.layout.groups import Layout
+from flying_serving.predict.migrations import MigrationCost
+from tests.controller.shell import Shell, settings
+
+GROUP = (0, 1, 2, 3)
+TOGETHER, APART = Layout.uniform(4, 4), Layout.uniform(4, 1)
+LONG, SHORT, OPEN_ENDED = RequestSpec(450, 500, 50), RequestSpec(10, 30, 20), RequestSpec(390, 391, 300)
+"""A group of four holds 400 tokens, and 700 with lent weights."""
+
+
+def together(policy: str = "manual") -> Shell:
+    """Return four engines in one group, which may lend its weights."""
+    shell = Shell(settings(policy, 4, lends=True))
+    shell.controller.migrates = dict.fromkeys((1, 2, 4), MigrationCost(0.0005, 1e-6))
+    shell.order(TOGETHER)
+    shell.acknowledge()
+    return shell
+
+
+def lent() -> Shell:
+    """Return these with lent weights and a long request in the group."""
+    shell = together()
+    shell.arrive("long", LONG)
+    shell.answer_weights(GROUP)
+    shell.token("long")
+    return shell
+
+
+def test_a_long_request_waits_for_weights_and_short_ones_do_not_wait_for_it() -> None:
+    shell = together()
+    shell.arrive("long", LONG)
+    assert shell.weights[GROUP] == "lending"
+    shell.arrive("short", SHORT)
+    assert shell.open["short"].group == GROUP
+    assert shell.waiting() == ["long"]
+    shell.answer_weights(GROUP)
+    assert shell.dispatched == [("long", GROUP)]
+    assert shell.open["long"].limit == 250
+
+
+def test_weights_are_lent_only_when_narrower_groups_are_idle() -> None:
+    """A request that an operator's switch has left behind goes first."""
+    shell = Shell(settings("manual", 4, lends=True))
+    shell.arrive("old", SHORT)
+    shell.token("old", 5)
+    shell.order(TOGETHER)
+    shell.acknowledge()
+    shell.arrive("long", LONG)
+    assert shell.weights[GROUP] == "whole"
+    shell.finish("old")
+    assert shell.weights[GROUP] == "lending"
+
+
+def test_an_order_waits_for_requests_that_need_the_room_then_for_weights() -> None:
+    """Meanwhile the group has room for what it holds whole."""
+    shell = lent()
+    shell.order(APART)
+    assert (shell.ordered, shell.weights[GROUP]) == (None, "lent")
+    shell.arrive("short", SHORT)
+    assert shell.open["short"].group == GROUP
+    shell.arrive("longer", LONG)
+    assert shell.waiting() == ["longer"]
+    shell.finish("long")
+    assert (shell.ordered, shell.weights[GROUP]) == (None, "fetching")
+    shell.answer_weights(GROUP)
+    assert shell.ordered is not None
+    assert shell.waiting() == ["longer"]
+
+
+def test_a_dropped_order_leaves_weights_lent() -> None:
+    """As long as they were not on their way back."""
+    shell = lent()
+    shell.order(APART)
+    shell.drop()
+    shell.tick()
+    assert shell.controller.lending.stages[GROUP] is Stage.LENT
+    shell.arrive("longer", RequestSpec(100, 150, 50))
+    assert shell.open["longer"].group == GROUP
+
+
+def test_a_request_of_lower_degree_has_weights_come_back() -> None:
+    shell = lent()
+    shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
+    assert shell.waiting() == ["narrow"]
+    shell.finish("long")
+    assert shell.weights[GROUP] == "fetching"
+    shell.answer_weights(GROUP)
+    assert shell.dispatched == [("narrow", (0,))]
+
+
+def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
+    """With its KV; a group that has lent its weights for others ends none early, and keeps none from coming back."""
+    shell = lent()
+    shell.finish("long")
+    shell.arrive("open", OPEN_ENDED)
+    assert shell.open["open"].limit == 10
+    shell.token("open", 10)
+    assert shell.open["open"].group == GROUP
+    assert shell.open["open"].limit == 310
+
+
+def test_engines_that_could_not_lend_have_weights_come_back() -> None:
+    """All engines of the group are told; the request goes on waiting, and the next try follows."""
+    shell = together()
+    shell.arrive("long", LONG)
+    shell.answer_weights(GROUP, complete=False)
+    assert shell.weights[GROUP] == "fetching"
+    shell.answer_weights(GROUP)
+    assert shell.weights[GROUP] == "lending"
+
+
+def test_auto_keeps_a_group_with_requests_that_need_the_room() -> None:
+    """Whatever else waits: no other layout could go on with them."""
+    shell = Shell(settings("auto", 4, lends=True))
+    shell.arrive("long", LONG)
+    for _ in range(4):
+        if shell.ordered is not None:
+            shell.acknowledge()
+        for group in shell.going():
+            shell.answer_weights(group)
+        shell.tick()
+    assert shell.open["long"].group == GROUP
+    shell.token("long")
+    for number in range(12):
+        shell.arrive(f"short {number}", SHORT)
+        shell.tick(0.2)
+    assert shell.layout == TOGETHER
+    shell.finish("long")
+    shell.settle(40)
+
+
+def test_of_two_groups_one_lends_for_one_request() -> None:
+    """The other begins only if that is not enough."""
+    shell = Shell(settings("manual", 8, lends=True))
+    wide = Layout.uniform(8, max(shell.controller.settings.capacity.tokens))
+    shell.order(wide)
+    shell.acknowledge()
+    most = shell.controller.settings.capacity.tokens[wide.widest]
+    shell.arrive("long", RequestSpec(most, most + 50, 50))
+    shell.tick()
+    assert list(shell.weights.values()).count("lending") == 1
