@@ -30,7 +30,7 @@ def lent() -> Shell:
     return shell
 
 
-def test_a_long_request_waits_for_weights_and_short_ones_do_not_wait_for_it() -> None:
+def test_a_long_request_waits_for_weights_and_short_ones_go_on() -> None:
     shell = together()
     shell.arrive("long", LONG)
     assert shell.weights[GROUP] == "lending"

@@ -249,7 +249,8 @@ class Crowded(Episode):
             if self.shell.open[f"r{self.count}"].group is not None:
                 self.shell.token(f"r{self.count}")
         self.shell.order(data.draw(st.sampled_from(self.layouts)), "migrate")
-        self.shell.acknowledge()
+        if self.shell.ordered is not None:  # it may wait for weights
+            self.shell.acknowledge()
 
 
 class Shared(Episode):
