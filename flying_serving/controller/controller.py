@@ -186,6 +186,8 @@ class Controller(Lender):
         fetches = self._fetch()
         if change is None or not change.ready or not self._has_weights(change.switch.new):
             return fetches + self._dispatch(now_s)
+        if not change.is_soft:  # what began while it waited for weights
+            change.switch.draining |= self._outside(change.switch.new)
         change.ordered(now_s)
         self.layout = change.switch.new
         commands: list[Command] = [Order(change.switch, change.weave_steps)]

@@ -72,6 +72,10 @@ class WeightLending:
         """Whether an engine is without some of its weights."""
         return any(engine in group and stage is not Stage.WHOLE for group, stage in self.stages.items())
 
+    def is_called_back(self, group: Group) -> bool:
+        """Whether the weights of a group come back, or will."""
+        return self.stages.get(group) in (Stage.CLOSING, Stage.FETCHING)
+
     def is_open(self, group: Group) -> bool:
         """Whether its engines have the weights that a group needs."""
         return len(group) == self._widest or self.stages[self.outer(group)] is Stage.WHOLE

@@ -85,7 +85,7 @@ class Placing:
 
     def _has_room(self, state: RequestState, group: Group, loads: Loads, expected_tokens: float, *, kept: bool) -> bool:
         work = loads[group]
-        if not self.limits.capped or not work.requests:
+        if not work.requests or not (self.limits.capped or self.lending.is_called_back(group)):
             return True
         if len(work.requests) >= self.limits.max_num_seqs:
             return False

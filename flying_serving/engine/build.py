@@ -64,9 +64,6 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     kv = table, PeerOffers(run_dir)
     kv[1].map_all(deployment.engines)
     loop = EngineLoop(engine, all_lanes, channel, core, flying, kv, Instruments(board, report, trace))
-    if deployment.flying.lend_weights and deployment.lanes:
-        loop.residency = _residency(core, own, loop)
-        announce_blocks(run_dir, engine, loop.residency.blocks)
     if trace is not None:
         loop.migrations.observers.append(trace.pulling)
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
@@ -79,6 +76,9 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     else:
         for scheduler in all_lanes.schedulers.values():
             limit_prompts(scheduler)
+    if deployment.flying.lend_weights and deployment.lanes:
+        loop.residency = _residency(core, own, loop)
+        announce_blocks(run_dir, engine, loop.residency.blocks)
     return loop, EngineUtilities(loop, steps, block_bytes, steps_at_start, migrations)
 
 

@@ -45,7 +45,7 @@ class Residency:
         self._call_workers = call_workers
         self._revoke = revoke
         self._answer: Future[int] | None = None
-        self._lends = False
+        self._work: Callable[[float], bool] = lambda now_s: True
         self._next_s = 0.0
         own.withhold(extra)
 
@@ -63,38 +63,48 @@ class Residency:
         """Whether pieces are to go or to come back."""
         return self._answer is not None
 
+    def prepare(self) -> Future[int]:
+        """Be ready to lend: the result, 0, is there when no narrower lane that this engine leads has anything to do.
+
+        When all engines of the group are ready no step of a narrower lane is left for any of them. Raises
+        IntegrityError if something is under way already.
+        """
+        return self._begin(lambda now_s: not self._busy())
+
     def lend(self) -> Future[int]:
         """Give the room of all weights that the widest lane does not need to KV. The result is how many blocks that is.
 
-        Raises IntegrityError if a narrower lane has requests, or pieces are under way already.
+        Raises IntegrityError if a narrower lane has something to do, or pieces are under way already.
         """
-        busy = [
-            size
-            for size, scheduler in self._lanes.schedulers.items()
-            if size < self._widest and scheduler.get_num_unfinished_requests()
-        ]
-        if busy:
+        if busy := self._busy():
             raise IntegrityError(f"lanes {busy} have requests, and would have no weights")
-        return self._begin(lends=True)
+        return self._begin(lambda now_s: self._lend_piece())
 
     def take_back(self) -> Future[int]:
         """Have all weights back, as fast as extra blocks can be emptied. The result is 0, blocks that are left.
 
         Raises IntegrityError if pieces are under way already.
         """
-        return self._begin(lends=False)
+        return self._begin(self._fetch_piece)
 
-    def _begin(self, *, lends: bool) -> Future[int]:
+    def _busy(self) -> list[int]:
+        """Narrower lanes that this engine leads with requests, or a step under way."""
+        lanes = self._lanes
+        stepping = {size for size, leader in lanes.leaders.items() if leader.outstanding}
+        running = {size for size, one in lanes.schedulers.items() if one.get_num_unfinished_requests()}
+        return sorted(size for size in stepping | running if size < self._widest)
+
+    def _begin(self, work: Callable[[float], bool]) -> Future[int]:
         if self._answer is not None:
             raise IntegrityError("weights are on their way already")
-        self._lends, self._answer = lends, Future()
+        self._work, self._answer = work, Future()
         return self._answer
 
     def advance(self, now_s: float, clock: Callable[[], float]) -> None:
         """Between two steps: one piece, if it is time for it."""
         if self._answer is None or now_s < self._next_s:
             return
-        done = self._lend_piece() if self._lends else self._fetch_piece(now_s)
+        done = self._work(now_s)
         took_s = clock() - now_s
         self._next_s = now_s + took_s + (took_s * (1 - SHARE) / SHARE if self._lanes.active() else 0.0)
         if done:

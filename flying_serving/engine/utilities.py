@@ -61,6 +61,11 @@ class EngineUtilities:
             self.loop.residency.check()
         return True
 
+    def flying_prepare_to_lend(self) -> Any:
+        """A future that is done when no narrower lane that this engine leads has anything to do."""
+        assert self.loop.residency is not None
+        return self.loop.residency.prepare()
+
     def flying_lend_weights(self) -> Any:
         """Weights that only narrower lanes need make room for KV: a future of the extra blocks that there are then."""
         assert self.loop.residency is not None

@@ -1,6 +1,7 @@
 """Calls of engine utilities, to one engine or to all: sent at once, answered in time; and background tasks."""
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -66,7 +67,7 @@ class EngineCalls:
 
     async def _answer(self, call: asyncio.Future[tuple[Any, Any]], engine: int, method: str, timeout_s: float) -> Any:
         try:
-            plain = (await asyncio.wait_for(call, timeout_s))[1]
+            plain = (await asyncio.wait_for(call, None if timeout_s == math.inf else timeout_s))[1]
         except TimeoutError:
             raise EngineLost(f"engine {engine} did not answer {method} within {timeout_s} s") from None
         return wire.decode(method, plain)

@@ -103,6 +103,8 @@ def weight_file_of(deployment: Deployment, engine: int, device: int, *, on_cpu: 
     """
     if not deployment.flying.lend_weights or deployment.widest == 1:
         return None
+    if deployment.widest < deployment.engines:  # a group could read KV of another one that is about to give it away
+        raise Unsupported(f"--lend-weights: needs a group of all {deployment.engines} engines (--group-sizes)")
     if not on_cpu:
         raise Unsupported("--lend-weights: weights on CUDA cannot be lent by Flying Serving yet")
     return WeightFile(tempfile.gettempdir(), deployment.run_dir, device, writes=engine == 0)

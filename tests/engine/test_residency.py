@@ -274,3 +274,30 @@ def test_narrower_lanes_with_requests_and_pieces_under_way_refuse_lending() -> N
     engines.residencies[1].lend()
     with pytest.raises(IntegrityError, match="on their way"):
         engines.residencies[1].take_back()
+
+
+def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
+    """A step that is ordered may still be ahead of a member when its leader's requests are over."""
+    pair, device = Pair(blocks=OWN + EXTRA), Device(widest=4)
+    lanes = Lanes(
+        [
+            Lane((0,), BLOCK, None, pair.pools[0]),
+            Lane(GROUP, BLOCK, None, pair.leader.pool, pair.members[0], pair.leader),
+            Lane((0, 1, 2, 3), BLOCK, None, None),
+        ]
+    )
+    ledger = PageLedger(PIECES, ExtraKV(EXTRA, 1, PAGE), PAGE)
+    extra = range(OWN, OWN + EXTRA)
+    call: Any = lambda function, *args: function(device, *args)  # noqa: E731
+    residency = Residency(lanes, pair.pools[0], ledger, extra, call, lambda: None)
+    pair.lend(2)
+    pair.leader.order(0.0)
+    pair.scheduler.end("first")
+    assert pair.leader.outstanding
+    answer = residency.prepare()
+    residency.advance(1.0, lambda: 1.0)
+    assert not answer.done()
+    pair.finish_step()
+    residency.advance(2.0, lambda: 2.0)
+    assert answer.result() == 0
+    assert residency.lend() is not answer

@@ -271,8 +271,10 @@ def test_weights_are_kept_only_where_they_may_be_lent(tmp_path: Path, monkeypatc
     assert file_of(0, (1, 2, 4), lend_weights=False) is None
     assert file_of(0, (1,), lend_weights=True) is None
     with pytest.raises(Unsupported, match="--lend-weights: weights on CUDA cannot be lent"):
-        file_of(0, (1, 2), lend_weights=True, on_cpu=False)
-    writer, reader = (file_of(engine, (1, 2), lend_weights=True) for engine in (0, 1))
+        file_of(0, (1, 2, 4), lend_weights=True, on_cpu=False)
+    with pytest.raises(Unsupported, match="--lend-weights: needs a group of all 4 engines"):
+        file_of(0, (1, 2), lend_weights=True)
+    writer, reader = (file_of(engine, (1, 2, 4), lend_weights=True) for engine in (0, 1))
     assert writer is not None
     assert reader is not None
     weight, found = torch.ones(8), torch.zeros(8)
