@@ -41,7 +41,7 @@ def whole_pages(extents: Iterable[Extent]) -> list[Extent]:
 
 def _joined(extents: Iterable[Extent]) -> list[Extent]:
     runs: list[Extent] = []
-    for extent in sorted(extents, key=lambda e: e.address):
+    for extent in sorted((e for e in extents if e.size_bytes), key=lambda e: e.address):
         last = runs[-1] if runs else Extent(0, 0, 0)
         follows = (last.address + last.size_bytes, last.offset_bytes + last.size_bytes)
         if runs and follows == (extent.address, extent.offset_bytes):
