@@ -21,6 +21,7 @@ from flying_serving.layout.groups import aligned_group
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import announce_blocks
 from flying_serving.migration import transfer
+from flying_serving.migration.arrival import EXTRA_BYTES
 from flying_serving.migration.offers import PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.vllm_adapter.blocks import SchedulerPool
@@ -70,7 +71,8 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     # a collective: all engines come here at the same time, when vLLM has made their schedulers
     steps_at_start, migrations = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
     costs = fit_migrations(map(astuple, migrations))
-    loop.migrations.target.token_s = {size: cost.token_s for size, cost in costs.items()}
+    loop.migrations.target.chunks.blocks = max(1, EXTRA_BYTES // deployment.engines // block_bytes)
+    loop.migrations.target.chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, all_lanes, steps, steps_at_start)
     else:

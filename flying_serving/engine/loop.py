@@ -28,10 +28,10 @@ from flying_serving.engine.residency import Residency
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import aligned_group
+from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
-from flying_serving.migration.target import Arrival
 from flying_serving.worker.lanes import WorkerLanes
 
 RETRY_S = 0.005

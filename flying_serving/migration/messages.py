@@ -32,7 +32,11 @@ class KVPulled:
 
 @dataclass(frozen=True)
 class ReleaseKV:
-    """To the owner of an offer, the only member of `group`: nobody wants it any more."""
+    """To the owner of an offer, the only member of `group`: nobody wants it any more, or only what is behind `tokens`.
+
+    Those are pulled, and the request has left the owner, so that nobody reads them there.
+    """
 
     group: Group
     number: int
+    tokens: int | None = None

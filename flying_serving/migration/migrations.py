@@ -100,7 +100,9 @@ class Migrations:
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Seconds until `advance` has something to do by itself; None if it has not."""
-        return RETRY_S if self.target.arrivals else self.source.retry_in_s(now_s)
+        if self.target.arrivals:
+            return 0.0 if self.target.goes_on else RETRY_S
+        return self.source.retry_in_s(now_s)
 
     def handle(self, message: PullKV | KVPulled | ReleaseKV) -> None:
         """Do what a message says."""
@@ -111,7 +113,7 @@ class Migrations:
             case KVPulled():
                 self.target.pulled(message)
             case ReleaseKV():
-                self.source.release(message.number)
+                self.source.release(message.number, message.tokens)
 
     def pull(self, message: PullKV) -> None:
         """Copy the heads of this engine's devices."""

@@ -11,7 +11,7 @@ from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 RETAIN_S = 5.0
-"""How long the KV of a request that has left is kept for its target."""
+"""How long the KV of requests that have left is kept while nobody pulls any of it."""
 
 
 @dataclass
@@ -25,12 +25,16 @@ class Running:
 
 @dataclass
 class Retained:
-    """KV of a request that has left its lane: the lane's blocks that hold it, and since when."""
+    """KV of a request that has left its lane: the lane's blocks that hold it.
+
+    `freed_blocks`: those before them, which are free by now. `since_s`: when there was last somebody who pulls; None
+    until time is looked at.
+    """
 
     size: int
     blocks: list[int]
+    freed_blocks: int = 0
     since_s: float | None = None
-    """None until time is looked at."""
 
 
 class Source:
@@ -102,13 +106,27 @@ class Source:
             if offered is not None:
                 self._table.revoke(offered.number)
 
-    def release(self, number: int) -> None:
-        """Nobody wants an offer any more, or nobody shall have it."""
+    def release(self, number: int, tokens: int | None = None) -> None:
+        """Nobody wants an offer any more, or nobody shall have it; or the first `tokens` tokens of what is retained."""
+        if tokens is not None:
+            self._release_first(number, tokens)
+            return
         self._table.revoke(number)
         self.running = {name: one for name, one in self.running.items() if one.number != number}
         retained = self.retained.pop(number, None)
-        if retained is not None:
+        if retained is not None and retained.blocks:
             self._pools[retained.size].unpin(retained.blocks)
+
+    def _release_first(self, number: int, tokens: int) -> None:
+        """Free the blocks that only these tokens fill. Whoever has pulled them goes on to what else it is offered."""
+        retained = self.retained.get(number)
+        if retained is not None:
+            pool = self._pools[retained.size]
+            count = tokens // pool.scheduler.block_size - retained.freed_blocks
+            retained.blocks = pool.unpin(retained.blocks, count)
+            retained.freed_blocks += count
+            for one in self.retained.values():
+                one.since_s = None
 
     def release_all(self) -> None:
         """Free all that is retained."""

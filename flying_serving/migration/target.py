@@ -1,14 +1,14 @@
 """The target's side: a group's leader sets blocks aside for requests that come, pulls their KV and admits them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.request import Request
 
 from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.migration.arrival import Arrival, Chunks
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
-from flying_serving.migration.offers import KVSource, Offer, Offers
+from flying_serving.migration.offers import Offer, Offers
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 PATIENCE_S = 1.0
@@ -17,43 +17,6 @@ OPENING_S = 5.0
 """How long it waits for the offer: its owner may be in a long step."""
 STALLED_S = 30.0
 """How long it waits for more KV than there is, or for the first: its owner may have much else to compute."""
-
-
-@dataclass
-class Arrival:
-    """A request, as vLLM made it, that comes with its KV to a group of `size` engines.
-
-    `since_s`: when it was expected. `ahead_tokens`: it still runs elsewhere, until it has so many tokens with KV; None
-    once it is to run here. `blocks`: set aside for it; None until it is offered, and there are enough. `start_tokens`:
-    its first tokens that the prefix cache has. `pulled_tokens`: those with KV here, `grown_s`: when there were last
-    more to pull, or it was first seen to be offered; None before that.
-    `pulling`: members that have not answered, and `pulling_tokens` what is pulled when all have. `left`: it goes on to
-    yet another group, which gets its KV under this number. `aborted`: by its client.
-    """
-
-    request: Request
-    size: int
-    source: KVSource
-    since_s: float
-    ahead_tokens: int | None = None
-    blocks: list[int] | None = None
-    start_tokens: int = 0
-    pulled_tokens: int = 0
-    grown_s: float | None = None
-    pulling: set[int] = field(default_factory=set)
-    pulling_tokens: int = 0
-    left: int | None = None
-    aborted: bool = False
-
-    @property
-    def request_id(self) -> str:
-        """vLLM's, here."""
-        return str(self.request.request_id)
-
-    @property
-    def usable_tokens(self) -> int:
-        """All that it can use: the last token has to be computed for the next."""
-        return int(self.request.num_tokens - 1) if self.ahead_tokens is None else self.ahead_tokens
 
 
 class Target:
@@ -84,8 +47,8 @@ class Target:
         self._keep = keep
         self._ask_blocks = ask_blocks
         self.arrivals: dict[str, Arrival] = {}
-        self.token_s: dict[int, float] = {}
-        """By group size, how long pulling a token takes, as far as it was measured."""
+        self.chunks = Chunks(self.arrivals, pools)
+        self.goes_on = False
         self.migrated = 0
         self.migrated_tokens = 0
         self.prefilled_again = 0
@@ -122,19 +85,20 @@ class Target:
             self._pools[arrival.size].release(arrival.request)
 
     def advance(self, now_s: float, limit_s: float | None) -> None:
-        """Pull what there is, for about as long as `limit_s`; None: all of it. Admit requests whose KV is here."""
-        full: set[int] = set()
+        """Pull chunks, for about `limit_s` if given, and admit requests whose KV is here; `goes_on`: there is more."""
+        self.goes_on, full = False, set[tuple[Group, int]]()
         for arrival in list(self.arrivals.values()):
             offer = None if arrival.pulling else self._opened(arrival, now_s)
             if offer is None:
                 continue
-            if arrival.blocks is None and (arrival.size in full or not self._prepare(arrival, now_s)):
+            way = arrival.source.group, arrival.size
+            stop = None if way in full else self._aim(arrival, offer, now_s)
+            if stop is None:
                 if arrival.ahead_tokens is None:  # who is pulled ahead may wait for long
-                    full.add(arrival.size)
+                    full.add(way)
                 continue
-            took_s = self._advance(arrival, offer, now_s, limit_s)
-            limit_s = None if limit_s is None else limit_s - took_s
-            if limit_s is not None and limit_s <= 0.0:
+            took_s = self._advance(arrival, offer, stop, now_s, limit_s)
+            if limit_s is not None and (limit_s := limit_s - took_s) <= 0.0:
                 return
 
     def _opened(self, arrival: Arrival, now_s: float) -> Offer | None:
@@ -151,27 +115,22 @@ class Target:
             arrival.grown_s = now_s
         return offer
 
-    def _prepare(self, arrival: Arrival, now_s: float) -> bool:
-        """Set blocks aside for a request, if there are enough; after PATIENCE_S it comes without its KV."""
+    def _aim(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
+        """See `Chunks.aim`; a request for which there are too few blocks for PATIENCE_S comes without its KV."""
         assert arrival.grown_s is not None
-        pool = self._pools[arrival.size]
-        room = pool.prepare(arrival.request, arrival.usable_tokens)
-        if room is not None:
-            arrival.start_tokens, arrival.blocks = room
-            arrival.pulled_tokens, arrival.grown_s = arrival.start_tokens, now_s
-        elif now_s - arrival.grown_s > PATIENCE_S and arrival.ahead_tokens is None:
+        stop = self.chunks.aim(arrival, offer, now_s)
+        if stop is None and now_s - arrival.grown_s > PATIENCE_S and arrival.ahead_tokens is None:
             self._arrived(arrival, 0)
-        else:
-            self._ask_blocks(arrival.size, pool.missing_for(arrival.usable_tokens))
-        return room is not None
+        elif stop is None:
+            self._ask_blocks(arrival.size, self.chunks.missing(arrival))
+        return stop
 
-    def _advance(self, arrival: Arrival, offer: Offer, now_s: float, limit_s: float | None) -> float:
+    def _advance(self, arrival: Arrival, offer: Offer, stop: int, now_s: float, limit_s: float | None) -> float:
         """Pull a chunk, or find that there is nothing more to pull. Returns about how long it takes."""
         assert arrival.grown_s is not None
         if arrival.ahead_tokens is None and arrival.pulled_tokens == arrival.usable_tokens:
             self._arrived(arrival, arrival.pulled_tokens)
             return 0.0
-        stop = min(offer.tokens, arrival.usable_tokens)
         if stop > arrival.pulled_tokens:
             arrival.grown_s = now_s
             return self._begin(arrival, offer, stop, limit_s)
@@ -199,20 +158,19 @@ class Target:
     def _begin(self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None) -> float:
         """Have the next tokens copied, up to `stop`."""
         assert arrival.blocks is not None
-        first, size, token_s = arrival.pulled_tokens, arrival.size, self.token_s.get(arrival.size, 0.0)
-        if limit_s is not None and token_s:
-            stop = min(stop, first + max(self._pools[size].scheduler.block_size, int(limit_s / token_s)))
-        group = aligned_group(self._engine, size)
-        blocks = list(offer.blocks), arrival.blocks
-        message = PullKV(group, arrival.request_id, arrival.source, *blocks, range(first, stop))
+        stop, took_s = self.chunks.in_time(arrival, stop, limit_s)
+        group, theirs = aligned_group(self._engine, arrival.size), list(offer.blocks)
+        tokens = range(arrival.pulled_tokens, stop)
+        message = PullKV(group, arrival.request_id, arrival.source, theirs, arrival.blocks, tokens)
         arrival.pulling_tokens = stop
-        if size == 1:
+        if arrival.size == 1:
             self._pull(message)
             self._pulled(arrival)
+            self.goes_on |= stop < arrival.offered_tokens(offer)
         else:
             arrival.pulling = set(group)
             self._send(group, message)
-        return (stop - first) * token_s
+        return took_s
 
     def pulled(self, message: KVPulled) -> None:
         """A member has its part."""
@@ -230,15 +188,18 @@ class Target:
             self._drop_if_idle(arrival)
         elif arrival.ahead_tokens is None and arrival.pulled_tokens == arrival.usable_tokens:
             self._arrived(arrival, arrival.pulled_tokens)
+        elif offer is not None and arrival.is_cut(offer):
+            self._release(arrival, arrival.pulled_tokens)
 
     def _arrived(self, arrival: Arrival, tokens: int) -> None:
         """The KV of the first `tokens` tokens of a request is here: it runs."""
         pool, request = self._pools[arrival.size], arrival.request
-        has_kv = tokens > arrival.start_tokens
-        if has_kv:
+        if tokens > arrival.start_tokens:
             pool.arrived(request, tokens)
-            self.migrated += 1
-            self.migrated_tokens += tokens - arrival.start_tokens
+            self.migrated, self.migrated_tokens = (
+                self.migrated + 1,
+                self.migrated_tokens + tokens - arrival.start_tokens,
+            )
         else:
             if arrival.blocks is not None:
                 pool.release(request)
@@ -250,5 +211,9 @@ class Target:
         """The owner may let the KV go, but not for one that was only pulled ahead: a third group may go on with it."""
         del self.arrivals[arrival.request_id]
         if arrival.ahead_tokens is None:
-            owner = arrival.source.group[:1]
-            self._send(owner, ReleaseKV(owner, arrival.source.number))
+            self._release(arrival)
+
+    def _release(self, arrival: Arrival, tokens: int | None = None) -> None:
+        """Tell the owner that it may free what it has of a request, or of its first tokens."""
+        owner = arrival.source.group[:1]
+        self._send(owner, ReleaseKV(owner, arrival.source.number, tokens))

@@ -87,39 +87,53 @@ class SchedulerPool:
         self._pinned.append(blocks)
         return blocks
 
-    def unpin(self, blocks: list[int]) -> None:
-        """Free pinned blocks."""
+    def unpin(self, blocks: list[int], count: int | None = None) -> list[int]:
+        """Free pinned blocks: the first `count`, or all. Returns those that stay pinned."""
         self._pinned.remove(blocks)
-        self.give(blocks[::-1])  # as vLLM frees them: the end of a request is evicted first
+        kept = [] if count is None else blocks[count:]
+        if kept:
+            self._pinned.append(kept)
+        self.give(blocks[:count][::-1])  # as vLLM frees them: the end of a request is evicted first
+        return kept
 
-    def prepare(self, request: Any, tokens: int) -> tuple[int, list[int]] | None:
+    def prepare(self, request: Any, tokens: int, *, next_token: bool = True) -> tuple[int, list[int]] | None:
         """Set blocks aside for the KV of a request's first `tokens` tokens, before the scheduler has it.
 
         As vLLM does for KV that a connector brings (`Scheduler.schedule`, WAITING_FOR_REMOTE_KVS). Returns how many of
-        these tokens the prefix cache has, and the blocks of all and one more; None if there are too few.
+        its tokens the prefix cache has, and the blocks of all, and with `next_token` of one more; None if there are too
+        few.
         """
         if tokens == 0:  # vLLM allocates nothing for nothing
             return 0, []
-        manager = self.scheduler.kv_cache_manager
-        cached, start, _ = manager.get_computed_blocks(request)
-        made = manager.allocate_slots(
-            request,
-            0,
-            num_new_computed_tokens=start,
-            new_computed_blocks=cached,
-            num_lookahead_tokens=1,  # else requests that wait for their next step could hold all blocks for ever
-            num_external_computed_tokens=tokens - start,
-            delay_cache_blocks=True,
-            has_scheduled_reqs=False,
-        )
-        if made is None:
+        cached, start, _ = self.scheduler.kv_cache_manager.get_computed_blocks(request)
+        new = {
+            "num_new_computed_tokens": start,
+            "new_computed_blocks": cached,
+            "num_external_computed_tokens": max(0, tokens - start),
+        }
+        if not self._allocate(request, 0, next_token, **new):
             return None
         self._ahead.add(request.request_id)
         return start, self.blocks_of(request.request_id)
 
-    def missing_for(self, tokens: int) -> int:
-        """Blocks that are missing for so many tokens and one more."""
-        return max(0, -(-(tokens + 1) // self.scheduler.block_size) - self.free_count())
+    def extend(self, request: Any, tokens: int, *, next_token: bool) -> tuple[int, list[int]] | None:
+        """Set more blocks aside for a request that has some. Returns 0, and all of them; None if there are too few."""
+        return (0, self.blocks_of(request.request_id)) if self._allocate(request, tokens, next_token) else None
+
+    def _allocate(self, request: Any, new_tokens: int, next_token: bool, **computed: Any) -> bool:
+        made = self.scheduler.kv_cache_manager.allocate_slots(
+            request,
+            new_tokens,
+            **computed,
+            num_lookahead_tokens=int(next_token),  # else requests that wait for it could hold all blocks for ever
+            delay_cache_blocks=True,
+            has_scheduled_reqs=False,
+        )
+        return made is not None
+
+    def missing_for(self, tokens: int, owned: int = 0) -> int:
+        """Blocks that are missing for so many tokens and one more, where `owned` are set aside already."""
+        return max(0, -(-(tokens + 1) // self.scheduler.block_size) - owned - self.free_count())
 
     def is_short(self) -> bool:
         """Whether running requests, or if there are none those that wait, lack blocks."""

@@ -74,7 +74,7 @@ class Manager:
         request: Request,
         num_new_tokens: int,
         *,
-        num_external_computed_tokens: int,
+        num_external_computed_tokens: int = 0,
         num_lookahead_tokens: int = 0,
         **options: Any,
     ) -> list[int] | None:

@@ -8,9 +8,9 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.layout.groups import Group
+from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import KVSource, Offer, OfferTable
-from flying_serving.migration.target import Arrival
 from flying_serving.migration.transfer import pull_kv
 from tests.vllm_adapter.lanes import BLOCK, Lane
 
@@ -20,7 +20,7 @@ GROUPS: list[Group] = [(0,), (1,), (0, 1)]
 class Node:
     """Two engines, their lanes and that of both together, each over a KV memory of its own; messages on their way."""
 
-    def __init__(self, blocks: Mapping[Group, int], *, overlaps: bool) -> None:
+    def __init__(self, blocks: Mapping[Group, int], *, overlaps: bool, chunk_blocks: int = 64) -> None:
         self.now_s = 0.0
         self.inboxes: list[deque[Any]] = [deque(), deque()]
         self.ended: set[str] = set()
@@ -29,6 +29,8 @@ class Node:
         size_bytes = OfferTable.size_bytes(20, 40)
         self.tables = [OfferTable(memoryview(bytearray(size_bytes)), 20, 40) for _ in range(2)]
         self.migrations = [self._migrations(0, {1: (0,), 2: (0, 1)}), self._migrations(1, {1: (1,)})]
+        for each in self.migrations:
+            each.target.chunks.blocks = chunk_blocks
         for group, lane in self.lanes.items():
             lane.pool.before_free(lambda request, lane=lane, group=group: self._freed(lane, group, request))
 

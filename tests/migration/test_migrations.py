@@ -199,10 +199,10 @@ def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
     at = node()
     before = begin(at, A)
     at.at(A).retain("a", 5)
-    at.at(new).target.token_s = {len(new): 1.0}
+    at.at(new).target.chunks.token_s = {len(new): 1.0}
     at.expect(again(before, "a+1"), new, KVSource(A, 5))
     arrival = at.at(new).target.arrivals["a+1"]
-    pulled = []
+    pulled, released = [], []
     for limit_s in (0.0, 5.0, 9.0):
         at.at(new).advance(at.now_s, limit_s)
         if new == BOTH:
@@ -216,9 +216,11 @@ def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
             assert arrival.pulled_tokens == before_tokens
             at.serve(0)
         pulled.append(arrival.pulled_tokens)
+        released.append(at.inboxes[0].popleft())
+        at.migrations[0].handle(released[-1])
     assert pulled == [4, 9, 12]
     assert at.at(new).counts() == MigrationCounts(1, 12, 0)
-    assert list(at.inboxes[0]) == [ReleaseKV(A, 5)]
+    assert released == [ReleaseKV(A, 5, 4), ReleaseKV(A, 5, 9), ReleaseKV(A, 5)]
     settle(at)
     run_out(at)
     assert all_free(at)
@@ -229,7 +231,7 @@ def test_what_is_used_again_while_it_is_copied_does_not_count() -> None:
     at = node()
     before = begin(at, A)
     at.at(A).retain("a", 5)
-    at.at(BOTH).target.token_s = {2: 1.0}
+    at.at(BOTH).target.chunks.token_s = {2: 1.0}
     at.expect(again(before, "a+1"), BOTH, KVSource(A, 5))
     settle(at, limit_s=5.0)
     at.at(BOTH).advance(at.now_s, None)
@@ -461,7 +463,7 @@ def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(pulled: int
     at = node()
     before = begin(at, A)
     at.at(A).retain("a", 5)
-    at.at(B).target.token_s = {1: 1.0}
+    at.at(B).target.chunks.token_s = {1: 1.0}
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     if pulled:
         at.at(B).advance(at.now_s, float(pulled))
@@ -580,3 +582,57 @@ def test_what_the_cache_has_is_not_offered_before_it_is_computed() -> None:
     found = at.read(KVSource(A, 5))
     assert found is not None
     assert at.lanes[A].has(3, list(found.blocks), range(found.tokens))
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+def test_what_is_pulled_is_free_where_it_came_from(old: Group, new: Group) -> None:
+    """A chunk of one block at a time; the request has all of its KV at the end, and holds blocks for no more before."""
+    at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
+    before = begin(at, old, prompt=18, steps=6)
+    at.at(old).retain("a", 5)
+    at.expect(again(before, "a+1", outputs=9), new, KVSource(old, 5))
+    arrival = at.at(new).target.arrivals["a+1"]
+    held = []
+    while at.at(new):
+        settle(at)
+        held.append((arrival.pulled_tokens, 19 - at.lanes[old].free(), 19 - at.lanes[new].free()))
+    assert held == [(4, 5, 1), (8, 4, 2), (12, 3, 3), (16, 2, 4), (20, 1, 5), (21, 0, 6)]
+    assert at.at(new).counts() == MigrationCounts(1, before.num_tokens - 1, 0)
+    run_out(at)
+    assert all_free(at)
+
+
+def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
+    """It lets go of what it has: else it could wait for ever for blocks that others hold in the same way."""
+    at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=2)
+    before = begin(at, A, prompt=18, steps=6)
+    taken = at.lanes[B].pool.take(16)
+    at.at(A).retain("a", 5)
+    at.expect(again(before, "a+1", outputs=9), B, KVSource(A, 5))
+    for _ in range(3):
+        settle(at)
+    assert (at.lanes[A].free(), at.lanes[B].free(), at.asked[-1]) == (15, 1, (1, 3))
+    at.now_s += PATIENCE_S + 0.1
+    settle(at)
+    assert (all_free(at), at.lanes[B].free(), at.at(B).counts()) == (False, 3, MigrationCounts(0, 0, 1))
+    at.lanes[B].pool.give(taken)
+    run_out(at)
+    assert all_free(at)
+
+
+def test_kv_is_kept_as_long_as_other_kv_is_pulled() -> None:
+    """Nobody pulls what there is no room for yet."""
+    at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
+    first, second = begin(at, A, "a"), begin(at, A, "b", family=4)
+    for number, one in ((5, first), (6, second)):
+        at.at(A).retain(one.request_id, number)
+    at.expect(again(first, "a+1"), B, KVSource(A, 5))
+    for _ in range(4):
+        settle(at)
+        at.now_s += RETAIN_S - 1
+    assert list(at.at(A).source.retained) == [6]
+    at.now_s += 1.1
+    settle(at)
+    assert not at.at(A).source.retained
+    run_out(at)
+    assert all_free(at)

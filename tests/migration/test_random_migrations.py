@@ -38,10 +38,14 @@ class RandomMigrations(RuleBasedStateMachine):
         self.number = 0
         self.serial = 0
 
-    @initialize(overlaps=st.booleans(), blocks=st.fixed_dictionaries({g: st.integers(9, 16) for g in GROUPS}))
-    def start(self, overlaps: bool, blocks: dict[Group, int]) -> None:
-        """Few blocks or more."""
-        self.node = Node(blocks, overlaps=overlaps)
+    @initialize(
+        overlaps=st.booleans(),
+        blocks=st.fixed_dictionaries({g: st.integers(9, 16) for g in GROUPS}),
+        chunk_blocks=st.sampled_from([1, 2, 64]),
+    )
+    def start(self, overlaps: bool, blocks: dict[Group, int], chunk_blocks: int) -> None:
+        """Few blocks or more, in small chunks or at once."""
+        self.node = Node(blocks, overlaps=overlaps, chunk_blocks=chunk_blocks)
         self.all: list[Running] = []
 
     def _make(self, family: int, prompt: int, outputs: int, had: int = 0) -> Request:
@@ -151,7 +155,7 @@ class RandomMigrations(RuleBasedStateMachine):
     @rule(engine=st.integers(0, 1), limit_s=st.sampled_from([None, 0.0, 2.0, 5.0]), token_s=st.sampled_from([0.0, 1.0]))
     def advance(self, engine: int, limit_s: float | None, token_s: float) -> None:
         """An engine pulls for a while."""
-        self.node.migrations[engine].target.token_s = {1: token_s, 2: token_s}
+        self.node.migrations[engine].target.chunks.token_s = {1: token_s, 2: token_s}
         self.node.migrations[engine].advance(self.node.now_s, limit_s)
 
     @rule(engine=st.integers(0, 1), count=st.integers(1, 4))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _SEEN_ELSEWHERE = frozenset(
     {"pool", "scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
     | {"_lanes", "_call_workers", "_pools", "_send", "_admit", "_ask_blocks", "_sizes"}
-    | {"told", "_table", "_offers", "_pull", "_keep", "token_s", "_shown"}
+    | {"told", "_table", "_offers", "_pull", "_keep", "token_s", "_shown", "_arrivals"}
 )
 
 

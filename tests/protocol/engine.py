@@ -117,7 +117,10 @@ class Engine:
         flying = FlyingConfig(weave_steps=1, max_pause_ms=PAUSE_S * 1000)
         kv: Any = (self.table, self.peers)
         self.loop = EngineLoop(number, Lanes(lanes), self.channel, self, flying, kv, instruments, now)
-        self.loop.migrations.target.token_s = dict.fromkeys(SIZES, 1.0)  # block by block, while something else runs
+        self.loop.migrations.target.chunks.blocks = 1
+        self.loop.migrations.target.chunks.token_s = dict.fromkeys(
+            SIZES, 1.0
+        )  # block by block, while something else runs
         inject(fault, self.loop.migrations, self.table)
 
     def _make_member(self, group: Group, own: LanePool) -> Member:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.messages import KVPulled
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import Source
-from flying_serving.migration.target import Arrival, Target
+from flying_serving.migration.target import Target
 from tests.protocol.offers import Table
 
 
@@ -33,6 +34,7 @@ class Fault(Enum):
     NOT_LEFT = "a request that goes on elsewhere before it has arrived stays"
     NO_NEXT_BLOCK = "KV arrives in blocks that leave no room for the next token"
     SET_ASIDE_EARLY = "blocks are set aside for KV before any is offered"
+    FREED_EARLY = "an owner is told that tokens are pulled before they are"
     KEEPS_BLOCKS = "a request whose KV is still computed keeps its blocks, though its lane is short of them"
 
 
@@ -97,30 +99,36 @@ class _NotLeft(Target):
 
 
 class _NoNextBlock(Target):
-    def _prepare(self, arrival: Arrival, now_s: float) -> bool:
+    def _aim(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
         manager = self._pools[arrival.size].scheduler.kv_cache_manager
         take = manager.allocate_slots
         manager.allocate_slots = lambda *request, num_lookahead_tokens, **options: take(*request, **options)
         try:
-            return super()._prepare(arrival, now_s)
+            return super()._aim(arrival, offer, now_s)
         finally:
             del manager.allocate_slots
 
 
 class _SetAsideEarly(Target):
     def _opened(self, arrival: Arrival, now_s: float) -> Offer | None:
-        if arrival.blocks is None:
-            arrival.grown_s = now_s
-            self._prepare(arrival, now_s)
+        if arrival.blocks is None and not self.chunks.reserve(arrival, arrival.usable_tokens, now_s):
+            self._ask_blocks(arrival.size, self.chunks.missing(arrival))
         return super()._opened(arrival, now_s)
 
 
+class _FreedEarly(Target):
+    def _begin(self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None) -> float:
+        if arrival.is_cut(offer):
+            self._release(arrival, stop)
+        return super()._begin(arrival, offer, stop, limit_s)
+
+
 class _KeepsBlocks(Target):
-    def _advance(self, arrival: Arrival, offer: Offer, now_s: float, limit_s: float | None) -> float:
+    def _advance(self, arrival: Arrival, offer: Offer, stop: int, now_s: float, limit_s: float | None) -> float:
         pool = self._pools[arrival.size]
         pool.is_short = lambda: False  # type: ignore[method-assign]
         try:
-            return super()._advance(arrival, offer, now_s, limit_s)
+            return super()._advance(arrival, offer, stop, now_s, limit_s)
         finally:
             del pool.is_short
 
@@ -137,6 +145,7 @@ TARGETS: dict[Fault | None, type[Target]] = {
     Fault.NOT_LEFT: _NotLeft,
     Fault.NO_NEXT_BLOCK: _NoNextBlock,
     Fault.SET_ASIDE_EARLY: _SetAsideEarly,
+    Fault.FREED_EARLY: _FreedEarly,
     Fault.KEEPS_BLOCKS: _KeepsBlocks,
 }
 

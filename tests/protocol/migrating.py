@@ -15,7 +15,7 @@ from tests.protocol.client import Job
 from tests.protocol.engine import Settings
 from tests.protocol.scenario import Scenario, Stage
 
-ONE, TWO, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=6)
+ONE, TWO, THREE, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=4), Settings(blocks=6)
 """Blocks that each engine can use; these requests need one, and two of five tokens."""
 PAIR, OTHERS, ALL = (0, 1), (2, 3), (0, 1, 2, 3)
 
@@ -48,6 +48,16 @@ MIGRATING = {
     "KV goes to a wider group that has no room": on_the_way((0,), PAIR, settings=ONE, aborts=("a",)),
     "KV goes to a narrower group that has no room": on_the_way(PAIR, (1,), settings=ONE, aborts=("a",)),
     "KV goes from all engines to one that has no room": on_the_way(ALL, (2,), settings=ONE, lent=(ALL,), short=True),
+    "KV goes to a wider group that has room for a part of it": on_the_way((0,), PAIR, settings=THREE, aborts=("a",)),
+    "KV goes to a narrower group that has room for a part of it": on_the_way(PAIR, (1,), settings=THREE, lent=(PAIR,)),
+    "KV goes to two engines block by block, and another request needs these": Scenario(
+        (
+            Stage(jobs=(job_of("a", (0,), (4, 2)),)),
+            Stage(jobs=(job_of("b", (0,), (1, 1)), job_of("a+1", OTHERS, (5, 1), ((0,), 1)))),
+        ),
+        settings=TWO,
+        lent=(OTHERS,),
+    ),
     "KV goes to a wider group whose blocks are in use": Scenario(
         (
             Stage(jobs=(job_of("b", (1,), (5, 1)), job_of("a", (0,), (2, 2)))),

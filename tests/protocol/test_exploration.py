@@ -99,6 +99,7 @@ FOUND_IN = {
     Fault.NOT_LEFT: "KV goes to the neighbour and back",
     Fault.NO_NEXT_BLOCK: "KV of two requests comes to where one has room",
     Fault.SET_ASIDE_EARLY: "prompts are split both ways, with little memory",
+    Fault.FREED_EARLY: "KV goes to two engines block by block, and another request needs these",
     Fault.KEEPS_BLOCKS: "answers are split both ways, with little memory",
 }
 """In which scenario it is found."""
@@ -129,6 +130,7 @@ def test_an_injected_fault_is_found(fault: Fault, capsys: pytest.CaptureFixture[
     with capsys.disabled():
         sys.stdout.write(f"\nprotocol, if {fault.value}: after {found.states} states: {found.wrong}\n")
     assert found.wrong is not None
+    assert "TypeError" not in found.wrong
     assert found.trace
 
 

@@ -211,3 +211,25 @@ def test_there_is_room_for_the_next_token() -> None:
     lane.pool.arrived(arriving[0], 8)
     assert lane.kv_cache_manager.allocate_slots(arriving[0], 1) is not None
     assert lane.free == 2
+
+
+def test_blocks_are_set_aside_and_released_part_by_part() -> None:
+    """Of the cached prefix once; what is pinned is freed from the first block on, and cached as it was."""
+    lane = Lane(8)
+    lane.begin("before", 10)
+    lane.end("before")
+    arriving = tokens_of("arriving", 21)
+    assert lane.pool.prepare(arriving, 9, next_token=False) == (8, lane.blocks(arriving))
+    assert (len(lane.blocks(arriving)), lane.free) == (3, 4)
+    assert lane.pool.extend(arriving, 12, next_token=False) == (0, lane.blocks(arriving))
+    assert lane.pool.extend(arriving, 20, next_token=True) == (0, lane.blocks(arriving))
+    assert (len(lane.blocks(arriving)), lane.free, lane.pool.missing_for(27, 6)) == (6, 1, 0)
+    assert lane.pool.extend(arriving, 32, next_token=True) is None
+    lane.pool.arrived(arriving, 20)
+    blocks = lane.pool.pin("arriving")
+    lane.pool.release(arriving)
+    for count, left in ((2, 4), (0, 4), (1, 3), (None, 0)):
+        blocks = lane.pool.unpin(blocks, count)
+        assert (len(blocks), lane.pool.requests_own()) == (left, set(blocks))
+        lane.pool.check(set())
+    assert (lane.free, lane.cached(21)) == (7, 20)
