@@ -190,7 +190,7 @@ class Controller(Lender):
             change.switch.draining |= self._outside(change.switch.new)
         change.ordered(now_s)
         self.layout = change.switch.new
-        commands: list[Command] = [Order(change.switch, change.weave_steps)]
+        commands = [*fetches, Order(change.switch, change.weave_steps)]
         if not change.holds:
             commands += self._recall(change.switch.draining, now_s, streams=False)
         return commands + self._dispatch(now_s)
