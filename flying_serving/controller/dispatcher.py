@@ -36,7 +36,7 @@ class Dispatcher:
         self._sizes = sorted(settings.capacity.tokens)
         pinned = settings.policy.pinned_size
         self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
-        self.pool = TaskPool(settings.most_waiting, settings.aging_s)
+        self.pool = TaskPool(settings.most_waiting, settings.aging_s, self.lending.needs_loan)
         self.loads = Loads()
         self.splits = Splits(self.loads)
         self.steps = StepModel()
@@ -45,8 +45,6 @@ class Dispatcher:
         self.switches = Switches()
         self.started: dict[str, RequestState] = {}
         self._offers = count(1)
-        self._long_waits = False
-        """Whether a request waits for a group to lend its weights."""
         self._narrow_waits: set[Group] = set()
         """Widest groups whose engines a request waits for that asks for a lower degree."""
         self._layouts = Layout.all(settings.engines, self._sizes)
@@ -101,7 +99,7 @@ class Dispatcher:
         All that suit a request without room are kept for it, as in vLLM: else a long one would never see enough memory
         free at once as long as short ones arrive.
         """
-        self._long_waits, self._narrow_waits = False, set()
+        self.lending.awaited, self._narrow_waits = set(), set()
         if not len(self.pool):
             return []
         commands: list[Command] = []
@@ -123,9 +121,11 @@ class Dispatcher:
     def _kept_for(self, state: RequestState) -> list[Group]:
         """Groups that others may not have, as a request waits for room there; it may wait for weights instead."""
         lending = self.lending
-        self._long_waits |= lending.needs_loan(state)
-        if state.spec.degree is not None:
-            self._narrow_waits |= {outer for outer in lending.stages if len(outer) != state.sizes[0]}
+        if lending.needs_loan(state):
+            lending.awaited |= lending.stages.keys() & set(self.layout.groups)
+        elif state.spec.degree is not None:
+            narrow = {outer for outer in lending.stages if len(outer) != state.sizes[0]}
+            self._narrow_waits |= narrow - lending.awaited
         needed = needed_tokens(state)
         return [one for one in self.layout.groups if len(one) in state.sizes and lending.holds(one) >= needed]
 

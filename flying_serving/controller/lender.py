@@ -11,7 +11,7 @@ class Lender(Changing):
 
     def _lend(self) -> list[Command]:
         """A request waits that needs it: let a group of the layout lend its weights, if its engines do nothing else."""
-        if not self._long_waits or Stage.LENDING in self.lending.stages.values():
+        if not self.lending.awaited or Stage.LENDING in self.lending.stages.values():
             return []
         for group in self.layout.groups:
             if self.lending.may_lend(group, self.loads):
@@ -32,4 +32,4 @@ class Lender(Changing):
 
     def _has_weights(self, layout: Layout) -> bool:
         """Whether the engines of all groups of a layout have the weights that these need."""
-        return all(map(self.lending.is_open, layout.groups))
+        return all(map(self.lending.has_weights, layout.groups))

@@ -34,6 +34,8 @@ class WeightLending:
         self._capacity = capacity
         self._widest = max(capacity.tokens)
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
+        self.awaited: set[Group] = set()
+        """Widest groups that a request waits for to lend; who comes after it does not get a narrower one there."""
 
     @property
     def lends(self) -> bool:
@@ -76,9 +78,13 @@ class WeightLending:
         """Whether the weights of a group come back, or will."""
         return self.stages.get(group) in (Stage.CLOSING, Stage.FETCHING)
 
-    def is_open(self, group: Group) -> bool:
+    def has_weights(self, group: Group) -> bool:
         """Whether its engines have the weights that a group needs."""
         return len(group) == self._widest or self.stages[self.outer(group)] is Stage.WHOLE
+
+    def is_open(self, group: Group) -> bool:
+        """Whether it may begin requests: its engines have the weights, and need not become idle."""
+        return self.has_weights(group) and (len(group) == self._widest or self.outer(group) not in self.awaited)
 
     def needs_loan(self, state: RequestState) -> bool:
         """Whether a request needs more than any group holds that lends nothing."""

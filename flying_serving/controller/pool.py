@@ -7,7 +7,7 @@ from typing import Any
 from flying_serving.controller.requests import RequestState
 from flying_serving.errors import PoolFull
 
-Kind = tuple[int | None, tuple[int, ...]]
+Kind = tuple[int | None, tuple[int, ...], bool]
 
 
 class TaskPool:
@@ -15,12 +15,16 @@ class TaskPool:
 
     One that came `aging_s` ago is *overdue*. Every second place that groups have is offered to the oldest overdue
     request first, whatever the priorities: with k older ones ahead of it, a request gets one of the next 2k + 2 places.
-    At most `limit` requests may wait.
+    At most `limit` requests may wait. `needs_loan`: whether a group must lend its weights for a request; others that
+    need a group of the same size do not wait for that.
     """
 
-    def __init__(self, limit: int, aging_s: float) -> None:
+    def __init__(
+        self, limit: int, aging_s: float, needs_loan: Callable[[RequestState], bool] = lambda state: False
+    ) -> None:
         self.limit = limit
         self.aging_s = aging_s
+        self._needs_loan = needs_loan
         self.prompt_tokens = 0
         self._waiting: dict[str, RequestState] = {}
         self._queues: dict[Kind, list[tuple[int, int, str]]] = {}
@@ -64,7 +68,7 @@ class TaskPool:
         self._waiting[state.request_id] = state
         self.prompt_tokens += spec.prompt_tokens
         self.urgent += spec.urgent
-        kind = _kind(state)
+        kind = self._kind(state)
         heapq.heappush(self._queues.setdefault(kind, []), (spec.priority, state.order, state.request_id))
         heapq.heappush(self._ages.setdefault(kind, []), (state.order, state.request_id))
         if spec.deadline_s is not None and not state.admitted:
@@ -109,7 +113,7 @@ class TaskPool:
                 self._out(state.request_id)
                 self._oldest_next = not by_age
             else:
-                refused.add(_kind(state))
+                refused.add(self._kind(state))
         self._forget_gone()
 
     def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[RequestState | None, bool]:
@@ -132,7 +136,7 @@ class TaskPool:
     def _waits(self, entry: tuple[Any, ...], kind: Kind) -> bool:
         """Whether what a queue of this kind says of a request still holds: one that has come back may be of another."""
         state = self._waiting.get(entry[-1])
-        return state is not None and _kind(state) == kind
+        return state is not None and self._kind(state) == kind
 
     def expired(self, now_s: float) -> list[str]:
         """Requests whose deadline has passed before any group had them; they still wait until `remove`."""
@@ -144,6 +148,5 @@ class TaskPool:
                 expired.append(request_id)
         return expired
 
-
-def _kind(state: RequestState) -> Kind:
-    return (state.spec.degree, state.sizes)
+    def _kind(self, state: RequestState) -> Kind:
+        return state.spec.degree, state.sizes, self._needs_loan(state)

@@ -282,8 +282,11 @@ class Shell:
 
     def _needs_lent(self, group: Group) -> bool:
         room = self.controller.settings.capacity.tokens[len(group)]
-        running = [one for one in self.open.values() if one.group == group]
-        return any(max(one.spec.tokens, one.spec.prompt_tokens + one.tokens + 1) > room for one in running)
+        return any(self._needed(one) > room for one in self.open.values() if one.group == group)
+
+    def _needed(self, stream: Stream) -> int:
+        """Tokens that a request needs room for."""
+        return max(stream.spec.tokens, stream.spec.prompt_tokens + stream.tokens + 1)
 
     def _holds(self, group: Group, needed: int = 0) -> int:
         """What a request may have in a group that needs so many tokens; its engines have the weights for it."""
@@ -297,12 +300,13 @@ class Shell:
     def _dispatch(self, command: Dispatch) -> None:
         stream, group = self.open[command.request_id], command.group
         spec = stream.spec
-        holds = self._holds(group, max(spec.tokens, spec.prompt_tokens + stream.tokens + 1))
+        holds = self._holds(group, self._needed(stream))
         assert stream.group is None, "dispatched twice"
         assert group == aligned_group(group[0], len(group))
         goes_on_there = command.migrated_from is not None and command.migrated_from.group == group
         assert group in self.layout.groups or spec.degree == len(group) or goes_on_there
         assert spec.degree in (None, len(group))
+        assert goes_on_there or not self._keeps_narrow_waiting(command.request_id, group)
         assert spec.tokens <= holds
         assert command.output_tokens == stream.tokens
         most = holds - spec.prompt_tokens
@@ -326,6 +330,18 @@ class Shell:
         stream.group, stream.had_group = group, True
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.dispatched.append((command.request_id, group))
+
+    def _keeps_narrow_waiting(self, request_id: str, group: Group) -> bool:
+        """Whether engines of a narrower group have to become idle for a request that waits and goes before this one."""
+        capacity = self.controller.settings.capacity
+        widest = [one for one in self.layout.groups if len(one) == max(capacity.tokens) and group[0] in one]
+        if group in widest or not widest or not capacity.lent_tokens:
+            return False
+        names, priority = list(self.open), self.open[request_id].spec.priority
+        return any(
+            one.group is None and one.spec.priority <= priority and self._needed(one) > capacity.tokens[len(widest[0])]
+            for one in (self.open[name] for name in names[: names.index(request_id)])
+        )
 
     def _dispatch_prefix(self, command: DispatchPrefix) -> None:
         stream, number = self.open[command.request_id], self._offered(command.offer)

@@ -92,6 +92,69 @@ def test_a_request_of_lower_degree_has_weights_come_back() -> None:
     assert shell.dispatched == [("narrow", (0,))]
 
 
+def test_weights_come_back_whatever_order_goes_out_with_them() -> None:
+    shell = lent()
+    shell.finish("long")
+    shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
+    shell.order(TOGETHER)
+    assert shell.ordered is not None and shell.weights[GROUP] == "fetching"
+
+
+def test_requests_that_need_no_loan_do_not_wait_with_those_that_do() -> None:
+    shell = together()
+    shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
+    shell.arrive("long", LONG)
+    shell.arrive("wide", RequestSpec(250, 300, 50))
+    assert shell.waiting() == ["long"]
+
+
+def test_narrower_requests_after_a_long_one_wait_for_it() -> None:
+    """Those before it go first, and as those that have begun, to their end."""
+    shell = together()
+    narrow = RequestSpec(10, 30, 20, degree=1)
+    shell.arrive("before", narrow)
+    shell.arrive("long", LONG)
+    shell.arrive("after", narrow)
+    shell.arrive("short", SHORT)
+    assert shell.waiting() == ["long", "after"]
+    shell.finish("before")
+    assert shell.weights[GROUP] == "lending"
+    shell.answer_weights(GROUP)
+    assert shell.dispatched == [("long", GROUP)]
+    shell.finish("long")
+    assert shell.weights[GROUP] == "fetching"
+    shell.arrive("longer", LONG)
+    shell.answer_weights(GROUP)
+    assert shell.dispatched[0] == ("after", (0,))
+    assert shell.waiting() == ["longer"]
+
+
+def test_urgent_narrower_requests_wait_for_a_long_one_that_is_overdue() -> None:
+    shell, urgent = together(), RequestSpec(10, 30, 20, degree=1, priority=-1)
+    shell.arrive("first", urgent)
+    shell.arrive("long", LONG)
+    shell.arrive("second", urgent)
+    assert shell.waiting() == ["long"]
+    shell.tick(31)
+    shell.arrive("third", urgent)
+    assert shell.waiting() == ["long", "third"]
+    shell.finish("first", "second")
+    assert shell.weights[GROUP] == "lending"
+
+
+def test_weights_stay_lent_for_a_long_request_before_a_narrower_one() -> None:
+    """It waits for room only, and has the weights called back when its turn comes."""
+    shell = lent()
+    shell.arrive("longer", LONG)
+    shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
+    shell.tick()
+    assert shell.waiting() == ["longer", "narrow"]
+    shell.finish("long")
+    assert shell.open["longer"].group == GROUP
+    shell.tick()
+    assert shell.controller.lending.stages[GROUP] is Stage.CLOSING
+
+
 def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
     """With its KV; a group that has lent its weights for others ends none early, and keeps none from coming back."""
     shell = lent()

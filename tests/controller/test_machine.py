@@ -50,6 +50,15 @@ def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     )
 
 
+@st.composite
+def long_or_narrow(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
+    """Return what a client asks for that needs lent weights or a low degree, at times neither."""
+    tokens = draw(st.integers(most_tokens // 2, most_tokens - 3) | st.integers(2, 40))
+    degree = draw(st.sampled_from([None, 1, 2])) if tokens <= 40 else None
+    priority = draw(st.sampled_from([0, 0, 0, 1, -1]))
+    return RequestSpec(tokens - 1, tokens, draw(st.sampled_from([1, 1, 1000 - tokens])), degree, priority)
+
+
 class Episode(RuleBasedStateMachine):
     """One server from its start to quiescence; the shell checks each command and each state.
 
@@ -61,6 +70,7 @@ class Episode(RuleBasedStateMachine):
     limited = False
     wishes = staticmethod(wishes)
     migrates: frozenset[int] | None = None
+    always_lends = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +103,7 @@ class Episode(RuleBasedStateMachine):
             most_waiting=MOST_WAITING,
             dry_run=dry_run,
             capped=self.limited or self.policy.name != "manual",
-            lends=lends and self.policy.pinned_size is None,
+            lends=self.always_lends or (lends and self.policy.pinned_size is None),
         )
         tokens = chosen.capacity.tokens
         self.shell = Shell(chosen, costs(tuple(tokens), *factors))
@@ -272,11 +282,38 @@ class Shared(Episode):
             self.shell.end_prefix(number)
 
 
+class Lending(Episode):
+    """Long requests that need lent weights beside others that need narrow groups; an operator changes the layout."""
+
+    names = ("manual", "auto")
+    wishes = staticmethod(long_or_narrow)
+    always_lends = True
+
+    @precondition(lambda self: len(self.shell.waiting()) <= MOST_WAITING - 3)
+    @rule(narrow_first=st.booleans())
+    def long_beside_narrow(self, narrow_first: bool) -> None:
+        """A long request comes while a narrower group runs one, and another one for it comes after."""
+        long = RequestSpec(self.most_tokens - 4, self.most_tokens - 3, 1)
+        for spec in [RequestSpec(5, 10, 5, degree=1)] * narrow_first + [long, RequestSpec(5, 10, 5, degree=1)]:
+            self.count += 1
+            self.shell.arrive(f"r{self.count}", spec)
+
+    @precondition(lambda self: self.shell.open)
+    @rule(passed_s=st.floats(0.0, 20.0))
+    def go_on(self, passed_s: float) -> None:
+        """All engines do what they have been told."""
+        if self.shell.ordered is not None:
+            self.shell.acknowledge()
+        for group in self.shell.going():
+            self.shell.answer_weights(group)
+        self.shell.tick(passed_s)
+
+
 TestEveryPolicy = Episode.TestCase
 TestAutomatic = Automatic.TestCase
 TestManual = Manual.TestCase
 TestCrowded = Crowded.TestCase
 TestShared = Shared.TestCase
-TestEveryPolicy.settings = TestAutomatic.settings = TestManual.settings = TestCrowded.settings = TestShared.settings = (
-    hypothesis_settings(max_examples=120, stateful_step_count=40)
-)
+TestLending = Lending.TestCase
+for case in (TestEveryPolicy, TestAutomatic, TestManual, TestCrowded, TestShared, TestLending):
+    case.settings = hypothesis_settings(max_examples=120, stateful_step_count=40)
