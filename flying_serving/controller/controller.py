@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, FetchWeights, Order, Reject
 from flying_serving.controller.lender import Lender
-from flying_serving.controller.lending import Stage
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
@@ -168,12 +167,12 @@ class Controller(Lender):
 
     def weights_lent(self, group: Group, now_s: float, *, complete: bool = True) -> list[Command]:
         """The engines of a group have lent their weights; if not all could, those that did have them back."""
-        self.lending.stages[group] = Stage.LENT if complete else Stage.FETCHING
+        self.lending.end(group, now_s, complete=complete)
         return ([] if complete else [FetchWeights(group)]) + self._go_on(now_s)
 
     def weights_back(self, group: Group, now_s: float) -> list[Command]:
         """The engines of a group have all their weights again."""
-        self.lending.stages[group] = Stage.WHOLE
+        self.lending.end(group, now_s)
         return self._go_on(now_s)
 
     # ---- inside
@@ -183,7 +182,7 @@ class Controller(Lender):
         change = self._changeover
         if change is not None and change.overdue(now_s):
             change.switch.mode = at_once(self.snapshot(self.lanes(), now_s), change.switch.new, self.settings.objective)
-        fetches = self._fetch()
+        fetches = self._fetch(now_s)
         if change is None or not change.ready or not self._has_weights(change.switch.new):
             return fetches + self._dispatch(now_s)
         if not change.is_soft:  # what began while it waited for weights
@@ -200,7 +199,7 @@ class Controller(Lender):
         if held:
             return []
         commands = self._place_waiting(now_s, splits=self._changeover is None)
-        return commands if self._changeover is not None else commands + self._lend()
+        return commands if self._changeover is not None else commands + self._lend(now_s)
 
     def _decide(self, now_s: float) -> list[Command]:
         if self._changeover is not None or self.settings.policy.pinned_size is not None:

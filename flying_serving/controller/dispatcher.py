@@ -70,8 +70,10 @@ class Dispatcher:
         """What a group of each size can do, as far as it was measured."""
         seqs, step_tokens = self.settings.limits.max_num_seqs, self.settings.limits.max_num_batched_tokens
         return {
-            size: LaneFigures(self.steps.cost(size), seqs, tokens, step_tokens, cost_within(self.migrates, size))
-            for size, tokens in self.settings.capacity.tokens.items()
+            size: LaneFigures(
+                self.steps.cost(size), seqs, self.lending.room_of(size, self.loads), step_tokens, migrates
+            )
+            for size, migrates in ((size, cost_within(self.migrates, size)) for size in self._sizes)
             if self.steps.known(size)
         }
 
@@ -89,7 +91,8 @@ class Dispatcher:
         urgent = self.pool.urgent + sum(self.loads[group].urgent for group in self.loads.groups)
         needs = needs_of(begins, urgent, self._sizes, self.settings.engines, self.lending.needs_loan)
         promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
-        return Snapshot(now_s, self.layout, layouts, lanes, loads, work, needs, promised)
+        opens_in_s = self.lending.opens_in_s(now_s)
+        return Snapshot(now_s, self.layout, layouts, lanes, loads, work, needs, promised, opens_in_s)
 
     # ---- where requests run
 

@@ -36,11 +36,56 @@ class WeightLending:
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
         self.awaited: set[Group] = set()
         """Widest groups that a request waits for to lend; who comes after it does not get a narrower one there."""
+        self._began_s: dict[Group, float] = {}
+        self._took_s: dict[Stage, float] = {}
 
     @property
     def lends(self) -> bool:
         """Whether any group ever does."""
         return self._capacity.lent_tokens > self._capacity.tokens[self._widest]
+
+    def begin(self, group: Group, stage: Stage, now_s: float) -> None:
+        """Weights of a group begin to go (LENDING) or to come (FETCHING)."""
+        self.stages[group], self._began_s[group] = stage, now_s
+
+    def end(self, group: Group, now_s: float, *, complete: bool = True) -> None:
+        """They have gone, or are back. If not all engines could let theirs go, all have them back."""
+        stage = self.stages[group]
+        if complete:
+            self._took_s[stage] = now_s - self._began_s[group]
+            self.stages[group] = Stage.LENT if stage is Stage.LENDING else Stage.WHOLE
+        else:
+            self.begin(group, Stage.FETCHING, now_s)
+
+    def opens_in_s(self, now_s: float) -> dict[Group, float]:
+        """By widest groups that lend: seconds until their narrower ones could have their weights, called back now.
+
+        As long as it took the last time, whatever ran beside it. Before the first time as long as it took to lend them,
+        which is less than it takes to have them back, but not nothing.
+        """
+        lend_s = self._took_s.get(Stage.LENDING, 0.0)
+        fetch_s = self._took_s.get(Stage.FETCHING, lend_s)
+        found = {}
+        for group, stage in self.stages.items():
+            gone_s = now_s - self._began_s.get(group, now_s)
+            if stage is Stage.FETCHING:
+                found[group] = max(0.0, fetch_s - gone_s)
+            elif stage is not Stage.WHOLE:
+                found[group] = fetch_s + (max(0.0, lend_s - gone_s) if stage is Stage.LENDING else 0.0)
+        return found
+
+    def room_of(self, size: int, loads: Loads) -> float:
+        """Tokens that a group of a size has for requests that need no loan: the least of all widest groups."""
+        if size < self._widest:
+            return self._capacity.tokens[size]
+        return min(
+            self.holds(group) - self._on_loan(group, loads) if stage is Stage.LENT else self._capacity.tokens[size]
+            for group, stage in self.stages.items()
+        )
+
+    def _on_loan(self, group: Group, loads: Loads) -> float:
+        """Tokens of requests that need the room of its weights."""
+        return sum(one.committed_tokens for one in loads[group].requests.values() if self.needs_loan(one))
 
     def holds(self, group: Group) -> int:
         """Tokens that a group has room for now."""
@@ -55,8 +100,7 @@ class WeightLending:
         """
         if self.stages.get(group) is not Stage.CLOSING:
             return self.holds(group)
-        on_loan = sum(one.committed_tokens for one in loads[group].requests.values() if self.needs_loan(one))
-        return min(self._capacity.lent_tokens, self.holds(group) + on_loan)
+        return min(self._capacity.lent_tokens, self.holds(group) + self._on_loan(group, loads))
 
     def room(self, state: RequestState, group: Group) -> int:
         """Tokens that a request may have in a group: more than a whole group holds only if it needs them now.

@@ -1,13 +1,13 @@
 """Groups that some request cannot do without: for room, or because it is urgent."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from flying_serving.controller.requests import RequestState
 from flying_serving.policy.snapshot import Need
 
 
 def needs_of(
-    begins: Iterable[RequestState],
+    begins: Sequence[RequestState],
     urgent: int,
     sizes: Sequence[int],
     engines: int,
@@ -29,7 +29,8 @@ def needs_of(
     needs = []
     longest = max((one.sizes[0] for one in begins if one.spec.degree is None or needs_loan(one)), default=sizes[0])
     if longest > sizes[0]:
-        needs.append(Need(longest, urgent=False, reason=f"context: a request needs {longest} engines"))
+        reason = f"context: a request needs {longest} engines"
+        needs.append(Need(longest, urgent=False, reason=reason, lends=any(map(needs_loan, begins))))
     if urgent:
         leaving_room = [size for size in sizes if size <= engines // 2]
         size = leaving_room[-1] if engines > 2 and leaving_room else sizes[-1]

@@ -152,7 +152,7 @@ def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
 
 def _return_to(snapshot: Snapshot, layout: Layout, objective: Objective) -> Decision | None:
     """Switch back to single engines when no request needs a group."""
-    if layout == snapshot.layout:
+    if layout == snapshot.layout or layout not in snapshot.layouts:
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False)
     return _decision(snapshot, layout, "no request needs a group", 0.0, considered)

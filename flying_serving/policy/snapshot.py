@@ -39,12 +39,14 @@ class GroupLoad:
 class Need:
     """A group of `least_size` engines or more that some request needs; `reason`: for the log.
 
-    `urgent`: whether the reason is the request's priority; else it is its length.
+    `urgent`: whether the reason is the request's priority; else it is its length. `lends`: the group has to lend its
+    weights for it, so that it waits until narrower groups of its engines have nothing to do.
     """
 
     least_size: int
     urgent: bool
     reason: str
+    lends: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Snapshot:
     `layouts`: every layout that may be chosen. `lanes`: by group size, what a group can do. `loads`: requests by group,
     in the present layout and in older ones that drain. `work`: requests that wait or are expected. `needs`: groups that
     a layout must have. `promised`: request-seconds that recent switches for load were to gain, and have not had the
-    time to.
+    time to. `opens_in_s`: of widest groups that lend their weights, the seconds until narrower ones could have them.
     """
 
     now_s: float
@@ -65,6 +67,11 @@ class Snapshot:
     work: Work
     needs: Sequence[Need] = ()
     promised: float = 0.0
+    opens_in_s: Mapping[Group, float] = field(default_factory=dict)
+
+    def closed_s(self, layout: Layout) -> float:
+        """Seconds until all groups of a layout could have their weights."""
+        return max((time_s for group, time_s in self.opens_in_s.items() if group not in layout.groups), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ class _Case:
         stretch = 1 + self.used * step_s / max(step_s, slice_s)
         woven_s = blocked_s + stretch * self.last_s
         interference = Interference(blocked_s, woven_s, slice_s, overlap, synced, held_tokens=self.tokens)
-        return stretch * self.streaming_s + self.with_old(interference)
+        loan_s = woven_s * any(need.lends for need in self.snapshot.needs)
+        return stretch * self.streaming_s + self.with_old(interference) + loan_s
 
     def hard(self) -> float:
         """Old requests pause while there is new work: for long if it arrives nearly as fast as it can be done."""
@@ -133,7 +134,7 @@ class _Case:
         Until then a step of the new layout counts as longer by `slower`, so that it has the present one's capacity.
         """
         lanes, work = self.snapshot.lanes, self.snapshot.work
-        slower = capacity(self.layout, lanes, work) / capacity(self.snapshot.layout, lanes, work) - 1
+        slower = _slower(self.snapshot, self.layout)
         step_s = self.ahead.tpot_s * (1 + slower)
         until_s = max(
             lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * step_s
@@ -175,6 +176,25 @@ class _Case:
                 migrating_s[aligned_group(one.group[0], size)] += pairs * cost.fixed_s + cost.token_s * tokens
         again_s = lanes[self.size].prompts_s(again_tokens, self.requests) / self.groups
         return max(migrating_s.values(), default=0.0) + again_s
+
+
+def _slower(snapshot: Snapshot, layout: Layout) -> float:
+    """By what share of a step of `layout` each has to be longer for it to have the present layout's capacity."""
+    lanes, work = snapshot.lanes, snapshot.work
+    return capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
+
+
+def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: float) -> float:
+    """Request-seconds of waiting for weights that are lent, during which the present layout stays.
+
+    Until they are back a step of the new layout counts as longer, so that it has the present one's capacity. `there`:
+    what `evaluate` says of `layout`.
+    """
+    closed_s = snapshot.closed_s(layout)
+    if closed_s <= 0.0:
+        return 0.0
+    until = Interference(woven_s=closed_s, overlap=max(0.0, _slower(snapshot, layout)))
+    return max(0.0, evaluate(layout, snapshot.lanes, snapshot.work, objective, until) - there)
 
 
 @dataclass(frozen=True)
@@ -220,13 +240,14 @@ def costs(
     `there`: what `evaluate` says of `layout`, if that is known and no request is urgent.
     """
     leave = leaving(snapshot, layout)
-    if not leave:
-        return {"weave": 0.0}
     if urgent:
         objective = replace(objective, urgency=URGENCY)
-    case = _Case.of(snapshot, layout, leave, objective)
     if there is None or urgent:
         there = evaluate(layout, snapshot.lanes, snapshot.work, objective)
+    closed = _closed(snapshot, layout, objective, there)
+    if not leave:
+        return {"weave": closed}
+    case = _Case.of(snapshot, layout, leave, objective)
     modes = {"weave": case.weave(), "migrate": max(case.migrate(), there + case.pause_s() * case.in_flight)}
     # the floor of `migrate`: all requests in flight stand still for the pause, whatever the fluid model gains later
     if urgent or not case.stragglers:  # until those have ended it is better to stay than to do nothing
@@ -238,7 +259,7 @@ def costs(
     result = {mode: max(0.0, total - there) for mode, total in modes.items()}
     if case.size > 1 and _has_idle_member(snapshot, layout):
         result["soft"] = _soft(snapshot, case.size, case.last_s, objective.urgency)
-    return result
+    return {mode: cost + closed for mode, cost in result.items()}
 
 
 def at_once(snapshot: Snapshot, layout: Layout, objective: Objective) -> str:

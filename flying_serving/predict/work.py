@@ -22,7 +22,7 @@ class LaneFigures:
 
     cost: StepCost
     max_num_seqs: int
-    kv_tokens: int
+    kv_tokens: float
     max_num_batched_tokens: int
     migration: MigrationCost | None = None
 

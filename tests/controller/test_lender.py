@@ -176,6 +176,46 @@ def test_engines_that_could_not_lend_have_weights_come_back() -> None:
     assert shell.weights[GROUP] == "lending"
 
 
+def test_the_time_until_narrow_groups_open_is_what_it_took_before() -> None:
+    shell = together()
+
+    def opens_in_s() -> float:
+        shot = shell.controller.snapshot(shell.controller.lanes(), shell.now_s)
+        assert shot.closed_s(TOGETHER) == 0
+        return round(shot.closed_s(APART), 3)
+
+    shell.arrive("long", LONG)
+    shell.tick(0.5)
+    shell.answer_weights(GROUP)
+    assert opens_in_s() == 0.5  # as lending took, before it is known
+    shell.finish("long")
+    shell.order(APART)
+    shell.tick(2.0)
+    shell.answer_weights(GROUP)
+    assert opens_in_s() == 0
+    shell.acknowledge()
+    shell.order(TOGETHER)
+    shell.acknowledge()
+    shell.arrive("longer", LONG)
+    shell.tick(0.2)
+    assert opens_in_s() == 2.3
+    shell.tick(0.3)
+    shell.answer_weights(GROUP)
+    assert opens_in_s() == 2.0
+    shell.finish("longer")
+    shell.order(APART)
+    shell.tick(1.5)
+    assert opens_in_s() == 0.5
+
+
+def test_what_a_lending_group_has_room_for_is_what_long_requests_leave() -> None:
+    shell = lent()
+    assert shell.controller.lanes()[4].kv_tokens == 700 - LONG.tokens
+    shell.finish("long")
+    assert shell.controller.lanes()[4].kv_tokens == 700
+    assert shell.controller.lanes()[1].kv_tokens == 100
+
+
 def test_auto_keeps_a_group_with_requests_that_need_the_room() -> None:
     """Whatever else waits: no other layout could go on with them."""
     shell = Shell(settings("auto", 4, lends=True))

@@ -271,6 +271,19 @@ def test_a_burst_is_answered_within_two_steps(count: int) -> None:
     assert first.decided_s + first.cutover_ms / 1e3 - 10.0 < 2 * longest_s
 
 
+def test_a_switch_is_made_only_if_weights_are_back_in_time() -> None:
+    """What narrower groups gain has to outweigh the time until they open."""
+    busy = snapshot(WIDE, BUSY, {(0, 1, 2, 3): load(8)}, migrations={4: MigrationCost(0.002, 1e-6)})
+    assert decide("auto", replace(busy, opens_in_s={(0, 1, 2, 3): 0.1})) is not None
+    assert decide("auto", replace(busy, opens_in_s={(0, 1, 2, 3): 60.0})) is None
+
+
+def test_no_group_is_given_up_whose_loan_is_in_use() -> None:
+    shot = snapshot(WIDE, loads={(0, 1, 2, 3): load(1)})
+    for policy in ("auto", "context", "priority"):
+        assert decide(policy, replace(shot, layouts=[WIDE])) is None
+
+
 def test_a_lone_request_is_not_taken_out_of_its_group() -> None:
     """However long it is, and however soon its own arrival seems to say that the next one comes."""
     work = replace(BUSY, rate=0.5, prompt_tokens=15_000.0, waiting=0.0, running=1.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
+from flying_serving.policy.snapshot import LATER, GroupLoad, Need, Snapshot
 from flying_serving.policy.switching import _Case, costs, leaving, stragglers_of
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
@@ -78,6 +78,25 @@ def test_nobody_is_in_the_way_of_an_idle_server() -> None:
     shot = snapshot(mixed, BUSY, {(2,): load(10)})
     assert leaving(shot, Layout.uniform(4, 1)) == {}
     assert set(leaving(shot, Layout.uniform(4, 2))) == {(2,)}
+
+
+def test_a_switch_waits_for_weights_that_are_lent() -> None:
+    """For as long as they take; a layout with the group that lends them does not."""
+    shot = snapshot(WIDE, BUSY, {(0, 1): load(8)}, migrations={2: QUICK})
+    at = [costs(replace(shot, opens_in_s={(0, 1): time_s}), NARROW, OBJECTIVE, urgent=False) for time_s in (0, 1, 8)]
+    assert at[0] == costs(shot, NARROW, OBJECTIVE, urgent=False)
+    assert all(at[0][mode] < at[1][mode] < at[2][mode] for mode in at[0])
+    apart = replace(snapshot(NARROW, BUSY, {(0,): load(8)}), opens_in_s={(0, 1): 8.0})
+    assert costs(apart, WIDE, OBJECTIVE, urgent=False) == costs(
+        replace(apart, opens_in_s={}), WIDE, OBJECTIVE, urgent=False
+    )
+
+
+def test_old_requests_keep_one_that_needs_a_loan_waiting() -> None:
+    old = snapshot(NARROW, QUIET, {(0,): load(4)}, [Need(2, urgent=False, reason="")])
+    lends = replace(old, needs=[replace(old.needs[0], lends=True)])
+    woven = [costs(shot, WIDE, OBJECTIVE, urgent=False)["weave"] for shot in (old, lends)]
+    assert woven[1] > woven[0]
 
 
 def test_an_idle_member_makes_a_soft_switch_possible() -> None:
