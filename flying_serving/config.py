@@ -17,6 +17,8 @@ MAX_ENGINES = 8
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
 MIGRATING_MODES = ("soft", "migrate")
 """With these some requests migrate when all engines have answered."""
+LOAN_SHARE = 0.05
+"""Of an engine's time, for pieces of weights that go or come while requests run."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"]
 
 

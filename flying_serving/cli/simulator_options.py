@@ -36,6 +36,7 @@ class SimulatorOptions(BaseModel):
     tbt_slo_ms: float | None = Field(
         default=None, gt=0, le=3_600_000, description="Longest time between two tokens, as that of `serve`."
     )
+    lend_weights: bool = Field(default=False, description="As that of `serve`; for systems that change their layout.")
     out: Path | None = Field(default=None, description="Directory for the same files as those of `bench --compare`.")
     slo: SloOption = None
     as_json: AsJson = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from flying_serving.config import LOAN_SHARE
 from flying_serving.engine.group import Member
 from flying_serving.engine.lane import Lanes
 from flying_serving.errors import IntegrityError
@@ -16,8 +17,6 @@ from flying_serving.memory.peers import KVBlocks
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker import lent
 
-SHARE = 0.05
-"""Of an engine's time, for pieces of weights while requests run."""
 RETRY_S = 0.005
 """How often it is looked whether blocks have become free."""
 
@@ -106,7 +105,7 @@ class Residency:
             return
         done = self._work(now_s)
         took_s = clock() - now_s
-        self._next_s = now_s + took_s + (took_s * (1 - SHARE) / SHARE if self._lanes.active() else 0.0)
+        self._next_s = now_s + took_s + (took_s * (1 - LOAN_SHARE) / LOAN_SHARE if self._lanes.active() else 0.0)
         if done:
             answer, self._answer, self._next_s = self._answer, None, 0.0
             answer.set_result(self.ledger.blocks)

@@ -17,6 +17,7 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.sim.decoding import DecodeBatch
 from flying_serving.sim.engines import Collective, SimEngine, SimOrder
 from flying_serving.sim.lanes import Finished, SimLane
+from flying_serving.sim.loans import Loan
 from flying_serving.sim.requests import BlockPool, GroupBlocks, SimRequest, SimStep
 from flying_serving.wire import CalibrationRow, StepRow
 
@@ -33,7 +34,7 @@ class Options:
 
     Args:
         max_num_seqs, max_num_batched_tokens: per engine or group, as in vLLM.
-        horizon_s, weave_steps, max_pause_s: as in the server's settings.
+        horizon_s, weave_steps, max_pause_s, lend_weights: as in the server's settings.
         slo_s: targets of TTFT and TPOT that the policy decides by.
         message_s: between the API server and an engine, one way.
         keep_times: whether the time of each token is kept.
@@ -49,14 +50,13 @@ class Options:
     message_s: float = 0.0005
     keep_times: bool = True
     tbt_slo_s: float = math.inf
+    lend_weights: bool = False
 
     def __post_init__(self) -> None:
         """As in vLLM, every running request gets a token from each step."""
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens}: "
-                f"must be at least max_num_seqs={self.max_num_seqs}"
-            )
+            least = f"must be at least max_num_seqs={self.max_num_seqs}"
+            raise ConfigError(f"max_num_batched_tokens={self.max_num_batched_tokens}: {least}")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class ClusterShape:
         recomputes: a hard switch throws KV away, so that paused requests are computed again.
         switch_s: how long an engine does nothing when its group changes.
         migrations: cost of KV migration by the size of the group that pulls; without, KV does not migrate.
+        loan: weights that engines of the widest group may lend.
     """
 
     engines: int
@@ -82,6 +83,7 @@ class ClusterShape:
     recomputes: bool = False
     switch_s: float = 0.0
     migrations: Mapping[int, MigrationCost] = field(default_factory=dict)
+    loan: Loan | None = None
 
 
 class Clock:
@@ -157,7 +159,7 @@ class Cluster:
     def add(self, group: Group, request: SimRequest) -> None:
         """A request reaches the leader of a group, with the KV of its `computed_tokens`."""
         self.lanes[group].add(request)
-        self._kick(self.engines[group[0]])
+        self.kick(self.engines[group[0]])
 
     def remove(self, request: SimRequest) -> None:
         """Take a request from its group, if it has one."""
@@ -178,21 +180,21 @@ class Cluster:
     def order(self, engine: int, order: SimOrder) -> None:
         """An order reaches an engine; it takes effect at its next step boundary."""
         self.engines[engine].orders.append(order)
-        self._kick(self.engines[engine])
+        self.kick(self.engines[engine])
 
     def announce_migrations(self) -> None:
         """Engines hear which requests migrate: whatever else there is may go on."""
         for engine in self.engines:
             if engine.awaits_announcement:
                 engine.awaits_announcement = False
-                self._kick(engine)
+                self.kick(engine)
 
     def _free(self, engines: Sequence[SimEngine]) -> None:
         """Engines have nothing more to do than what they choose now."""
         for engine in engines:
             engine.busy = False
         for engine in engines:
-            self._kick(engine)
+            self.kick(engine)
 
     def _carry_out(self, engine: SimEngine, order: SimOrder) -> bool:
         """Carry out an order; whether this engine's group changes."""
@@ -206,7 +208,7 @@ class Cluster:
         order.done(now_s)
         return changes
 
-    def _kick(self, engine: SimEngine) -> None:
+    def kick(self, engine: SimEngine) -> None:
         """Let an engine that is free choose what to do."""
         if engine.busy:
             return
@@ -217,6 +219,10 @@ class Cluster:
                 engine.busy = True
                 self.clock.after(self.shape.switch_s, self._free, [engine])
                 return
+        if engine.weights is not None and (piece_s := engine.weights.advance(self.clock.now_s)):
+            engine.busy = True
+            self.clock.after(piece_s, self._free, [engine])
+            return
         starved: tuple[int, ...] = ()
         while isinstance(choice := engine.choose(self.clock.now_s, starved), StepLane):
             if self._begin(engine, choice.size):
@@ -230,13 +236,13 @@ class Cluster:
     def _wake(self, engine: SimEngine, time_s: float) -> None:
         if not self.clock.now_s < engine.wakes_at_s <= time_s:
             engine.wakes_at_s = time_s
-            self.clock.at(time_s, self._kick, engine)
+            self.clock.at(time_s, self.kick, engine)
 
     def _wake_starved(self) -> None:
         """Blocks are free: lanes that lacked some, perhaps on engines that do not lead them, may go on."""
         starved, self._starved = self._starved, {}
         for group in starved:
-            self._kick(self.engines[group[0]])
+            self.kick(self.engines[group[0]])
 
     def _begin(self, engine: SimEngine, size: int) -> bool:
         """Begin a step of a lane that an engine leads; False if the lane lacks blocks."""
@@ -259,7 +265,7 @@ class Cluster:
         for member in members:
             member.inbox.append(collective)
         for member in members:
-            self._kick(member)
+            self.kick(member)
 
     def _enter(self, engine: SimEngine, collective: Collective) -> None:
         engine.busy, engine.entered_s = True, self.clock.now_s
@@ -289,6 +295,6 @@ class Cluster:
         if finished.first or finished.ended:
             self._on_tokens(finished)
         for engine in engines:
-            self._kick(engine)
+            self.kick(engine)
         if self._starved:
             self._wake_starved()

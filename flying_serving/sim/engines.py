@@ -8,6 +8,7 @@ from functools import cache
 
 from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.sim.lanes import SimLane
+from flying_serving.sim.loans import SimWeights
 
 SERVE = ServeMessage()
 step_of = cache(StepLane)
@@ -44,6 +45,7 @@ class SimEngine:
         outstanding: sizes of the lanes whose step is ordered and not over.
         awaits_announcement: requests of its old group may migrate, so it begins no step before it hears which.
         entered_s: when it began its step or entered its collective.
+        weights: that go and come back, if it may lend any.
     """
 
     arbiter: LaneArbiter
@@ -54,6 +56,7 @@ class SimEngine:
     busy: bool = False
     awaits_announcement: bool = False
     entered_s: float = 0.0
+    weights: SimWeights | None = None
     wakes_at_s: float = -math.inf
 
     def active_lanes(self) -> int:

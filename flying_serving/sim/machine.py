@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,11 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.sim.cost import Execution, LaneCost
 from flying_serving.sim.hardware import RANKS, Devices, problems
+from flying_serving.sim.loans import Loan
 from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, Lent, kv_pool_bytes, lent_bytes
 from flying_serving.sim.models import Model
 from flying_serving.sim.requests import SimStep
+from flying_serving.sim.transformation import Transformation
 
 BLOCK_TOKENS = 16
 """vLLM's default on CUDA."""
@@ -107,6 +110,19 @@ class Modelled:
     def lent_blocks(self, devices: int, size: int, lent: Lent) -> int:
         """Blocks that an engine of `devices` has more in a group of `size` engines with weights lent."""
         return int(lent_bytes(self.model, devices, devices * size, lent) / self._block_bytes(devices))
+
+    def loan(self, devices: int, size: int) -> Loan:
+        """What engines of `devices` lend in a group of `size` engines: all that is divided, a layer's part at a time.
+
+        Modelled, not measured: a piece comes back from the devices that kept it.
+        """
+        way = Transformation(self.model, self.kind.hardware, devices, devices * size)
+        pieces, kept = (self.model.pieces(degree) for degree in (devices, devices * size))
+        sizes = [whole.size_bytes - part.size_bytes for whole, part in zip(pieces, kept, strict=True)]
+        room = [int(total / self._block_bytes(devices)) for total in accumulate(sizes, initial=0.0)]
+        lend_s = [way.piece_s(piece, 0.0) for piece in pieces]
+        fetch_s = [way.piece_s(piece, size_bytes) for piece, size_bytes in zip(pieces, sizes, strict=True)]
+        return Loan(tuple(room), tuple(lend_s), tuple(fetch_s))
 
     def _pool_bytes(self, resident: int) -> float:
         return kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization, self.activations)

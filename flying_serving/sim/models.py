@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flying_serving.errors import ConfigError
 
 ACTIVATION_BYTES = 2
 """Bytes of one activation or KV value: bfloat16."""
+
+
+class Piece(NamedTuple):
+    """Weights that are lent at once: their bytes on a device, and how many tensors they are."""
+
+    size_bytes: float
+    tensors: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,14 @@ class Model:
         whole = ACTIVATION_BYTES * (2 * self.hidden + self.hidden * self.experts)
         layers = self.layers * (self.linear_bytes * attention + whole) + self.mlp_bytes(degree)
         return layers + self.embedding_bytes * self.embedding_params / degree
+
+    def pieces(self, degree: int) -> list[Piece]:
+        """What is divided of the weights, on each device, in the order in which it is lent: MLPs first."""
+        whole = self.linear_bytes * 2 * self.hidden * self.head_dim
+        mlp = Piece(self.mlp_bytes(degree) / self.layers, 3 * max(1, self.experts))
+        attention = Piece(whole * (self.heads / degree + self.kv_heads_per_device(degree)), 4)
+        vocabulary = Piece(self.embedding_bytes * self.embedding_params / degree, 1 if self.tied_embeddings else 2)
+        return [mlp] * self.layers + [attention] * self.layers + [vocabulary]
 
     def mlp_bytes(self, degree: int) -> float:
         """Bytes of feed-forward weights on each device, of the experts if there are any."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from flying_serving.controller.commands import Command, Dispatch, Order, Recall, Reject
+from flying_serving.controller.commands import Command, Dispatch, FetchWeights, LendWeights, Order, Recall, Reject
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestSpec
@@ -21,6 +21,7 @@ from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
 from flying_serving.sim.engines import SimOrder
 from flying_serving.sim.instances import Transforming, Transforms
 from flying_serving.sim.lanes import Finished, SimLane
+from flying_serving.sim.lending import WeightOrders
 from flying_serving.sim.migrations import KVMigrations
 from flying_serving.sim.requests import SimRequest, SimStep
 from flying_serving.sim.splits import Splits, Splitting
@@ -51,12 +52,13 @@ class LayoutChange(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the requests of a node, and its layouts and switches."""
+    """What became of the requests of a node, its layouts and switches, and when weights began to be lent."""
 
     ended: list[SimRequest] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     layouts: list[LayoutChange] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
+    loans: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class SimNode:
         if shape.options.tbt_slo_s < math.inf:
             self.cluster.limit_batches([step.to_row() for step in system.calibration])
         self._migrations = KVMigrations(self.cluster, self._deliver)
+        self._weights = None if shape.loan is None else WeightOrders(self.cluster, shape.loan)
         self.splits = None if system.splitting is None else self._splits(system.splitting)
         self.transforms = None if system.transforming is None else self._transforms(system.transforming)
         self._sends = self.splits or self.transforms
@@ -237,6 +240,15 @@ class SimNode:
                     self._close(request_id, f"waited {waited_s:.1f} s")
                 case Order(switch, weave_steps):
                     self._send_order(switch, weave_steps)
+                case LendWeights(group) if self._weights is not None:
+                    self.outcome.loans.append(self.clock.now_s)
+                    self._weights.lend(group, partial(self._weights_over, self.controller.weights_lent, group))
+                case FetchWeights(group) if self._weights is not None:
+                    self._weights.fetch(group, partial(self._weights_over, self.controller.weights_back, group))
+
+    def _weights_over(self, tell: Callable[[Group, float], list[Command]], group: Group) -> None:
+        """All engines of a group have lent their weights, or have them back."""
+        self._carry_out(tell(group, self.clock.now_s))
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
         """A request has come to a group, unless it was dispatched elsewhere meanwhile."""

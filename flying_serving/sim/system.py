@@ -10,7 +10,7 @@ from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Objective
 from flying_serving.sim.cluster import ClusterShape, Options
 from flying_serving.sim.cost import Execution
-from flying_serving.sim.machine import DegreeTime, Engine, Machine
+from flying_serving.sim.machine import DegreeTime, Engine, Machine, Modelled
 from flying_serving.sim.node import System
 from flying_serving.sim.requests import Chunk, SimStep
 from flying_serving.worker.probes import ENOUGH_S, probes
@@ -39,9 +39,25 @@ def flying(
     system = system_of(machine, policy, options, machine.engine(devices, sizes, devices), times)
     if recomputes:
         return replace(system, shape=replace(system.shape, recomputes=True))
+    if options.lend_weights:
+        system = _lending(system, machine)
     costs = {size: machine.migration(size * devices) for size in sizes if size > 1}
     known = {size: cost for size, cost in costs.items() if cost is not None}
     return replace(system, shape=replace(system.shape, migrations=known))
+
+
+def _lending(system: System, machine: Machine) -> System:
+    """The same whose widest group lends its weights. Raises ConfigError if it cannot."""
+    settings, capacity = system.settings, system.settings.capacity
+    widest = max(capacity.tokens)
+    if not isinstance(machine, Modelled):
+        raise ConfigError("--lend-weights: what it takes is modelled for packaged devices only")
+    if widest < settings.engines or widest == 1:
+        raise ConfigError(f"--lend-weights: needs a group of all {settings.engines} engines, of two or more")
+    loan = machine.loan(capacity.devices, widest)
+    lent_tokens = capacity.tokens[widest] + loan.blocks * system.shape.block_tokens[widest]
+    settings = replace(settings, capacity=replace(capacity, lent_tokens=lent_tokens))
+    return replace(system, settings=settings, shape=replace(system.shape, loan=loan))
 
 
 def static(

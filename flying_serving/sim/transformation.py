@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flying_serving.sim.hardware import Hardware
 from flying_serving.sim.memory import Lent, lent_bytes
-from flying_serving.sim.models import Model
+from flying_serving.sim.models import Model, Piece
 
 REMAP_S = 34e-6 + 2e-6 + 38e-6
 """cuMemUnmap, cuMemMap and cuMemSetAccess of one physical allocation: vAttention (arXiv 2405.04437), table 3."""
@@ -105,6 +105,11 @@ class Transformation:
         """Weights return: memory changes hands again, and the bytes are read from the devices that kept them."""
         received = lent_bytes(self.model, self.engine, self.degree, lent)
         return self.lend() + Work(rounds=self.model.layers, received_bytes=received)
+
+    def piece_s(self, piece: Piece, received_bytes: float) -> float:
+        """Seconds in which a piece of weights goes, or comes back with bytes from the devices that kept them."""
+        remaps = piece.tensors * (self.degree / self.engine - 1)
+        return self.apart_s(Work(remaps, rounds=bool(received_bytes), received_bytes=received_bytes))
 
     def through_host(self, tokens: float, degree: int) -> Work:
         """Seesaw: KV goes to host memory and back in another form; weights of the new `degree` are read from there."""

@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from flying_serving.config import LOAN_SHARE
 from flying_serving.engine.lane import Lane, Lanes
-from flying_serving.engine.residency import RETRY_S, SHARE, Residency
+from flying_serving.engine.residency import RETRY_S, Residency
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import KVBlocks
@@ -261,7 +262,7 @@ def test_running_requests_have_most_of_the_time() -> None:
     engines.step()
     engines.step()
     residency.advance(began_s + 1.0, lambda: began_s + 2.0)
-    assert residency.retry_in_s(began_s + 2.0) == pytest.approx((1 - SHARE) / SHARE)
+    assert residency.retry_in_s(began_s + 2.0) == pytest.approx((1 - LOAN_SHARE) / LOAN_SHARE)
     residency.advance(began_s + 3.0, lambda: began_s + 4.0)
     assert engines.devices[0].gone == 2
 

@@ -33,6 +33,11 @@ def shape_of(
 
 def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> SimNode:
     """A node with the sizes 1, 2, ... that the policy uses."""
+    return SimNode(system_of(policy, engines, blocks, **other), Clock())
+
+
+def system_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> System:
+    """What such nodes are made of."""
     chosen = POLICIES[policy]
     every = [size for size in (1, 2, 4, 8) if size <= engines]
     sizes = every if chosen.pinned_size is None else [chosen.pinned_size(every)]
@@ -45,7 +50,7 @@ def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> S
     ]
     settings = Settings(engines, capacity, chosen, limits, Objective(10.0))
     shape = shape_of(engines, sizes, blocks, **other)
-    return SimNode(System(policy, settings, shape, step_time, measured), Clock())
+    return System(policy, settings, shape, step_time, measured)
 
 
 def run(node: SimNode, requests: Iterable[Request]) -> SimNode:
