@@ -84,12 +84,22 @@ class EngineReport(msgspec.Struct, frozen=True):
     migrations: MigrationCounts
 
 
+class EngineMemory(msgspec.Struct, frozen=True):
+    """What weights and KV cache take on each device of an engine.
+
+    `kv_bytes`: without any lent weights. `lent_bytes`: of the weights, where there are extra KV blocks now.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    lent_bytes: int = 0
+
+
 class EngineFigures(msgspec.Struct, frozen=True):
-    """An engine in `/metrics`: figures that only it knows, by group size.
+    """An engine in `/metrics` and the live view: figures that only it knows, by group size.
 
     `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads. `lent_blocks`: to
     its groups. `steps`: rows of histograms (`Histogram.row`). `prefix_cache`: tokens (looked up, found).
-    `lent_weight_bytes`: that each device is without.
     """
 
     hard: bool
@@ -98,7 +108,7 @@ class EngineFigures(msgspec.Struct, frozen=True):
     steps: dict[int, list[float]]
     prefix_cache: dict[int, tuple[int, int]]
     migrations: MigrationCounts
-    lent_weight_bytes: int = 0
+    memory: EngineMemory
 
 
 ANSWERS: dict[str, Any] = {

@@ -28,7 +28,7 @@ from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.limits import limit_prompts
 from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
-from flying_serving.wire import CalibrationRow
+from flying_serving.wire import CalibrationRow, EngineMemory
 from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 
@@ -81,7 +81,8 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     if deployment.flying.lend_weights and deployment.lanes:
         loop.residency = _residency(core, own, loop)
         announce_blocks(run_dir, engine, loop.residency.blocks)
-    return loop, EngineUtilities(loop, steps, block_bytes, steps_at_start, migrations)
+    memory = EngineMemory(core.call_workers(WorkerLanes.get_weight_bytes), own.total * block_bytes)
+    return loop, EngineUtilities(loop, steps, block_bytes, memory, steps_at_start, migrations)
 
 
 def _residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:

@@ -4,19 +4,33 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.engine.loop import EngineLoop
 from flying_serving.engine.steps import StepLog
-from flying_serving.wire import CalibrationRow, EngineFigures, EngineReport, MigrationRow, SwitchAnswer, encode
+from flying_serving.wire import (
+    CalibrationRow,
+    EngineFigures,
+    EngineMemory,
+    EngineReport,
+    MigrationRow,
+    SwitchAnswer,
+    encode,
+)
 
 
 @dataclass(frozen=True)
 class EngineUtilities:
-    """Answers of one engine, also from what its workers measured at start: steps of all lanes, and copies of KV."""
+    """Answers of one engine, also from what its workers measured at start: steps of all lanes, and copies of KV.
+
+    `memory`: as it was then.
+    """
 
     loop: EngineLoop
     steps: StepLog
     block_bytes: int
+    memory: EngineMemory
     calibration: list[CalibrationRow]
     migration_costs: list[MigrationRow]
 
@@ -46,13 +60,13 @@ class EngineUtilities:
         return encode(EngineReport(engine=self.loop.engine, steps=steps, migrations=migrations, **status))
 
     def flying_metrics(self) -> Any:
-        """What only this engine knows of itself, for `/metrics`: an `EngineFigures`."""
+        """What only this engine knows of itself, for `/metrics` and the live view: an `EngineFigures`."""
         steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
         report, hard = self.loop.instruments.report, self.loop.arbiter.hard
         kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
         residency = self.loop.residency
         lent_bytes = 0 if residency is None else residency.ledger.lent_bytes
-        return encode(EngineFigures(hard, report.counts(), *kv, lent_bytes))
+        return encode(EngineFigures(hard, report.counts(), *kv, replace(self.memory, lent_bytes=lent_bytes)))
 
     def flying_check(self) -> bool:
         """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what does not add up."""

@@ -30,6 +30,7 @@ from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
+from flying_serving.server.asking import LastFigures
 from flying_serving.server.calls import EngineCalls, refusal, retrieved
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.orders import LayoutOrders
@@ -55,6 +56,7 @@ class Shell:
         self.streams = Streams(settings.capacity, model_config.max_model_len)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
+        self.figures = LastFigures(calls)
 
     # ---- requests
 

@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 
 from flying_serving.observe.view import page
 from flying_serving.observe.view.rolling import Rolling
-from flying_serving.server.figures.state import state
+from flying_serving.server.figures.state import state, to_ask
 from flying_serving.server.routes import authorise, shell_of
 from flying_serving.vllm_adapter.stats import roll
 
@@ -31,9 +31,11 @@ async def view(request: Request) -> JSONResponse:
     if not hasattr(shared, "flying_rolling"):
         shared.flying_rolling = Rolling(deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
+    shell.figures.ask(to_ask(shell.controller, shell.figures.known))  # the next look has what they answer
     found = state(
         shell.controller,
         shared.flying_rolling,
+        shell.figures.known,
         time.monotonic(),
         started=shared.flying_started,
         model=shell.model_config.served_model_name,

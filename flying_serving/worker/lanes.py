@@ -58,6 +58,7 @@ class WorkerLanes:
         self.communicators = communicators
         self.widest = deployment.widest
         config = lane1.config
+        self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
         self.kv_heads = config.model_config.get_total_num_kv_heads()
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
@@ -189,6 +190,10 @@ class WorkerLanes:
     def get_calibration(self) -> list[CalibrationRow]:
         """What `calibrate` has measured."""
         return self.calibration
+
+    def get_weight_bytes(self) -> int:
+        """Of the model's weights on this device, which all lanes share."""
+        return self.weight_bytes
 
     def scheduler_config(self, size: int) -> tuple[VllmConfig, KVCacheConfig]:
         """`WorkerLane.scheduler_config` of the lane for groups of `size`."""

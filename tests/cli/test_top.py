@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flying_serving.cli import top as command
 from flying_serving.cli.admin import app
-from flying_serving.observe.view.terminal import duration, top
+from flying_serving.observe.view.terminal import duration, room, top
 from tests.server.figures.states import look, switched
 
 
@@ -40,6 +40,16 @@ def test_everything_is_shown(shown: dict[str, Any]) -> None:
     assert "ordered by an operator" in text and "2.00 ms" in text and "under way" in text
 
 
+def test_lent_weights_are_shown_where_there_are_any(shown: dict[str, Any]) -> None:
+    """In the box of their group, once each of its engines may have said so."""
+    assert "lent" not in drawn(shown)
+    for engine, lent_bytes in enumerate((7 << 19, 0)):
+        memory = {"weight_bytes": 9 << 20, "kv_bytes": 1 << 20, "lent_bytes": lent_bytes}
+        shown["engines"][engine]["memory"] = memory
+    text = drawn(shown)
+    assert "3.5 MiB lent" in text and "0 B lent" in text and text.count("lent") == 2
+
+
 def test_a_split_request_is_one_bar_of_two_groups(shown: dict[str, Any]) -> None:
     """As long as all of it; there is no line about splits before the first one."""
     assert "shared" not in drawn(shown)
@@ -47,6 +57,21 @@ def test_a_split_request_is_one_bar_of_two_groups(shown: dict[str, Any]) -> None
     text = drawn(shown | {"splits": {"now": 1, "begun": 7, "undone": 0, "shown": [split]}})
     assert "1 requests are shared by two groups, 7 so far" in text
     assert f"engines 0, 1: 600 tokens {'━' * 24} engine 3: 200" in text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1020 B"),
+        (1024, "1 KiB"),
+        (1010 << 20, "1010 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_bytes_have_three_digits_and_the_largest_unit(size_bytes: int, text: str) -> None:
+    assert room(size_bytes) == text
 
 
 @pytest.mark.parametrize("width", [40, 80, 300])

@@ -24,6 +24,7 @@ from flying_serving.migration.source import RETAIN_S
 from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
+from flying_serving.wire import EngineMemory
 from flying_serving.worker.lanes import WorkerLanes
 from tests.engine.schedulers import BLOCK, Request
 from tests.protocol.alike import forget_times, rename_blocks
@@ -223,7 +224,7 @@ class Engine:
     def hear(self, client_message: ClientMessage, view: View = ()) -> None:
         """Handle what the client sent; `view`: of other engines."""
         self.peers.view = dict(view)
-        utilities = EngineUtilities(self.loop, Nothing(), 0, [], [])  # type: ignore[arg-type]
+        utilities = EngineUtilities(self.loop, Nothing(), 0, EngineMemory(0, 0), [], [])  # type: ignore[arg-type]
         match client_message:
             case Job(name, size):
                 extra: dict[str, Any] = {LANE_KEY: size}

@@ -18,7 +18,7 @@ from flying_serving.server.figures.page import Page, Published
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.metrics import FreshMetrics, ServerMetrics
 from flying_serving.server.shell import Shell
-from flying_serving.wire import EngineFigures, MigrationCounts
+from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
 from tests.controller.shell import settings
 
 
@@ -49,7 +49,8 @@ class FakeCalls:
             await self.silent[engine].wait()
         if engine in self.lost:
             raise EngineLost(f"engine {engine} did not answer")
-        return EngineFigures(False, {1: (self.asked[engine], 0)}, {}, {}, {}, MigrationCounts(0, 0, 0))
+        requests, nothing = {1: (self.asked[engine], 0)}, MigrationCounts(0, 0, 0)
+        return EngineFigures(False, requests, {}, {}, {}, nothing, EngineMemory(0, 0))
 
 
 @pytest.fixture

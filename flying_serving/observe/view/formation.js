@@ -30,6 +30,12 @@ const lasting = (ms) => (ms === null || ms === undefined ? "–" : ms < 999.5 ? 
 
 const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(share * 100)} %`);
 
+/* A number of bytes in the largest unit of which there is one. */
+function room(bytes) {
+  const power = Math.min(4, Math.max(0, Math.floor(Math.log2(bytes || 1) / 10)));
+  return `${short(bytes / 1024 ** power)}\u00a0${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
 const members = (engines) => (engines.length > 2 ? `${engines[0]}–${engines.at(-1)}` : engines.join(", "));
 
 const tiles = { hulls: [], engines: [], last: null };
@@ -49,8 +55,8 @@ function build(count) {
     tiles.hulls.push(hull);
   }
   for (let e = 0; e < count; e++) {
-    const engine = make("div", "engine", make("div", "level"),
-      make("div", "name", make("strong", "", String(e)), make("span", "lent", "weights lent"), make("span", "kv", "KV ", make("b"))), make("div", "olds"));
+    const engine = make("div", "engine", make("div", "weights"), make("div", "loan"), make("div", "level"),
+      make("div", "name", make("strong", "", String(e)), make("p", "kv", "KV ", make("b"), make("span"), make("small", "lent"))), make("div", "olds"));
     tiles.engines.push(engine);
   }
   box.append(...tiles.hulls, ...tiles.engines);
@@ -109,13 +115,23 @@ function drawGroup(hull, group, maxNumSeqs) {
   hull.querySelectorAll("footer b").forEach((cell, i) => write(cell, texts[i]));
 }
 
+/* The tile is the engine's memory: weights above, KV below, filled as far as it is in use. What weights have lent lies
+   between. */
+function drawMemory(tile, usage, memory) {
+  const { weight_bytes: weights, kv_bytes: own, lent_bytes: lent } = memory ?? { weight_bytes: 0, kv_bytes: 1, lent_bytes: 0 };
+  const share = (bytes) => `${(100 * bytes) / (weights + own)}%`, kv = own + lent;
+  tile.querySelector(".weights").style.height = share(weights - lent);
+  Object.assign(tile.querySelector(".loan").style, { top: share(weights - lent), height: share(lent), opacity: lent ? 1 : 0 });
+  tile.querySelector(".level").style.height = share(kv * Math.min(1, usage ?? 0));
+  tile.querySelector(".level").style.opacity = usage ? 1 : 0;
+  const texts = [percent(usage), memory ? ` of ${room(kv)}` : "", lent ? `${room(lent)} of it lent by weights` : ""];
+  tile.querySelectorAll(".kv > *").forEach((element, i) => write(element, texts[i]));
+}
+
 function drawEngine(tile, engine, group, others) {
   tile.dataset.degree = group.degree;
   tile.dataset.group = group.engines.join(",");
-  tile.querySelector(".level").style.height = `${100 * Math.min(1, engine.kv_usage ?? 0)}%`;
-  tile.querySelector(".level").style.opacity = engine.kv_usage ? 1 : 0;
-  write(tile.querySelector(".kv b"), percent(engine.kv_usage));
-  tile.querySelector(".lent").hidden = !engine.lends;
+  drawMemory(tile, engine.kv_usage, engine.memory);
   const olds = tile.querySelector(".olds");
   const mine = others.filter((each) => each.engines.includes(engine.engine));
   while (olds.children.length > mine.length) olds.lastChild.remove();

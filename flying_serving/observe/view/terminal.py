@@ -55,6 +55,9 @@ def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
     shares = [UNKNOWN if kv is None else f"{kv:.0%}" for kv in usage]
     cells.add_row(*(f"[bold]{engine}[/bold]  KV {kv}" for engine, kv in zip(engines, shares, strict=True)))
     cells.add_row(*(_bar(kv or 0.0, CELL - 1, colour) for kv in usage))
+    memory = [state["engines"][engine]["memory"] for engine in engines]
+    if any(one and one["lent_bytes"] for one in memory):
+        cells.add_row(*(f"{room(one['lent_bytes'])} lent" if one else "" for one in memory))
     content = Group(
         f"{group['requests']} of {state['max_num_seqs']} requests",
         _bar(group["requests"] / state["max_num_seqs"], width - 1, colour),
@@ -143,6 +146,12 @@ def _colour(degree: int) -> str:
 def _ago(seconds: float) -> str:
     value, unit = (seconds, "s") if seconds < 60 else (seconds / 60, "min") if seconds < 3600 else (seconds / 3600, "h")
     return f"{value:.0f} {unit}"
+
+
+def room(size_bytes: int) -> str:
+    """A number of bytes in the largest unit of which there is one, with three digits."""
+    power = min(4, max(0, (size_bytes.bit_length() - 1) // 10))
+    return f"{float(f'{size_bytes / 1024**power:.3g}'):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def duration(ms: float | None) -> str:

@@ -81,7 +81,7 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
     for size, (queries, hits) in figures.prefix_cache.items():
         page.put("flying:prefix_cache_queries_total", queries, engine, size)
         page.put("flying:prefix_cache_hits_total", hits, engine, size)
-    page.put("flying:lent_weight_bytes", figures.lent_weight_bytes, engine)
+    page.put("flying:lent_weight_bytes", figures.memory.lent_bytes, engine)
     page.put("flying:kv_pulled_requests_total", figures.migrations.migrated, engine)
     page.put("flying:kv_pulled_tokens_total", figures.migrations.migrated_tokens, engine)
     page.put("flying:kv_prefilled_again_requests_total", figures.migrations.prefilled_again, engine)

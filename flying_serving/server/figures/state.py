@@ -1,20 +1,27 @@
 """What the live view shows of a server at one moment, as plain JSON."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec import to_builtins
 
 from flying_serving.controller.controller import Controller
 from flying_serving.layout.groups import Group
 from flying_serving.observe.view.rolling import WINDOW_S, Rolling
+from flying_serving.wire import EngineFigures
 
 SHOWN_SWITCHES = 40
 SHOWN_SPLITS = 4
 
 
-def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any) -> dict[str, Any]:
+def state(
+    controller: Controller, rolling: Rolling, known: Mapping[int, EngineFigures], now_s: float, **server: Any
+) -> dict[str, Any]:
     """The answer of `GET /flying/view` at `now_s`, the controller's time. Calls `rolling.look`.
 
-    `server`: further fields, about the server as it was started (model, `started` as `time`, ...).
+    `known`: what engines have last said. `server`: further fields, about the server as it was started (model,
+    `started` as `time`, ...).
     """
     rolling.look(now_s)
     layout, pool, switches = controller.layout, controller.pool, controller.switches.kept
@@ -33,7 +40,7 @@ def state(controller: Controller, rolling: Rolling, now_s: float, **server: Any)
         "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
         "others": [_group(controller, group) | {"state": "paused" if hard else "woven"} for group in others],
         "splits": _splits(controller),
-        "engines": [_engine(controller, rolling, engine) for engine in engines],
+        "engines": [_engine(controller, rolling, known, engine) for engine in engines],
         "running": controller.running,
         "pool": {
             "requests": len(pool),
@@ -74,7 +81,22 @@ def _splits(controller: Controller) -> dict[str, Any]:
     return {"now": len(splits), "begun": counts.prompt + counts.output, "undone": counts.undone, "shown": shown}
 
 
-def _engine(controller: Controller, rolling: Rolling, engine: int) -> dict[str, Any]:
-    """An engine whose last requests were aborted has had no step to say so in: it holds nothing then."""
+def to_ask(controller: Controller, known: Mapping[int, EngineFigures]) -> list[int]:
+    """Engines of whose memory the last that they have said is nothing, or may not be so any more."""
+    engines = range(controller.settings.engines)
+    return [e for e in engines if e not in known or known[e].memory.lent_bytes or controller.lending.lends_now(e)]
+
+
+def _engine(
+    controller: Controller, rolling: Rolling, known: Mapping[int, EngineFigures], engine: int
+) -> dict[str, Any]:
+    """An engine whose last requests were aborted has had no step to say so in: it holds nothing then.
+
+    `memory`: an `EngineMemory` of all its devices together; None before it has said.
+    """
     usage = rolling.kv_usage(engine) if controller.loads.of_engine(engine) else 0.0
-    return {"engine": engine, "kv_usage": usage, "lends": controller.lending.lends_now(engine)}
+    devices = controller.settings.capacity.degree(1)
+    memory = to_builtins(known[engine].memory) if engine in known else None
+    if memory is not None:
+        memory = {name: size_bytes * devices for name, size_bytes in memory.items()}
+    return {"engine": engine, "kv_usage": usage, "memory": memory}

@@ -19,6 +19,15 @@ QUIET = (
     "--disable-quic",
 )
 
+TO_SCALE = """memory => Array.from(document.querySelectorAll(".engine")).every((tile) => {
+    const { weight_bytes: weights, kv_bytes: own, lent_bytes: lent } = memory;
+    const part = (name) => tile.querySelector(name).getBoundingClientRect(), all = tile.getBoundingClientRect();
+    const near = (pixels, bytes) => Math.abs(pixels - all.height * bytes / (weights + own)) < 1;
+    return near(part(".weights").height, weights - lent)
+        && (!lent || near(part(".loan").height, lent) && Math.abs(part(".loan").top - part(".weights").bottom) < 1);
+})"""
+"""Whether each tile's weights, and what they have lent, are as large in it as they are in memory, in its place."""
+
 
 @contextmanager
 def chromium() -> Iterator[Browser]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
+from safetensors.torch import load_file
 
-from tests.live import KEY, Server
-from tests.observe.view.browser import Watched, chromium
+from tests.live import BLOCK_BYTES, KEY, Server, tiny
+from tests.observe.view.browser import TO_SCALE, Watched, chromium
 
 pytestmark = pytest.mark.server
 
@@ -17,6 +18,8 @@ WITHIN_MS = 10_000
 """A busy machine draws late; the page asks every 300 ms."""
 SIZES = {"phone": ViewportSize(width=390, height=844), "desktop": ViewportSize(width=1440, height=900)}
 ALONE, TOGETHER = [[0], [1]], [[0, 1]]
+KV_BYTES = 67_108_864 - BLOCK_BYTES
+"""Of an engine, without the block that vLLM keeps for itself."""
 
 INSIDE = """engines => {
     const hull = document.querySelectorAll(".hull")[engines[0]].getBoundingClientRect();
@@ -126,6 +129,20 @@ def test_layouts_change_on_screen_by_themselves(watched: Watched, server: Server
             expect(page.locator(f"{figure} b")).not_to_have_text("–")
         expect(page.locator("#tokens b")).not_to_have_text("0")
     assert watched.problems == []
+
+
+@pytest.mark.parametrize("watched", ["desktop"], indirect=True)
+def test_a_tile_is_the_memory_of_its_engine(watched: Watched, server: Server) -> None:
+    """Weights and KV to scale; nothing is said of weights that cannot be lent."""
+    page = watched.page
+    enter(page, server)
+    expect(page.locator(".engine .kv")).to_have_text(["KV 0 % of 63.9\u00a0MiB"] * 2)
+    memory = server.http.get("/flying/view").json()["engines"][0]["memory"]
+    weights = load_file(tiny("llama") / "model.safetensors").values()
+    assert memory["weight_bytes"] == sum(weight.nbytes for weight in weights)
+    assert (memory["kv_bytes"], memory["lent_bytes"]) == (KV_BYTES, 0)
+    page.wait_for_function(TO_SCALE, arg=memory)
+    assert fits(page) and watched.problems == []
 
 
 def test_a_split_request_is_one_bar_over_two_engines(watched: Watched, server: Server) -> None:

@@ -1,5 +1,6 @@
 """A server's state as the live view shows it, from a controller without engines."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from flying_serving.controller.controller import Controller
@@ -7,12 +8,21 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.state import state
+from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
 from tests.controller.shell import ANSWER, settings
 
 
-def look(controller: Controller, rolling: Rolling, now_s: float) -> dict[str, Any]:
-    """The answer of `GET /flying/view`."""
-    return state(controller, rolling, now_s, started=0.0, model="llama", devices_per_engine=1, group_sizes=[1, 2, 4])
+def look(
+    controller: Controller, rolling: Rolling, now_s: float, known: Mapping[int, EngineFigures] | None = None
+) -> dict[str, Any]:
+    """The answer of `GET /flying/view`; `known`: what engines have last said."""
+    server = {"started": 0.0, "model": "llama", "devices_per_engine": 1, "group_sizes": [1, 2, 4]}
+    return state(controller, rolling, known or {}, now_s, **server)
+
+
+def having(memory: EngineMemory) -> EngineFigures:
+    """What an engine says of which nothing but its memory matters."""
+    return EngineFigures(False, {}, {}, {}, {}, MigrationCounts(0, 0, 0), memory)
 
 
 def switched(mode: str = "weave") -> tuple[Controller, Rolling]:

@@ -18,7 +18,7 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
-from flying_serving.wire import EngineFigures, MigrationCounts, decode, encode
+from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts, decode, encode
 from tests.controller.shell import ANSWER, settings
 from tests.policy.costs import costs, measured
 
@@ -30,6 +30,7 @@ FIGURES = EngineFigures(
     steps={1: Histogram(STEP_BOUNDS_S).row, 2: [0.3, *[0] * 6, 1, *[0] * 6]},
     prefix_cache={1: (100, 32), 2: (50, 0)},
     migrations=MigrationCounts(5, 640, 2),
+    memory=EngineMemory(9_000, 5_000, 4_096),
 )
 
 
@@ -121,6 +122,7 @@ def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:
     assert found["flying:lane_requests_running{3,1}"] == 3
     assert found["flying:lane_requests_waiting{3,1}"] == 1
     assert found["flying:lent_blocks{3,2}"] == 7
+    assert found["flying:lent_weight_bytes{3}"] == 4096
     assert found["flying:prefix_cache_queries_total{3,1}"] == 100
     assert found["flying:prefix_cache_hits_total{3,1}"] == 32
     assert found["flying:kv_pulled_requests_total{3}"] == 5

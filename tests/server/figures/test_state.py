@@ -6,14 +6,16 @@ from dataclasses import replace
 import pytest
 
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.lending import Stage
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES
+from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES, to_ask
+from flying_serving.wire import EngineMemory
 from tests.controller.shell import ANSWER, settings
 from tests.policy.costs import costs, measured
-from tests.server.figures.states import look, switched
+from tests.server.figures.states import having, look, switched
 
 ASKED = RequestSpec(30, 50, 20, expected_tokens=20)
 
@@ -57,6 +59,31 @@ def test_kv_usage_is_the_engines_own() -> None:
     assert [engine["kv_usage"] for engine in look(controller, rolling, 9.0)["engines"]] == [0.25, None, None, None]
     controller.finished(["old", *(f"new{number}" for number in range(5))], 9.5, aborted=True)
     assert [engine["kv_usage"] for engine in look(controller, rolling, 9.6)["engines"]] == [0.0] * 4
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_engines_memory_is_that_of_all_its_devices(devices: int) -> None:
+    """None before the engine has said; all of it is JSON."""
+    chosen = settings("manual")
+    controller = Controller(replace(chosen, capacity=replace(chosen.capacity, devices=devices)))
+    found = look(controller, Rolling(4), 1.0, {2: having(EngineMemory(900, 500, 400))})["engines"]
+    memory = {"weight_bytes": 900 * devices, "kv_bytes": 500 * devices, "lent_bytes": 400 * devices}
+    assert [engine["memory"] for engine in json.loads(json.dumps(found))] == [None, None, memory, None]
+
+
+def test_engines_are_asked_for_memory_that_may_change() -> None:
+    """Once at first; then while they lend weights, until they have said that all are back."""
+    controller, whole = Controller(settings("manual")), having(EngineMemory(900, 500))
+    (group,) = controller.lending.stages
+    assert to_ask(controller, {}) == [0, 1, 2, 3]
+    assert to_ask(controller, dict.fromkeys(group, whole)) == []
+    for stage in Stage:
+        controller.lending.stages[group] = stage
+        asked = [] if stage is Stage.WHOLE else [0, 1, 2, 3]
+        assert to_ask(controller, dict.fromkeys(group, whole)) == asked
+    controller.lending.stages[group] = Stage.WHOLE
+    lent = having(EngineMemory(900, 500, 400))
+    assert to_ask(controller, dict.fromkeys(group, whole) | {1: lent}) == [1]
 
 
 def test_the_task_pool() -> None:
