@@ -149,7 +149,7 @@ def test_a_split_request_is_one_bar_over_two_engines(watched: Watched, server: S
     """Each end is in its engine's column, and what is between them reaches from one to the other."""
     page = watched.page
     enter(page, server)
-    with load(server, 2, vllm_xargs={"split_at": 90}):
+    with load(server, 2, vllm_xargs={"split_at": 90, "expected_tokens": 100}):
         row = page.locator(".split").first
         expect(row.locator(".first")).to_contain_text("· 90 tokens")
         expect(row.locator(".second")).to_contain_text("· then 30")
