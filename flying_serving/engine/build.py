@@ -66,7 +66,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     kv[1].map_all(deployment.engines)
     loop = EngineLoop(engine, all_lanes, channel, core, flying, kv, Instruments(board, report, trace))
     if trace is not None:
-        loop.migrations.observers.append(trace.pulling)
+        loop.migrations.observers.append(partial(trace.pulling, report.blocks_in_use))
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
     # a collective: all engines come here at the same time, when vLLM has made their schedulers
     steps_at_start, migrations = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)

@@ -36,7 +36,10 @@ class Report:
         """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count."""
         own, members = self._lanes.own, self._lanes.members.values()
         free = own.free_count() + sum(member.lent.lent_count + len(member.lent.offered) for member in members)
-        return own.total - free + sum(member.in_use for member in members)
+        leaders = self._lanes.leaders
+        in_use = {size: member.in_use for size, member in self._lanes.members.items()}
+        in_use |= {size: leader.borrowed.in_use for size, leader in leaders.items()}
+        return own.total - free + sum(in_use.values())
 
     def due(self, now: float, *, idle: bool) -> Any:
         """A member's SchedulerStats now and then, and when its group has become idle; else None."""

@@ -3,13 +3,13 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.messages import PullKV
-from flying_serving.observe.tracing.events import TracedStep, engine_row, order, pull, step
+from flying_serving.observe.tracing.events import TracedPull, TracedStep, engine_row, order, pull, step
 from flying_serving.observe.tracing.writer import TraceWriter
 from flying_serving.vllm_adapter.watch import contents, watch_steps
 
@@ -49,12 +49,12 @@ class EngineTrace:
         self._writer.add(step(self._row, of, began_s, ended_s, waited_s))
 
     @contextmanager
-    def pulling(self, message: PullKV) -> Iterator[None]:
+    def pulling(self, blocks_in_use: Callable[[], int], message: PullKV) -> Iterator[None]:
         """While the body runs, the engine pulls KV."""
+        of = TracedPull(list(message.source.group), message.tokens.start, len(message.tokens), blocks_in_use())
         began_s = time.monotonic()
         yield
-        tokens = message.tokens
-        self._writer.add(pull(self._row, message.source.group, tokens.start, len(tokens), began_s, time.monotonic()))
+        self._writer.add(pull(self._row, of, began_s, time.monotonic()))
 
     def ordered(self, group: Sequence[int], mode: str, at_s: float) -> None:
         """An order of the layout was taken."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vllm.v1.request import Request
 
+from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import KVSource, Offer
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
@@ -50,6 +51,11 @@ class Arrival:
         """Those that are offered and that it can use."""
         return min(offer.tokens, self.usable_tokens)
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether blocks are set aside for a part of it."""
+        return 0 < self.room_tokens < self.usable_tokens
+
     def is_cut(self, offer: Offer) -> bool:
         """Whether it is pulled in chunks, each of which frees its owner's blocks: the request has left its owner."""
         return offer.is_final and self.ahead_tokens is None
@@ -76,16 +82,20 @@ class Chunks:
         """The token before which the next pull of a request ends, with blocks for it; None if there are too few.
 
         With the last that is offered come blocks for all that it can use and the next token: so of requests that have
-        arrived each can make its step.
+        arrived each can make its step. Where it has come to already: others are on their way.
         """
         while True:
-            stop = self._stop(arrival, offer)
-            is_last = stop >= arrival.offered_tokens(offer) or not arrival.is_cut(offer)
-            tokens = arrival.usable_tokens if is_last else stop
+            pulled, offered = arrival.pulled_tokens, arrival.offered_tokens(offer)
+            stop = self._stop(arrival, offered) if arrival.is_cut(offer) and offered > pulled else offered
+            if stop is None or pulled == stop < offered:
+                return stop
+            tokens = stop if stop < offered else arrival.usable_tokens
             if arrival.blocks is not None and arrival.room_tokens >= tokens:
                 return stop
             if not self.reserve(arrival, tokens, now_s):
                 return None
+            if arrival.pulled_tokens == pulled:  # else the prefix cache has some of them
+                return stop
 
     def reserve(self, arrival: Arrival, tokens: int, now_s: float) -> bool:
         """Set blocks aside for the first tokens of a request, if there are enough."""
@@ -100,8 +110,18 @@ class Chunks:
         start_tokens, blocks = room
         if arrival.blocks is None:
             arrival.start_tokens = arrival.pulled_tokens = start_tokens
-        arrival.blocks, arrival.room_tokens, arrival.grown_s = blocks, tokens, now_s
+        arrival.blocks, arrival.room_tokens = blocks, tokens
+        for one in self._arrivals.values():  # the others have not waited in vain: there will be more blocks free
+            if one.size == arrival.size and one.grown_s is not None:
+                one.grown_s = now_s
         return True
+
+    def evenly(self) -> list[Arrival]:
+        """All arrivals, in their order from each group; first from the groups of whose first request least has come."""
+        first: dict[tuple[Group, int], int] = {}
+        for one in self._arrivals.values():
+            first.setdefault((one.source.group, one.size), one.pulled_tokens)
+        return sorted(self._arrivals.values(), key=lambda one: first[one.source.group, one.size])
 
     def in_time(self, arrival: Arrival, stop: int, limit_s: float | None) -> tuple[int, float]:
         """How far a request can be pulled in `limit_s`, at least by a block, and about how long that takes."""
@@ -115,15 +135,21 @@ class Chunks:
         """Blocks that are missing for all that a request can use and the next token."""
         return self._pools[arrival.size].missing_for(arrival.usable_tokens, len(arrival.blocks or ()))
 
-    def _stop(self, arrival: Arrival, offer: Offer) -> int:
-        """Where the next pull would end: at the end of a block, or of what is offered."""
-        offered, pulled = arrival.offered_tokens(offer), arrival.pulled_tokens
-        if not arrival.is_cut(offer):
-            return offered
-        block_tokens = self._pools[arrival.size].scheduler.block_size
-        room = self.blocks * block_tokens - self._under_way(arrival)
-        stop = (pulled + room) // block_tokens * block_tokens
-        return offered if stop >= offered else max(stop, pulled)
+    def _stop(self, arrival: Arrival, offered: int) -> int | None:
+        """Where the next chunk would end: at the end of a block, or of what is offered; None without a free block.
+
+        A request has its share of the free blocks, so that each group from which some come gets blocks free: those of a
+        group that has none free can be used by none.
+        """
+        pool, pulled = self._pools[arrival.size], arrival.pulled_tokens
+        block_tokens, free = pool.scheduler.block_size, pool.free_count()
+        ways = {one.source.group for one in self._arrivals.values() if one.size == arrival.size}
+        room = self.blocks - self._under_way(arrival) // block_tokens
+        has = max(arrival.room_tokens, pulled) + max(min(free, 1), free // len(ways)) * block_tokens
+        stop = min(pulled + max(0, room) * block_tokens, has) // block_tokens * block_tokens
+        if stop > pulled or room <= 0:
+            return min(max(stop, pulled), offered)
+        return None
 
     def _under_way(self, arrival: Arrival) -> int:
         """Tokens that members copy from the same group into the same lane."""

@@ -87,19 +87,19 @@ class Target:
     def advance(self, now_s: float, limit_s: float | None) -> None:
         """Pull chunks, for about `limit_s` if given, and admit requests whose KV is here; `goes_on`: there is more."""
         self.goes_on, full = False, set[tuple[Group, int]]()
-        for arrival in list(self.arrivals.values()):
-            offer = None if arrival.pulling else self._opened(arrival, now_s)
-            if offer is None:
-                continue
+        for arrival in self.chunks.evenly():
             way = arrival.source.group, arrival.size
-            stop = None if way in full else self._aim(arrival, offer, now_s)
-            if stop is None:
-                if arrival.ahead_tokens is None:  # who is pulled ahead may wait for long
+            offer = None if arrival.pulling else self._opened(arrival, now_s)
+            if offer is not None and way not in full:
+                stop = self._aim(arrival, offer, now_s)
+                if stop is not None:
+                    took_s = self._advance(arrival, offer, stop, now_s, limit_s)
+                    if limit_s is not None and (limit_s := limit_s - took_s) <= 0.0:
+                        return
+                elif arrival.ahead_tokens is None:  # who is pulled ahead may wait for long
                     full.add(way)
-                continue
-            took_s = self._advance(arrival, offer, stop, now_s, limit_s)
-            if limit_s is not None and (limit_s := limit_s - took_s) <= 0.0:
-                return
+            if arrival.is_partial:
+                full.add(way)
 
     def _opened(self, arrival: Arrival, now_s: float) -> Offer | None:
         """What is offered; None until it is. Then it has no blocks yet: its owner may wait for a request that waits."""
@@ -128,13 +128,12 @@ class Target:
     def _advance(self, arrival: Arrival, offer: Offer, stop: int, now_s: float, limit_s: float | None) -> float:
         """Pull a chunk, or find that there is nothing more to pull. Returns about how long it takes."""
         assert arrival.grown_s is not None
-        if arrival.ahead_tokens is None and arrival.pulled_tokens == arrival.usable_tokens:
-            self._arrived(arrival, arrival.pulled_tokens)
-            return 0.0
         if stop > arrival.pulled_tokens:
             arrival.grown_s = now_s
             return self._begin(arrival, offer, stop, limit_s)
-        if arrival.ahead_tokens is None and offer.is_final:
+        if arrival.offered_tokens(offer) > arrival.pulled_tokens:
+            return 0.0
+        if arrival.ahead_tokens is None and (offer.is_final or arrival.pulled_tokens == arrival.usable_tokens):
             self._arrived(arrival, arrival.pulled_tokens)
         elif now_s - arrival.grown_s > STALLED_S or self._pools[arrival.size].is_short():
             self._give_up(arrival)  # its owner may wait for a request that waits for these blocks

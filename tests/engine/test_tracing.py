@@ -108,8 +108,8 @@ def test_a_pull_is_a_span_with_where_its_kv_came_from(path: Path) -> None:
     """It lasts as long as the engine copies."""
     trace = EngineTrace(str(path), 3, FakeScheduler(20))
     message = PullKV((3,), "a", KVSource((0, 1), 7), [1], [2], range(16, 40))
-    with trace.pulling(message):
+    with trace.pulling(lambda: 9, message):
         pass
     (span,) = written(path, trace, "pull")
     assert span["name"] == "pull from 0,1"
-    assert span["args"] == {"source": [0, 1], "first_token": 16, "tokens": 24}
+    assert span["args"] == {"source": [0, 1], "first_token": 16, "tokens": 24, "blocks_in_use": 9}

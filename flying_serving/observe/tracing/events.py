@@ -95,10 +95,22 @@ def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: flo
     return row.span(name, "step", began_s, ended_s, args)
 
 
-def pull(row: Row, source: tuple[int, ...], first: int, tokens: int, began_s: float, ended_s: float) -> Event:
-    """The engine of `row` copied the KV of `tokens` tokens of a request, from the token `first` on, from a group."""
-    args = {"source": list(source), "first_token": first, "tokens": tokens}
-    return row.span(f"pull from {','.join(map(str, source))}", "pull", began_s, ended_s, args)
+@dataclass(frozen=True)
+class TracedPull:
+    """KV of a request that an engine copied from the group `source`: of `tokens` tokens, from `first_token` on.
+
+    `blocks_in_use`: that its requests held when it began, those set aside for this KV included.
+    """
+
+    source: list[int]
+    first_token: int
+    tokens: int
+    blocks_in_use: int
+
+
+def pull(row: Row, of: TracedPull, began_s: float, ended_s: float) -> Event:
+    """The engine of `row` copied KV."""
+    return row.span(f"pull from {','.join(map(str, of.source))}", "pull", began_s, ended_s, vars(of))
 
 
 def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
