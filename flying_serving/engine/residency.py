@@ -119,8 +119,10 @@ class Residency:
         ledger = self.ledger
         if ledger.dropped < ledger.pieces:
             ledger.drop()
-            self._call_workers(lent.drop_next)
-            self._own.allow([self._extra[number] for number in ledger.back()])
+            new = ledger.back()
+            blocks = self._extra[new.start : new.stop]
+            self._call_workers(lent.drop_next, blocks)
+            self._own.allow(blocks)
         return ledger.dropped == ledger.pieces
 
     def _fetch_piece(self, now_s: float) -> bool:

@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -24,10 +24,23 @@ class Address(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class Arena:
-    """Memory of this process, zeros at first, that processes which know its `address` can map.
+class PagedMemory(Protocol):
+    """Memory whose addresses stay while its pages come and go."""
 
-    Its pages exist from their first use on. `bytes` is the mapping.
+    def back(self, first_byte: int, size_bytes: int) -> None:
+        """Let there be pages for a range, which may then be used; what is in new ones is not said."""
+
+    def release(self, first_byte: int, size_bytes: int) -> int:
+        """Give pages that lie in a range back. Returns their bytes.
+
+        What shares a page with bytes outside the range stays.
+        """
+
+
+class Arena:
+    """Memory of this process, zeros at first, that processes which know its `address` can map: a `PagedMemory`.
+
+    `bytes` is the mapping.
     """
 
     def __init__(self, name: str, size_bytes: int) -> None:
@@ -38,17 +51,21 @@ class Arena:
             self.bytes.madvise(mmap.MADV_HUGEPAGE)
         self.address = Address(os.getpid(), self._file, size_bytes)
 
-    def release(self, first_byte: int, size_bytes: int) -> int:
-        """Give pages that lie in a range back to the system, for all who map them: they are zeros then.
+    def back(self, first_byte: int, size_bytes: int) -> None:
+        """See `PagedMemory`: nothing to do, as the system backs a page when it is first used."""
 
-        Returns their bytes; what shares a page with bytes outside the range stays.
-        """
-        start = -(-first_byte // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (first_byte + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if start >= stop:
-            return 0
-        self.bytes.madvise(mmap.MADV_REMOVE, start, stop - start)
-        return stop - start
+    def release(self, first_byte: int, size_bytes: int) -> int:
+        """See `PagedMemory`: pages go back to the system, for all who map them, and are zeros then."""
+        pages = pages_inside(first_byte, size_bytes, mmap.PAGESIZE)
+        released_bytes = len(pages) * mmap.PAGESIZE
+        if pages:
+            self.bytes.madvise(mmap.MADV_REMOVE, pages.start * mmap.PAGESIZE, released_bytes)
+        return released_bytes
+
+
+def pages_inside(first_byte: int, size_bytes: int, page_bytes: int) -> range:
+    """Numbers of the whole pages in a range of bytes."""
+    return range(-(-first_byte // page_bytes), (first_byte + size_bytes) // page_bytes)
 
 
 def map_peer(address: Address, whose: str) -> mmap.mmap:

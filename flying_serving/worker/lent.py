@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from flying_serving.memory.arena import Arena
+from flying_serving.memory.arena import PagedMemory
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.residency import Residency
 
@@ -20,7 +20,7 @@ class ExtraBlocks:
     `runners`: of all lanes, which know the blocks of running requests.
     """
 
-    def __init__(self, memory: torch.Tensor, kv: KVCacheConfig, arena: Arena, runners: Iterable[Runner]) -> None:
+    def __init__(self, memory: torch.Tensor, kv: KVCacheConfig, arena: PagedMemory, runners: Iterable[Runner]) -> None:
         self._memory = memory
         self._kv = kv
         self._arena = arena
@@ -34,6 +34,11 @@ class ExtraBlocks:
             layers[:, new] = layers[:, old]
         for runner in self._runners:
             runner.replace_blocks(copies)
+
+    def back(self, blocks: range) -> None:
+        """Let there be pages for some blocks."""
+        for extent in extents(self._kv, blocks):
+            self._arena.back(*extent)
 
     def release(self, blocks: range) -> int:
         """Give the pages of some blocks back to the system. Returns their bytes."""
@@ -59,10 +64,12 @@ def lendable(worker: Lends) -> tuple[list[int], int]:
     return worker.residency.piece_bytes(worker.widest), worker.own_blocks
 
 
-def drop_next(worker: Lends) -> None:
-    """The next piece of weights goes."""
+def drop_next(worker: Lends, blocks: range) -> None:
+    """The next piece of weights goes, and there are some extra blocks in its place."""
     assert worker.residency is not None
+    assert worker.extra is not None
     worker.residency.drop_next(worker.widest)
+    worker.extra.back(blocks)
 
 
 def fetch_next(worker: Lends) -> None:

@@ -30,6 +30,8 @@ class Device:
     content: dict[int, Any] = field(default_factory=dict)
     widest: int = 2
     gone: int = 0
+    backed: set[int] = field(default_factory=set)
+    """Extra blocks that there are pages for."""
 
     @property
     def residency(self) -> "Device":
@@ -50,7 +52,11 @@ class Device:
         for old, new in copies.items():
             self.content[new] = self.content.get(old)
 
+    def back(self, blocks: range) -> None:
+        self.backed.update(blocks)
+
     def release(self, blocks: range) -> None:
+        self.backed.difference_update(blocks)
         for block in blocks:
             self.content.pop(block, None)
 
@@ -116,6 +122,7 @@ class Engines:
             residency.check()
             pool.check(member.lent.physical())
             assert device.gone == residency.ledger.dropped
+            assert device.backed == set(range(OWN, OWN + residency.ledger.blocks))
             for name, request in pair.scheduler.requests.items():
                 blocks = [member.lent.table[block] for block in request.blocks]
                 assert max(blocks, default=0) < OWN + residency.ledger.blocks

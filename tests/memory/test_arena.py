@@ -1,5 +1,6 @@
 """Memory that another process maps: this one's, or that of a process which has ended."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -9,8 +10,11 @@ import msgspec
 import pytest
 
 from flying_serving.errors import PeerMemory
-from flying_serving.memory.arena import Address, Arena, announce, map_peer
+from flying_serving.memory.arena import Address, Arena, PagedMemory, announce, map_peer
+from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.kv_view import bytes_of
+from tests.memory.fake_cuda import PAGE as CUDA_PAGE
+from tests.memory.fake_cuda import FakeDriver
 
 OWNER = """
 import sys
@@ -78,3 +82,29 @@ def test_an_announcement_replaces_the_one_before(tmp_path: Path) -> None:
         announce(f"{tmp_path}/kv-0-0", Address(1, 2, size))
     assert [path.name for path in tmp_path.iterdir()] == ["kv-0-0"]
     assert msgspec.json.decode((tmp_path / "kv-0-0").read_bytes(), type=Address) == Address(1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arena", "page_bytes"),
+    [(Arena("mine", 4 * mmap.PAGESIZE), mmap.PAGESIZE), (CudaArena(FakeDriver(), 0, 4 * CUDA_PAGE), CUDA_PAGE)],
+    ids=["CPU", "CUDA"],
+)
+def test_whole_pages_go_and_come_again(arena: PagedMemory, page_bytes: int) -> None:
+    """Whatever memory it is; what shares a page with bytes outside the range stays."""
+    arena.back(0, 4 * page_bytes)
+    assert arena.release(1, page_bytes) == 0
+    assert arena.release(1, 3 * page_bytes) == 2 * page_bytes
+    arena.back(page_bytes, page_bytes)
+    assert arena.release(page_bytes, page_bytes) == page_bytes
+
+
+def test_released_pages_are_zeros_and_take_no_memory() -> None:
+    """For all who map them; others keep what they hold."""
+    page = mmap.PAGESIZE
+    arena = Arena("mine", 4 * page)
+    seen = map_peer(arena.address, "mine")
+    arena.bytes[:] = b"x" * 4 * page
+    arena.release(page - 1, 2 * page + 1)
+    assert os.fstat(arena.address.descriptor).st_blocks * 512 == 2 * page
+    assert seen[:] == b"x" * page + b"\0" * 2 * page + b"x" * page
+    assert os.fstat(arena.address.descriptor).st_blocks * 512 == 4 * page  # reading counts as use
