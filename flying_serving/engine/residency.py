@@ -133,7 +133,8 @@ class Residency:
             if not self._empty(self._extra[room : ledger.blocks], now_s):
                 return False
             gone = ledger.release(room)
-            self._call_workers(lent.release_blocks, self._extra[gone.start : gone.stop])
+            # up to the end: the page in which these blocks end and those that went before begin is in neither range
+            self._call_workers(lent.release_blocks, self._extra[gone.start :])
             ledger.fetch()
             self._call_workers(lent.fetch_next)
         return not ledger.dropped

@@ -309,3 +309,14 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
     residency.advance(2.0, lambda: 2.0)
     assert answer.result() == 0
     assert residency.lend() is not answer
+
+
+def test_pages_are_released_up_to_the_last_extra_block() -> None:
+    """Else the page in which one piece's blocks end and those of the next begin would stay for good."""
+    engines = lent()
+    device, released = engines.devices[0], list[range]()
+    device.release = released.append  # type: ignore[method-assign]
+    engines.residencies[0].take_back()
+    for _ in PIECES:
+        engines.advance(0)
+    assert released == [range(OWN + 6, OWN + EXTRA), range(OWN + 3, OWN + EXTRA), range(OWN, OWN + EXTRA)]
