@@ -23,13 +23,15 @@ from flying_serving.cli import checks
 from flying_serving.cli.admin import app
 from flying_serving.cli.serve import _flying_settings, explained
 from flying_serving.config import KEY as CONFIG_KEY
-from flying_serving.config import MODES
+from flying_serving.config import MODES, Deployment, FlyingConfig
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.servers import free_port
 from flying_serving.vllm_adapter import table
+from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.worker.residency import weight_file_of
 from tests.live import KEY, ROOT, Server, wait_until
 
 DOCUMENT = ROOT / "docs" / "errors.md"
@@ -139,6 +141,19 @@ def features(clients: int = 1, **changes: Any) -> None:
     refuse_unsupported(configuration(**changes), clients)
 
 
+def lending(sizes: tuple[int, ...] = (1, 2, 4), on_cpu: bool = True) -> None:
+    """A worker of four engines that may lend its weights."""
+    flying = FlyingConfig(lend_weights=True)
+    deployment = Deployment(run_dir="", engines=4, devices=1, group_sizes=sizes, flying=flying)
+    weight_file_of(deployment, 0, 0, on_cpu=on_cpu)
+
+
+def lending_to_kinds() -> None:
+    """The same, of a model whose KV is not one memory."""
+    worker: Any = SimpleNamespace(residency=object())
+    WorkerLanes.bind_extra(worker, None, None, 0)  # type: ignore[arg-type]
+
+
 Start = tuple[Callable[..., None], Case]
 
 
@@ -162,6 +177,10 @@ def _size(size: int, what: str, problem: str, refused: Mapping[int, str] | None 
 
 def _flag(name: str, value: str, allowed: str) -> Start:
     return flags, Case(f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value})
+
+
+def _lending(call: Callable[..., None], what: str, problem: str, **send: Any) -> Start:
+    return call, Case(f"`--lend-weights` {what}", f"--lend-weights: {problem}", 2, send)
 
 
 def _additional(value: Any, problem: str) -> Start:
@@ -190,6 +209,18 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("max-pause-ms", "-1", "must be a number from 1 up to 3600000"),
     _flag("collective-timeout-s", "0", "must be a number above 0 up to 86400"),
     _flag("lend-blocks", "0", "must be a whole number from 1 up to 1000000"),
+    _lending(
+        lending,
+        "with four engines and `--group-sizes 1,2`",
+        "needs a group of all 4 engines (--group-sizes)",
+        sizes=(1, 2),
+    ),
+    _lending(lending, "on CUDA", "weights on CUDA cannot be lent by Flying Serving yet", on_cpu=False),
+    _lending(
+        lending_to_kinds,
+        "for a model that mixes kinds of attention",
+        "the KV of this model is of several kinds: it gets no lent weights",
+    ),
     _flag(
         "policy",
         "always",

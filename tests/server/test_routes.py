@@ -1,5 +1,6 @@
 """The admin routes in an app with vLLM's handlers of errors: what they read of a body, and what they repeat of it."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
@@ -33,12 +34,12 @@ class Body:
             yield CHUNK
 
 
-def app() -> FastAPI:
+def app(server: Server | None = None) -> FastAPI:
     """Return an app with our routes, an API key, and a client of four engines."""
     made = FastAPI()
     made.state.args = SimpleNamespace(log_error_stack=False)
     made.state.flying_keys = ["secret"]
-    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=Server().shell))
+    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=(server or Server()).shell))
     init_exception_handler(made)
     made.include_router(routes.router)
     return made
@@ -158,3 +159,21 @@ async def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server() 
     await app()(scope, receive, send)
     assert sent[0]["status"] == 400
     assert b"the client has left" in sent[1]["body"]
+
+
+@pytest.mark.parametrize("wrong", [None, "2 pages belong to weights and to KV"])
+async def test_every_engine_is_checked_and_what_one_finds_is_answered(wrong: str | None) -> None:
+    server = Server()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(server)), base_url="http://test") as client:
+        asking = asyncio.ensure_future(client.post("/flying/check", json={}, headers=KEY))
+        while len(server.told("flying_check")) < 4:
+            await asyncio.sleep(0)
+        if wrong is not None:
+            list(server.vllm.utility_results.values())[2].set_exception(Exception(wrong))  # vLLM's type
+        server.sent()
+        answer = await asyncio.wait_for(asking, 5)
+    assert server.told("flying_check") == [0, 1, 2, 3]
+    if wrong is None:
+        assert answer.json() == {"ok": True}
+    else:
+        assert message(answer, 500) == wrong

@@ -1,0 +1,49 @@
+"""EngineUtilities: what the API server's check of an engine reaches."""
+
+import pytest
+
+from flying_serving.engine.lane import Lanes
+from flying_serving.engine.steps import StepLog
+from flying_serving.engine.utilities import EngineUtilities
+from flying_serving.errors import IntegrityError
+from flying_serving.wire import EngineMemory
+from tests.engine.test_loop import Engine
+from tests.engine.test_loop import quiet as quiet  # vLLM's environment, for this module too
+from tests.engine.test_residency import Engines, lent
+
+
+def checked(engines: Engines) -> EngineUtilities:
+    """Return the utilities of an engine with lanes of its own and the first engine's weights."""
+    loop = Engine().loop
+    loop.residency = engines.residencies[0]
+    return EngineUtilities(loop, StepLog(None), 0, EngineMemory(0, 0), [], [])  # type: ignore[arg-type]
+
+
+def test_the_check_passes_while_weights_are_whole_and_lent() -> None:
+    assert checked(Engines()).flying_check()
+    assert checked(lent()).flying_check()
+
+
+def test_the_check_finds_pages_of_two_owners() -> None:
+    """Weights that are said to be back while extra blocks still have their pages."""
+    engines = lent()
+    engines.residencies[0].ledger.dropped = 1
+    with pytest.raises(IntegrityError, match=r"^5 pages belong to weights and to KV$"):
+        checked(engines).flying_check()
+
+
+def test_the_check_finds_extra_blocks_that_no_weights_made_room_for() -> None:
+    engines = Engines()
+    pool = engines.pair.pools[0]
+    pool.allow([max(pool.withheld)])
+    with pytest.raises(IntegrityError, match="a lane has extra blocks whose pages belong to weights"):
+        checked(engines).flying_check()
+
+
+def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
+    """Of the lanes themselves, weights or not."""
+    utilities = checked(Engines())
+    lanes: Lanes = utilities.loop.lanes
+    lanes.own.take(1)
+    with pytest.raises(IntegrityError):
+        utilities.flying_check()
