@@ -14,7 +14,7 @@ from flying_serving.memory.arena import pages_inside
 
 
 class Driver(Protocol):
-    """What is used of `cuda.bindings.driver`, NVIDIA's binding, which vLLM 0.32.0 imports on CUDA too.
+    """What is used of `cuda.bindings.driver`, NVIDIA's binding, which vLLM 0.32.0 requires on CUDA.
 
     Each call returns its code (`CUresult`), then its result if it has one. What the calls take is named there.
     """
@@ -64,7 +64,7 @@ def cuda_driver() -> Driver:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceMemory(f"cuda.bindings.driver cannot be imported ({error}); it comes with vLLM for CUDA") from None
+        raise DeviceMemory(f"cuda.bindings.driver cannot be imported ({error}); vLLM for CUDA requires it") from None
     found: Driver = driver
     return found
 

@@ -193,5 +193,5 @@ def test_each_page_is_shared_by_a_descriptor_of_the_caller() -> None:
 
 def test_a_missing_binding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(DeviceMemory, match=r"^cuda\.bindings\.driver cannot be imported \(.*\); it comes with vLLM"):
+    with pytest.raises(DeviceMemory, match=r"^cuda\.bindings\.driver .*; vLLM for CUDA requires it$"):
         cuda_driver()
