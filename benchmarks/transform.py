@@ -171,7 +171,8 @@ def report(trace: list[dict[str, Any]], seen: Seen, tokens_bytes: tuple[int, int
         used = each.blocks_before * block_bytes / MIB
         print(
             f"change {number}, to groups of {size}: {used:.0f} MiB in use, at most {extra[size][-1]:+.1f}, "
-            f"{copied:.1f} MiB copied in {len(mine)} pulls, the last after {took_ms:.0f} ms; {each.again} prefilled again"
+            f"{copied:.1f} MiB copied in {len(mine)} pulls, the last after {took_ms:.0f} ms; "
+            f"{each.again} prefilled again"
         )
     for size, more in sorted(extra.items()):
         print(f"extra memory to groups of {size}: median {median(more):.1f} MiB, largest {max(more):.1f} (bar 32)")

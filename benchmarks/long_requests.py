@@ -1,0 +1,132 @@
+"""Short requests beside a long one every 30 s that no group holds without lent weights, on one live server with `auto`.
+
+python -m benchmarks.long_requests [--minutes 15] [--without-minutes 5]
+
+Four engines. A long request needs more KV than all of them hold together, so the widest group lends its weights for it,
+and they come back when `auto` goes back to narrower groups. Short requests come at random times, at the same rate all
+the time; first without long ones, then with them, then without again. All have to be served. What was sent in the first
+WARM_UP_S does not count: a server's first requests wait for what is compiled for them.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.client import ANSWER_S, Stream, prompt, stream
+from benchmarks.systems import ROOT, System, commit
+from flying_serving.testing.tiny import make_model
+
+ENGINES, BLOCK_TOKENS, KV_BYTES = 4, 32, 16 * 2**20
+FLAGS = [
+    "--policy=auto",
+    f"--data-parallel-size={ENGINES}",
+    "--lend-weights",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-num-seqs=16",
+    "--max-num-batched-tokens=256",
+    "--max-model-len=4096",
+    f"--block-size={BLOCK_TOKENS}",
+    f"--kv-cache-memory-bytes={KV_BYTES}",
+    "--disable-uvicorn-access-log",
+]
+SHORT_TOKENS, LONG_OUTPUT_TOKENS, MORE_TOKENS = (128, 64), 16, 96
+"""Prompt and output of a short request; by how much a long one exceeds what a group holds that lends nothing."""
+LONG_EVERY_S, WARM_UP_S, SEED = 30.0, 30.0, 27
+
+
+@dataclass
+class Part:
+    """What was sent in one part of the run: all streams, and how many seconds it took until all had ended."""
+
+    name: str
+    short: list[Stream]
+    long: list[Stream]
+    took_s: float
+
+    def report(self) -> None:
+        """Print rates and times."""
+        tokens = sum(len(each.token_s) for each in self.short)
+        ttft_s, tpot_ms = [each.ttft_s for each in self.short], [1e3 * each.tpot_s for each in self.short]
+        print(
+            f"{self.name}: {len(self.short)} short ones, {tokens / self.took_s:.1f} tokens/s, TTFT median "
+            f"{median(ttft_s):.2f} s, P95 {quantiles(ttft_s, n=20)[-1]:.2f}, TPOT median {median(tpot_ms):.1f} ms",
+            flush=True,
+        )
+        if self.long:
+            waits_s = [each.ttft_s for each in self.long]
+            print(f"  {len(self.long)} long ones, TTFT median {median(waits_s):.1f} s, largest {max(waits_s):.1f}")
+
+
+async def run_part(system: System, name: str, seconds: float, rate: float, long_tokens: int | None) -> Part:
+    """Send requests for some time and wait for all of them. Raises RequestFailed if one fails."""
+    draw, began_s = random.Random(f"{SEED} {name}"), time.monotonic()
+
+    async def later(at_s: float, prompt_tokens: int, output_tokens: int) -> Stream:
+        await asyncio.sleep(began_s + at_s - time.monotonic())
+        token_ids = prompt(prompt_tokens, draw.getrandbits(32))
+        return await stream(client, system.model, token_ids, output_tokens)
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=system.url, limits=limits, timeout=ANSWER_S) as client:
+        short, at_s = [], draw.expovariate(rate)
+        while at_s < seconds:
+            short.append(asyncio.create_task(later(at_s, *SHORT_TOKENS)))
+            at_s += draw.expovariate(rate)
+        starts_s = [LONG_EVERY_S * (number + 0.5) for number in range(int(seconds / LONG_EVERY_S))]
+        long = [
+            asyncio.create_task(later(start_s, long_tokens - LONG_OUTPUT_TOKENS, LONG_OUTPUT_TOKENS))
+            for start_s in (starts_s if long_tokens is not None else ())
+        ]
+        streams = await asyncio.gather(*short), await asyncio.gather(*long)
+    return Part(name, *streams, time.monotonic() - began_s)
+
+
+def loans(system: System) -> dict[str, float]:
+    """How often weights were lent, and came back, as the metrics count."""
+    text = httpx.get(f"{system.url}/metrics", timeout=60).raise_for_status().text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    names = ("flying:weight_loans_total", "flying:weight_fetch_seconds_count", "flying:weight_fetch_seconds_sum")
+    return {sample.name: sample.value for sample in samples if sample.name in names}
+
+
+def main() -> None:
+    """Run the three parts on one server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=15.0, help="with long requests")
+    parser.add_argument("--without-minutes", type=float, default=5.0, help="without any, before and after")
+    parser.add_argument("--rate", type=float, default=2.0, help="short requests per second")
+    options = parser.parse_args()
+    model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
+    system = System("ours", model, FLAGS, ours=True)
+    try:
+        status = system.ask("status")
+        whole, lent = status["capacity_tokens"][str(ENGINES)], status["lent_capacity_tokens"]
+        one = status["capacity_tokens"]["1"]
+        print(f"{commit()}: an engine holds {one} tokens, a group of {ENGINES} {whole}, with lent weights {lent}")
+        print(f"long requests of {whole + MORE_TOKENS} tokens; short ones of {SHORT_TOKENS}, {options.rate:g}/s")
+        without_s, parts = 60 * options.without_minutes, list[Part]()
+        asyncio.run(run_part(system, "warm-up", WARM_UP_S, options.rate, None))
+        for name, seconds, tokens in (
+            ("before", without_s, None),
+            ("with long ones", 60 * options.minutes, whole + MORE_TOKENS),
+            ("after", without_s, None),
+        ):
+            parts.append(asyncio.run(run_part(system, name, seconds, options.rate, tokens)))
+            parts[-1].report()
+            print(f"  {loans(system)}, {len(system.ask('switches')['switches'])} switches", flush=True)
+        rates = [sum(len(each.token_s) for each in part.short) / part.took_s for part in parts]
+        print(f"short ones beside long ones: {2 * rates[1] / (rates[0] + rates[2]):.3f} of their tokens/s without any")
+        httpx.post(f"{system.url}/flying/check", json={}, timeout=60).raise_for_status()
+    finally:
+        system.stop()
+
+
+if __name__ == "__main__":
+    main()
