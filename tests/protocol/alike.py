@@ -21,7 +21,12 @@ def key_of(engine: Engine) -> Any:
     """Return all that matters of a state, as one hashable value."""
     loop = engine.loop
     parts = (loop._own_at_s, loop.arbiter, loop.lanes.members, loop.lanes.leaders, loop.lanes.schedulers)
-    return (engine.number, *map(freeze, (*parts, loop.migrations, engine.table, engine.memory, engine.overdue)))
+    weights = ()
+    if engine.weights is not None:
+        ledger = engine.weights.ledger
+        weights = (ledger.dropped, ledger.blocks, engine.weights.told, frozenset(loop.lanes.own.withheld))
+    parts = (*parts, loop.migrations, engine.table, engine.memory, engine.overdue, weights)
+    return (engine.number, *map(freeze, parts))
 
 
 def freeze(thing: Any) -> Any:
@@ -93,7 +98,9 @@ def rename_blocks(engine: Engine) -> None:
     found += [block for books in lent.values() for block in books.offered]
     found += [block for holder in holders for block in holder.blocks]
     found += own.pool.free
-    new = {0: 0} | {block: n for n, block in enumerate((b for b in dict.fromkeys(found) if b), 1)}
+    extra = range(engine.settings.blocks, engine.settings.all_blocks)  # these stay apart
+    new = {0: 0} | {block: block for block in extra}
+    new |= {block: n for n, block in enumerate((b for b in dict.fromkeys(found) if b and b not in extra), 1)}
     for books in lent.values():
         books.table = {v: new[books.table[v]] for v in sorted(books.table)}
         books.offered = [new[block] for block in books.offered]
@@ -103,4 +110,5 @@ def rename_blocks(engine: Engine) -> None:
     pool._pinned = [[new[block] for block in blocks] for blocks in pool._pinned]
     own.pool.rename(new)
     engine.memory.rename(new, own.pool.free)
+    engine.memory.touched.intersection_update(extra)
     engine.table.rename(new, {size: books.table for size, books in lent.items()})

@@ -13,10 +13,12 @@ from flying_serving.engine.messages import Message, RunStep
 from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import KVSource, Offer
 from tests.engine.schedulers import BLOCK
+from tests.protocol import weights
 from tests.protocol.alike import freeze, key_of
 from tests.protocol.client import ClientMessage
-from tests.protocol.engine import Engine, Overdue, Took
+from tests.protocol.engine import Engine
 from tests.protocol.offers import Look, View
+from tests.protocol.settings import Overdue, Took
 
 TICKS = (0, 1, 2)
 """How much time may have passed when an engine goes through its loop: none, all waits are over, all pauses too."""
@@ -79,7 +81,7 @@ class Facts:
             tuple(size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()),
             {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
             {size: frozenset(leader.borrowed.held) for size, leader in lanes.leaders.items()},
-            Overdue(bool(arrivals), bool(migrations.source.retained)),
+            Overdue(bool(arrivals), bool(migrations.source.retained), bool(engine.weights)),
             tuple((arrival.source, arrival.size) for arrival in arrivals),
             offers,
             rows,
@@ -117,6 +119,8 @@ class Engines:
     def add(self, engine: Engine) -> Did:
         """Number a state, and check it."""
         engine.loop.lanes.check()
+        if engine.weights is not None:
+            weights.check(engine)
         worst = max(engine.overdue.values(), default=0)
         assert worst <= self._most_overdue, f"a lane is due, and others have made {worst} steps since"
         sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)

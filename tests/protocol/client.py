@@ -52,7 +52,14 @@ class Retain:
     number: int = 0
 
 
-ClientMessage = Job | Order | Abort | Retain
+@dataclass(frozen=True)
+class Move:
+    """Weights are to go, or to come back: what the engine's residency is told."""
+
+    what: str
+
+
+ClientMessage = Job | Order | Abort | Retain | Move
 
 
 def request_of(job: str) -> str:

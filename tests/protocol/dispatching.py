@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tests.protocol.client import Abort, ClientMessage, Job, Order, Retain, request_of
+from tests.protocol.client import Abort, ClientMessage, Job, Move, Order, Retain, request_of
 from tests.protocol.endpoints import Endpoints
 from tests.protocol.events import Label
 from tests.protocol.explorer import Wrong
 from tests.protocol.faults import Fault
-from tests.protocol.scenario import Client, Scenario, Status
-
-ENGINES = 4
+from tests.protocol.scenario import Client, Lent, Scenario, Stage, Status
 
 
 class Dispatcher:
@@ -25,6 +23,9 @@ class Dispatcher:
         self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in scenario.jobs))}
         """Of requests."""
         self._scenario = scenario
+        self._engines = range(scenario.settings.engines)
+        self._lenders = range(scenario.settings.sizes[-1])
+        """Engines whose weights are lent: those of the first widest group."""
         self._endpoints = endpoints
         self._fault = fault
 
@@ -32,11 +33,15 @@ class Dispatcher:
         """Send the next stage, and what follows it as long as there is no order to wait for."""
         while client.stage + 1 < len(self._scenario.stages):
             stage = self._scenario.stages[client.stage + 1]
-            if client.unanswered.intersection(range(ENGINES) if stage.layout else self._regrouped(client.stage)):
+            if client.unanswered.intersection(self._engines if stage.layout else self._regrouped(client.stage)):
                 break
-            alive = [engine for engine in range(ENGINES) if not self._endpoints.is_gone(endpoints[engine])]
+            if not self._may_begin(stage, client):
+                break
+            alive = [engine for engine in self._engines if not self._endpoints.is_gone(endpoints[engine])]
             unanswered = frozenset(alive) if stage.layout else client.unanswered
             client = client._replace(stage=client.stage + 1, unanswered=unanswered)
+            if stage.lends is not None:
+                client = self._tell(endpoints, client, Lent.READY if stage.lends else Lent.FETCHING)
             for engine, size in enumerate(stage.layout):
                 self._say(endpoints, engine, Order(size, stage.mode))
             leaving = [client.requests[self.numbers[request_of(job.name)]] for job in stage.jobs if job.source]
@@ -48,10 +53,36 @@ class Dispatcher:
                 client = self._dispatch(endpoints, client, job)
         return endpoints, client
 
+    def _may_begin(self, stage: Stage, client: Client) -> bool:
+        """Whether weights are where they have to be, and requests are over that have to be."""
+        is_over = all(client.requests[self.numbers[name]][0] is not Status.OPEN for name in stage.after)
+        needs_all = stage.layout or any(map(self._needs_weights, stage.jobs))
+        when = Lent.LENT if stage.lends is False else Lent.WHOLE if needs_all or stage.lends else stage.when
+        return is_over and when in (None, client.weights)
+
+    def _needs_weights(self, job: Job) -> bool:
+        return job.leader in self._lenders and job.size < len(self._lenders)
+
+    def _tell(self, endpoints: list[int], client: Client, weights: Lent) -> Client:
+        """Tell the engines of the group that lends what becomes of weights."""
+        what = {Lent.READY: "prepare", Lent.LENDING: "lend", Lent.FETCHING: "take_back"}[weights]
+        for engine in self._lenders:
+            self._say(endpoints, engine, Move(what))
+        return client._replace(weights=weights, awaited=frozenset(self._lenders))
+
+    def answer(self, endpoints: list[int], client: Client, engine: int) -> Client:
+        """An engine has done what it was told of its weights. When all have, the next is told."""
+        client = client._replace(awaited=client.awaited - {engine})
+        if client.awaited and not (self._fault is Fault.NOT_ALL_READY and client.weights is Lent.READY):
+            return client
+        if client.weights is Lent.READY:
+            return self._tell(endpoints, client, Lent.LENDING)
+        return client._replace(weights=Lent.LENT if client.weights is Lent.LENDING else Lent.WHOLE)
+
     def _regrouped(self, stage: int) -> list[int]:
         """Engines whose groups change by the last order."""
         layouts = [self._scenario.first, *(each.layout for each in self._scenario.stages[: stage + 1] if each.layout)]
-        return [engine for engine in range(ENGINES) if len(layouts) > 1 and layouts[-1][engine] != layouts[-2][engine]]
+        return [engine for engine in self._engines if len(layouts) > 1 and layouts[-1][engine] != layouts[-2][engine]]
 
     def _dispatch(self, endpoints: list[int], client: Client, job: Job) -> Client:
         number = self.numbers[request_of(job.name)]
@@ -99,15 +130,16 @@ class Dispatcher:
     def are_quiet(self, client: Client) -> tuple[bool, ...]:
         """Return, by engine, whether the client has sent it all that it ever will."""
         later = self._scenario.stages[client.stage + 1 :]
-        if any(stage.layout for stage in later) or self._tells_all(client.stage + 1):
-            return (False,) * ENGINES
+        tells_all = any(stage.layout or stage.lends is not None for stage in later) or client.weights is Lent.READY
+        if tells_all or self._tells_all(client.stage + 1):
+            return (False,) * len(self._engines)
         jobs = [job for stage in later for job in stage.jobs] + list(self._scenario.handoffs.values())
         split = [job for job in self._scenario.jobs if job.ahead is not None]
         changing = {request_of(job.name) for job in (*jobs, *split)} | set(self._scenario.aborts)
         leaving = [client.requests[self.numbers[name]] for name in changing]
         parts = [job for status, *each in leaving for job in each if job and status is Status.OPEN]
         told = {job.leader for job in (*jobs, *parts)}
-        return tuple(engine not in told for engine in range(ENGINES))
+        return tuple(engine not in told for engine in self._engines)
 
     def _tells_all(self, stage: int) -> bool:
         """Whether all engines wait to be told which requests leave, after the order of the stage before."""

@@ -13,11 +13,12 @@ from flying_serving.layout.groups import Group
 from flying_serving.migration.messages import PullKV
 from tests.protocol.automaton import NOTHING, Did, Engines
 from tests.protocol.client import Abort, ClientMessage
-from tests.protocol.engine import Engine, Overdue, Took
+from tests.protocol.engine import Engine
 from tests.protocol.events import Event, Label, Sent
 from tests.protocol.faults import Fault
 from tests.protocol.inboxes import GONE, Entry, arrives, sort_grants
 from tests.protocol.offers import Look, View, look_at, look_into
+from tests.protocol.settings import Overdue, Took
 
 
 class Endpoint(NamedTuple):

@@ -7,11 +7,9 @@ one, the model writes down whose token is in which block, and nothing goes to a 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from flying_serving.config import FlyingConfig
 from flying_serving.engine.group import Leader, Member
@@ -25,59 +23,18 @@ from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.wire import EngineMemory
+from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 from tests.engine.schedulers import BLOCK, Request
 from tests.protocol.alike import forget_times, rename_blocks
-from tests.protocol.client import Abort, ClientMessage, Job, Retain
+from tests.protocol.broken_weights import break_weights
+from tests.protocol.client import Abort, ClientMessage, Job, Move, Retain
 from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Entered, Inbox, Nothing, Reading, now
 from tests.protocol.faults import Fault, inject
 from tests.protocol.memory import EndlessScheduler, LanePool, ListPool, Memory, Scheduler
 from tests.protocol.offers import Peers, Table, View
-
-SIZES = (1, 2, 4)
-
-
-class Took(Enum):
-    """What became of the message that an engine had when it went through its loop."""
-
-    NOT = "it did something else first"
-    SERVED = "it was served"
-    ENTERED = "the engine has entered its step, and waits for the other members"
-    READ = "it has read offers, and goes on to copy the KV"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What engines are made with.
-
-    Args:
-        blocks: physical blocks of each, one of them null.
-        lend_blocks: how many a leader asks for, at the least.
-        endless: lanes that have work without end and need no blocks, by group; the others have none at all.
-        exact: whether it is kept how long ago things were, with a tick for each step, and more ticks at any time. If
-            not, any wait and any pause may be over at any time, which allows all that can really happen, and more.
-        chunk: tokens that a scheduler plans for a step, at the most.
-        stalls: whether who waits for KV to be offered, with blocks, may give up only because it has waited long enough.
-    """
-
-    blocks: int = 3
-    lend_blocks: int = 1
-    endless: tuple[Group, ...] = ()
-    exact: bool = False
-    chunk: int = 8
-    stalls: bool = True
-
-
-class Overdue(NamedTuple):
-    """Which waits of requests that migrate are over.
-
-    Args:
-        arrivals: of those that wait for their KV, or for room for it.
-        retained: of those whose KV waits to be fetched.
-    """
-
-    arrivals: bool = False
-    retained: bool = False
+from tests.protocol.settings import ANSWERED, Overdue, Settings, Took
+from tests.protocol.weights import Device, OwnPool, Weights, extra_of, make_residency
 
 
 class Engine:
@@ -101,15 +58,15 @@ class Engine:
     ) -> None:
         self.number, self.settings = number, settings
         self.channel = Inbox()
-        self.memory, self.table, self.peers = Memory(settings.blocks, mobile), Table(sizes or {}), Peers()
+        self.memory, self.table, self.peers = Memory(settings.all_blocks, mobile), Table(sizes or {}), Peers()
         self.overdue: dict[int, int] = {}
         """By size, for older lanes that are led here, have work and are due: steps of others made here since then."""
         self._rounds = 0
         self._aborting: tuple[str, ...] = ()
         self._views: list[View] = []
-        own = LanePool(self._make_scheduler((number,)))
+        own = (OwnPool if settings.pieces else LanePool)(self._make_scheduler((number,)))
         lanes = [Lane((number,), BLOCK, None, own)]
-        for size in SIZES[1:]:
+        for size in settings.sizes[1:]:
             group = aligned_group(number, size)
             pool = LanePool(self._make_scheduler(group)) if group[0] == number else None
             leader = None if pool is None else Leader(group, pool, self.channel, settings.lend_blocks)
@@ -120,15 +77,39 @@ class Engine:
         self.loop = EngineLoop(number, Lanes(lanes), self.channel, self, flying, kv, instruments, now)
         self.loop.migrations.target.chunks.blocks = 1
         self.loop.migrations.target.chunks.token_s = dict.fromkeys(
-            SIZES, 1.0
+            settings.sizes, 1.0
         )  # block by block, while something else runs
         inject(fault, self.loop.migrations, self.table)
+        if settings.pieces:
+            self._lend(own, fault)
+
+    def _lend(self, own: Any, fault: Fault | None) -> None:
+        """Let there be weights that can be lent."""
+        extra = extra_of(self.settings.blocks, self.settings.pieces)
+        self.device = Device(self.memory, self.settings.pieces, extra)
+        loop = self.loop
+        revoke = loop.migrations.source.revoke_all
+        loop.residency = make_residency(loop.lanes, own, self.settings.pieces, extra, self.call_workers, revoke)
+        break_weights(fault, loop.residency, self.memory)
+
+    @property
+    def weights(self) -> Weights | None:
+        """What it has of its weights, if they may be lent."""
+        residency = self.loop.residency
+        assert residency is None or isinstance(residency, Weights)
+        return residency
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on with what it did."""
+        vars(self).update(state)
+        if self.weights is not None:
+            self.weights.resume()
 
     def _make_member(self, group: Group, own: LanePool) -> Member:
         return Member(group, self.number, own, self.channel, partial(self.table.lend, len(group)))
 
     def _make_scheduler(self, group: Group) -> Any:
-        blocks, endless = self.settings.blocks, self.settings.endless
+        blocks, endless = self.settings.all_blocks, self.settings.endless
         if endless:
             return EndlessScheduler(blocks, pool=ListPool(blocks), busy=group in endless)
         return Scheduler(blocks, pool=ListPool(blocks), budget=self.settings.chunk)
@@ -157,9 +138,15 @@ class Engine:
     def step_own(self) -> bool:
         """A step of lane 1."""
         plan = self.schedulers[1].schedule()
-        self.memory.write(plan)
+        self._write(1, plan)
         self.schedulers[1].update_from_output(plan, None)
         return bool(plan.total_num_scheduled_tokens)
+
+    def _write(self, size: int, plan: Any) -> None:
+        """What a step does in a lane: it needs weights if it computes anything."""
+        has_weights = self.weights is None or size == self.settings.sizes[-1] or not self.device.gone
+        assert has_weights or not plan.num_scheduled_tokens, f"a step in lane {size}, whose weights are gone"
+        self.memory.write(plan)
 
     def add_own(self, request: Any, wave: int) -> None:
         """To lane 1's scheduler."""
@@ -175,7 +162,9 @@ class Engine:
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
         """What the workers do, all of which are one memory."""
         if function is WorkerLanes.execute:
-            return self.memory.write(args[1])
+            return self._write(args[0], args[1])
+        if function in (lent.drop_next, lent.fetch_next, lent.copy_blocks, lent.release_blocks):
+            return function(self.device, *args)
         assert function is pull_kv
         return self._pull_kv(*args)
 
@@ -242,6 +231,9 @@ class Engine:
             case Retain(name, number):
                 utilities.flying_retain([(name, number)] if name else [])
                 self._is_without(name)
+            case Move(what):
+                assert self.weights is not None
+                self.weights.begin(what)
             case _:
                 group = list(aligned_group(self.number, client_message.size))
                 utilities.flying_switch(group, client_message.mode, 1, NOW_S)
@@ -267,6 +259,8 @@ class Engine:
                 arrival.grown_s -= TICK_S + (STALLED_S if self.settings.stalls else PATIENCE_S)
         for retained in migrations.source.retained.values() if overdue.retained else ():
             retained.since_s = NOW_S - RETAIN_S - TICK_S
+        if self.weights is not None:
+            self.weights._next_s = 0.0 if overdue.weights else NOW_S + TICK_S
         self.channel.next = message
         self._views = list(views)
         self._look_again()
@@ -292,6 +286,8 @@ class Engine:
         for scheduler in self.schedulers.values():
             scheduler.done, scheduler.outputs = [], []
             scheduler.seen &= set(scheduler.requests)
+        if self.weights is not None and self.weights.take_answer():
+            done = (*done, ANSWERED)
         forget_times(self)
         rename_blocks(self)
         return done

@@ -36,6 +36,10 @@ class Fault(Enum):
     SET_ASIDE_EARLY = "blocks are set aside for KV before any is offered"
     FREED_EARLY = "an owner is told that tokens are pulled before they are"
     KEEPS_BLOCKS = "a request whose KV is still computed keeps its blocks, though its lane is short of them"
+    NOT_ALL_READY = "weights go as soon as one engine of the group is ready to lend"
+    NOT_EMPTY = "pages go back to weights while their blocks are in use"
+    NOT_REPLACED = "a member's table says where KV was before it was copied"
+    TABLES_KEPT = "running requests keep the blocks that their KV was copied from"
 
 
 class _PublishedEarly(Source):

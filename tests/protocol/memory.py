@@ -67,6 +67,9 @@ class ListPool:
                 del self.users[number]
                 self.free.append(number)
 
+    def evict_blocks(self, blocks: set[int]) -> None:
+        """Do nothing: nothing is cached."""
+
     def rename(self, new: Mapping[int, int]) -> None:
         """Give blocks other numbers."""
         self.free = [new[block] for block in self.free]
@@ -127,6 +130,8 @@ class Memory:
         self.mobile = mobile
         self.content: dict[tuple[int, int], tuple[str, int]] = {}
         self.tables: dict[str, list[int]] = {}
+        self.touched: set[int] = set()
+        """Blocks that have pages."""
 
     def write(self, plan: SchedulerOutput) -> None:
         """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
@@ -158,9 +163,25 @@ class Memory:
         for place, token in zip(run, tokens, strict=True):
             block = blocks[place // BLOCK]
             assert 0 < block < self.blocks
+            self.touched.add(block)
             self.content.pop((block, place % BLOCK), None)
             if token is not None:
                 self.content[block, place % BLOCK] = token
+
+    def copy(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks to others, new ones by old, and let requests have these."""
+        for old, new in copies.items():
+            for slot in range(BLOCK):
+                self.content.pop((new, slot), None)
+                if (old, slot) in self.content:
+                    self.content[new, slot] = self.content[old, slot]
+        self.touched.update(copies.values())
+        self.tables = {name: [copies.get(b, b) for b in blocks] for name, blocks in self.tables.items()}
+
+    def release(self, blocks: range) -> None:
+        """Give pages back: what is in these blocks is lost."""
+        self.touched.difference_update(blocks)
+        self.content = {place: token for place, token in self.content.items() if place[0] not in blocks}
 
     def row(self, block: int) -> tuple[tuple[str, int] | None, ...]:
         """Return the tokens in a block that others may want."""

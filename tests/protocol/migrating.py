@@ -12,8 +12,8 @@ from typing import Any
 from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import KVSource
 from tests.protocol.client import Job
-from tests.protocol.engine import Settings
 from tests.protocol.scenario import Scenario, Stage
+from tests.protocol.settings import Settings
 
 ONE, TWO, THREE, MANY = Settings(blocks=2), Settings(blocks=3), Settings(blocks=4), Settings(blocks=6)
 """Blocks that each engine can use; these requests need one, and two of five tokens."""

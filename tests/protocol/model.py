@@ -10,18 +10,16 @@ from flying_serving.engine.messages import RecallBlocks
 from flying_serving.layout.groups import Group, Layout
 from tests.protocol.automaton import Engines
 from tests.protocol.client import Order, request_of
-from tests.protocol.dispatching import ENGINES, Dispatcher
+from tests.protocol.dispatching import Dispatcher
 from tests.protocol.endpoints import Endpoints
-from tests.protocol.engine import SIZES, Engine
+from tests.protocol.engine import Engine
 from tests.protocol.events import Event, Label, Sent
 from tests.protocol.explorer import Wrong
 from tests.protocol.faults import Fault
 from tests.protocol.offers import View
 from tests.protocol.scenario import Client, Scenario, Status
+from tests.protocol.settings import ANSWERED
 from tests.protocol.tracing import describe
-
-GROUPS = [group for size in SIZES[1:] for group in Layout.uniform(ENGINES, size).groups]
-
 
 State = tuple[int, ...]
 """The endpoints of all engines, and the client, by number."""
@@ -39,6 +37,9 @@ class ProtocolModel:
     def __init__(self, scenario: Scenario, fault: Fault | None = None, *, reduce: bool = True) -> None:
         self.scenario = scenario
         self.fault = fault
+        sizes, engines = scenario.settings.sizes, scenario.settings.engines
+        self._engines = range(engines)
+        self._groups = [group for size in sizes[1:] for group in Layout.uniform(engines, size).groups]
         self.endless = bool(scenario.settings.endless)
         self.reduce = reduce and fault is not Fault.BY_ARRIVAL
         exact = scenario.settings.exact
@@ -55,7 +56,7 @@ class ProtocolModel:
 
     def first(self) -> State:
         """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
-        endpoints = [self.endpoints.take(self._make(engine)) for engine in range(ENGINES)]
+        endpoints = [self.endpoints.take(self._make(engine)) for engine in self._engines]
         client = Client(((Status.OPEN, None, None),) * len(self.client.numbers))
         return self._state(*self.client.begin_stages(endpoints, client))
 
@@ -85,7 +86,13 @@ class ProtocolModel:
         client = self._clients[state[-1]]
         if client.ended:
             return True
-        if self.endless or client.lost or client.unanswered or client.stage < len(self.scenario.stages) - 1:
+        if (
+            self.endless
+            or client.lost
+            or client.unanswered
+            or client.awaited
+            or client.stage < len(self.scenario.stages) - 1
+        ):
             return False
         if any(status is Status.OPEN for status, *_ in client.requests) or not all(map(self._is_at_rest, state[:-1])):
             return False
@@ -105,9 +112,9 @@ class ProtocolModel:
         if first is not None:
             yield from self._at(state, first)
             return
-        for engine in range(ENGINES):
+        for engine in self._engines:
             yield from self._at(state, engine)
-        for group in GROUPS:
+        for group in self._groups:
             if self.endpoints.inside[state[group[0]]] is not None:
                 yield from self._step(state, group)
         if self.scenario.aborts:
@@ -182,8 +189,11 @@ class ProtocolModel:
         if event.done:
             client = self._clients[endpoints.pop()]
             for name in event.done:
+                if name == ANSWERED:
+                    client = self.client.answer(endpoints, client, engine)
+                    continue
                 client = self.client.complete(endpoints, client, name, event.label)
-            return self._state(endpoints, client)
+            return self._state(*self.client.begin_stages(endpoints, client))
         return tuple(endpoints)
 
     def _step(self, state: State, group: Group) -> Iterator[tuple[Label, State]]:
@@ -202,7 +212,7 @@ class ProtocolModel:
         after = state
         for engine, messages in heard.items():
             view = self._view(state, engine) if messages else ()
-            after = self._after(after, engine, self.endpoints.step(state[engine], messages, label, view))
+            after = self._after(after, engine, self.endpoints.step(after[engine], messages, label, view))
         return after
 
     def _abort(self, state: State) -> Iterator[tuple[Label, State]]:
@@ -210,7 +220,7 @@ class ProtocolModel:
             endpoints = list(state[:-1])
             client = self.client.abort(endpoints, self._clients[state[-1]], name)
             if client is not None:
-                yield ("abort", name), self._state(endpoints, client)
+                yield ("abort", name), self._state(*self.client.begin_stages(endpoints, client))
 
     # ---- loss
 
@@ -221,18 +231,18 @@ class ProtocolModel:
             for engine in self.scenario.mortal:
                 yield from self._die(state, engine, ("stops", engine))
             return
-        for engine in range(ENGINES):
+        for engine in self._engines:
             message = self.endpoints.endpoints[state[engine]].inside
             if message is not None and not self._is_whole(self.endpoints.group(message), state):
                 yield from self._die(state, engine, ("gives up, and stops", engine))
         requests = tuple((Status.LOST if s is Status.OPEN else s, None, None) for s, *_ in client.requests)
         end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
-        yield ("the server ends",), self._state([self.endpoints.gone] * ENGINES, end)
+        yield ("the server ends",), self._state([self.endpoints.gone] * len(self._engines), end)
 
     def _die(self, state: State, engine: int, label: Label) -> Iterator[tuple[Label, State]]:
         """With an engine go any of its messages that have not arrived yet."""
         client = self._clients[state[-1]]
-        for left in product(*(self.endpoints.lose(state[other], engine) for other in range(ENGINES))):
+        for left in product(*(self.endpoints.lose(state[other], engine) for other in self._engines)):
             endpoints = list(left)
             endpoints[engine] = self.endpoints.stop(endpoints[engine])
             yield label, self._state(endpoints, client._replace(lost=True, unanswered=client.unanswered - {engine}))
@@ -245,7 +255,7 @@ class ProtocolModel:
     def _check_lending(self, state: State) -> None:
         """When no message is under way, members have lent exactly what their leaders have borrowed."""
         facts = [self.engines.facts[self.endpoints.endpoints[number].engine] for number in state[:-1]]
-        for group in GROUPS:
+        for group in self._groups:
             borrowed = facts[group[0]].borrowed[len(group)]
             for engine in group:
                 lent, offered = facts[engine].lent[len(group)]

@@ -9,9 +9,19 @@ from typing import NamedTuple
 
 from flying_serving.layout.groups import Group
 from tests.protocol.client import Job
-from tests.protocol.engine import Settings
+from tests.protocol.settings import Settings
 
 _PLAIN = Settings()
+
+
+class Lent(Enum):
+    """Where weights are as the client knows."""
+
+    WHOLE = "whole"
+    READY = "engines are to be ready to lend"
+    LENDING = "they go"
+    LENT = "lent"
+    FETCHING = "they come back"
 
 
 @dataclass(frozen=True)
@@ -24,11 +34,19 @@ class Stage:
         jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it migrates, which takes it
             from where it was, and brings its KV if it says so (`Job.source`). If it is the very offer that is made of
             `x` while it runs, the request is split: `x` goes on.
+        lends: whether the engines of the first widest group are told to lend their weights, or to have them back; None
+            if neither.
+        when: where weights have to be before it begins. Before an order, and requests of narrower groups, they have to
+            be WHOLE.
+        after: requests that have to be over before it begins.
     """
 
     layout: tuple[int, ...] = ()
     mode: str = "weave"
     jobs: tuple[Job, ...] = ()
+    lends: bool | None = None
+    when: Lent | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,8 @@ class Client(NamedTuple):
         unanswered: engines that have not acknowledged the last order.
         lost: whether an engine has stopped.
         ended: whether the server has ended.
+        weights: where they are.
+        awaited: engines that have not answered what they were told of weights.
     """
 
     requests: tuple[tuple[Status, Job | None, Job | None], ...]
@@ -91,6 +111,8 @@ class Client(NamedTuple):
     unanswered: frozenset[int] = frozenset()
     lost: bool = False
     ended: bool = False
+    weights: Lent = Lent.WHOLE
+    awaited: frozenset[int] = frozenset()
 
     def with_request(self, number: int, status: Status, job: Job | None, part: Job | None = None) -> Client:
         """Return what is known when one request has another status."""

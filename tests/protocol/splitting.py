@@ -6,9 +6,9 @@ from typing import Any
 
 from flying_serving.layout.groups import Group
 from tests.protocol.client import Job
-from tests.protocol.engine import Settings
 from tests.protocol.migrating import MANY, OTHERS, PAIR, job_of
 from tests.protocol.scenario import Scenario, Stage
+from tests.protocol.settings import Settings
 
 SLOW = Settings(blocks=3, chunk=2)
 """A prompt takes several steps."""

@@ -11,12 +11,13 @@ import sys
 import pytest
 
 from tests.protocol.client import Job
-from tests.protocol.engine import Settings
 from tests.protocol.explorer import Explored, explore
 from tests.protocol.faults import Fault
+from tests.protocol.lending import LENDING, LENT_KV
 from tests.protocol.migrating import FULL, MIGRATING
 from tests.protocol.model import ProtocolModel
 from tests.protocol.scenario import Scenario, Stage
+from tests.protocol.settings import Settings
 from tests.protocol.splitting import SPLITTING
 
 APART, PAIRS, ALL = (1, 1, 1, 1), (2, 2, 2, 2), (4, 4, 4, 4)
@@ -69,6 +70,7 @@ SCENARIOS = {
     ),
     **MIGRATING,
     **SPLITTING,
+    **LENDING,
     **{
         f"work without end, {mode} to {max(layout)}": Scenario(
             (Stage(),),
@@ -101,8 +103,13 @@ FOUND_IN = {
     Fault.SET_ASIDE_EARLY: "prompts are split both ways, with little memory",
     Fault.FREED_EARLY: "KV goes to two engines block by block, and another request needs these",
     Fault.KEEPS_BLOCKS: "answers are split both ways, with little memory",
+    Fault.NOT_ALL_READY: "weights are lent behind a short request, and come back",
+    Fault.NOT_EMPTY: "weights come back while a request has their blocks, and an order follows",
+    Fault.NOT_REPLACED: "weights come back while a request has their blocks, and an order follows",
+    Fault.TABLES_KEPT: "weights come back while a request has their blocks, and an order follows",
 }
 """In which scenario it is found."""
+WITH_KV = MIGRATING | SPLITTING | LENT_KV
 WITHOUT_KV = FULL | {"an answer is split, and ends in its first part"}
 
 
@@ -120,7 +127,7 @@ def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> No
     with capsys.disabled():
         sys.stdout.write(f"\nprotocol, {name}: {found}, with KV {model.engines.pulled} times\n")
     assert found.wrong is None
-    assert bool(model.engines.pulled) == (name in MIGRATING | SPLITTING and name not in WITHOUT_KV)
+    assert bool(model.engines.pulled) == (name in WITH_KV and name not in WITHOUT_KV)
 
 
 @pytest.mark.parametrize("fault", Fault)

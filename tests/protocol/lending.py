@@ -1,0 +1,57 @@
+"""Scenarios in which engines lend their weights to their KV cache, and have them back."""
+
+from __future__ import annotations
+
+from tests.protocol.migrating import PAIR, job_of
+from tests.protocol.scenario import Lent, Scenario, Stage
+from tests.protocol.settings import Settings
+
+TWO, ONE_MORE, TWO_MORE = (
+    Settings(blocks=2, engines=2, pieces=(2,)),
+    Settings(blocks=3, engines=2, pieces=(2,)),
+    Settings(blocks=2, engines=2, pieces=(2, 1)),
+)
+APART_FROM_OTHERS = Settings(blocks=2, engines=4, widest=2, pieces=(2,))
+"""Two engines, with one or two blocks to use, and one or two more when their weights are gone."""
+LEND, FETCH = Stage(lends=True), Stage(lends=False)
+APART, TOGETHER = (1, 1), (2, 2)
+
+LENDING = {
+    "weights are lent behind a short request, and come back": Scenario(
+        (Stage(jobs=(job_of("s", (1,), (1, 1)),)), LEND, FETCH), settings=TWO, first=APART
+    ),
+    "a long request borrows the room of weights, or nobody wants it": Scenario(
+        (
+            LEND,
+            Stage(jobs=(job_of("a", PAIR, (4, 2)),), when=Lent.LENT),
+            Stage(lends=False, after=("a",)),
+        ),
+        settings=TWO,
+        first=TOGETHER,
+        aborts=("a",),
+    ),
+    "weights come back while a request has their blocks, and an order follows": Scenario(
+        (
+            LEND,
+            Stage(jobs=(job_of("a", PAIR, (1, 1)), job_of("b", PAIR, (1, 3))), when=Lent.LENT),
+            Stage(lends=False, after=("a",)),
+            Stage(APART, jobs=(job_of("c", (0,), (1, 1)),)),
+        ),
+        settings=TWO,
+        first=TOGETHER,
+    ),
+}
+
+LENT_KV = {
+    "KV goes from a group that lends to another while weights come back": Scenario(
+        (
+            LEND,
+            Stage(jobs=(job_of("a", PAIR, (2, 3)),), when=Lent.LENT),
+            FETCH,
+            Stage(jobs=(job_of("a+1", (2,), (4, 1), (PAIR, 1)),)),
+        ),
+        settings=APART_FROM_OTHERS,
+        first=(2, 2, 1, 1),
+    ),
+}
+LENDING |= LENT_KV
