@@ -6,13 +6,10 @@ from tests.protocol.migrating import PAIR, job_of
 from tests.protocol.scenario import Lent, Scenario, Stage
 from tests.protocol.settings import Settings
 
-TWO, ONE_MORE, TWO_MORE = (
-    Settings(blocks=2, engines=2, pieces=(2,)),
-    Settings(blocks=3, engines=2, pieces=(2,)),
-    Settings(blocks=2, engines=2, pieces=(2, 1)),
-)
-APART_FROM_OTHERS = Settings(blocks=2, engines=4, widest=2, pieces=(2,))
-"""Two engines, with one or two blocks to use, and one or two more when their weights are gone."""
+TWO = Settings(blocks=2, engines=2, pieces=(2,))
+"""Two engines with a block to use, and another when their weights are gone."""
+FOUR = Settings(blocks=2, widest=2, pieces=(2,))
+"""Two groups of these."""
 LEND, FETCH = Stage(lends=True), Stage(lends=False)
 APART, TOGETHER = (1, 1), (2, 2)
 
@@ -50,7 +47,7 @@ LENT_KV = {
             FETCH,
             Stage(jobs=(job_of("a+1", (2,), (4, 1), (PAIR, 1)),)),
         ),
-        settings=APART_FROM_OTHERS,
+        settings=FOUR,
         first=(2, 2, 1, 1),
     ),
 }
