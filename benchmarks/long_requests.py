@@ -1,11 +1,12 @@
 """Short requests beside a long one every 30 s that no group holds without lent weights, on one live server with `auto`.
 
-python -m benchmarks.long_requests [--minutes 15] [--without-minutes 5]
+python -m benchmarks.long_requests [--minutes 15] [--other-minutes 3]
 
 Four engines. A long request needs more KV than all of them hold together, so the widest group lends its weights for it,
 and they come back when `auto` goes back to narrower groups. Short requests come at random times, at the same rate all
-the time; first without long ones, then with them, then without again. All have to be served. What was sent in the first
-WARM_UP_S does not count: a server's first requests wait for what is compiled for them.
+the time; first without long ones, then with them, then without again. All have to be served. For comparison, a server
+whose short requests go to the engine with the least load, and that goes together for each long request and apart when
+it has ended. What was sent in the first WARM_UP_S does not count: first requests wait for what is compiled for them.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from benchmarks.systems import ROOT, System, commit
 from flying_serving.testing.tiny import make_model
 
 ENGINES, BLOCK_TOKENS, KV_BYTES = 4, 32, 16 * 2**20
+APART, TOGETHER = [[0], [1], [2], [3]], [[0, 1, 2, 3]]
 FLAGS = [
-    "--policy=auto",
     f"--data-parallel-size={ENGINES}",
     "--lend-weights",
     "--dtype=float32",
@@ -64,14 +65,34 @@ class Part:
             print(f"  {len(self.long)} long ones, TTFT median {median(waits_s):.1f} s, largest {max(waits_s):.1f}")
 
 
-async def run_part(system: System, name: str, seconds: float, rate: float, long_tokens: int | None) -> Part:
-    """Send requests for some time and wait for all of them. Raises RequestFailed if one fails."""
+async def run_part(
+    system: System, name: str, seconds: float, rate: float, long_tokens: int | None, *, orders: bool = False
+) -> Part:
+    """Send requests for some time and wait for all of them. Raises RequestFailed if one fails.
+
+    `orders`: the layout is changed here, for each long request.
+    """
     draw, began_s = random.Random(f"{SEED} {name}"), time.monotonic()
 
     async def later(at_s: float, prompt_tokens: int, output_tokens: int) -> Stream:
         await asyncio.sleep(began_s + at_s - time.monotonic())
         token_ids = prompt(prompt_tokens, draw.getrandbits(32))
         return await stream(client, system.model, token_ids, output_tokens)
+
+    async def order(groups: list[list[int]]) -> None:
+        if orders:
+            body = {"groups": groups, "mode": "migrate"}
+            answer = await client.post("/flying/layout", json=body)
+            if answer.status_code != httpx.codes.CONFLICT:  # a later order has taken its place
+                answer.raise_for_status()
+
+    async def long_one(at_s: float, prompt_tokens: int) -> Stream:
+        await asyncio.sleep(began_s + at_s - time.monotonic())
+        await order(TOGETHER)
+        done = await later(at_s, prompt_tokens, LONG_OUTPUT_TOKENS)
+        done.sent_s = began_s + at_s
+        await order(APART)
+        return done
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=system.url, limits=limits, timeout=ANSWER_S) as client:
@@ -81,7 +102,7 @@ async def run_part(system: System, name: str, seconds: float, rate: float, long_
             at_s += draw.expovariate(rate)
         starts_s = [LONG_EVERY_S * (number + 0.5) for number in range(int(seconds / LONG_EVERY_S))]
         long = [
-            asyncio.create_task(later(start_s, long_tokens - LONG_OUTPUT_TOKENS, LONG_OUTPUT_TOKENS))
+            asyncio.create_task(long_one(start_s, long_tokens - LONG_OUTPUT_TOKENS))
             for start_s in (starts_s if long_tokens is not None else ())
         ]
         streams = await asyncio.gather(*short), await asyncio.gather(*long)
@@ -96,36 +117,55 @@ def loans(system: System) -> dict[str, float]:
     return {sample.name: sample.value for sample in samples if sample.name in names}
 
 
+def measured(system: System, name: str, options: argparse.Namespace, *, minutes: float, long: bool) -> float:
+    """Run a part on a server and print what it shows. Returns the tokens per second of short requests."""
+    status = system.ask("status")
+    tokens = status["capacity_tokens"][str(ENGINES)] + MORE_TOKENS if long else None
+    part = asyncio.run(run_part(system, name, 60 * minutes, options.rate, tokens, orders=system.name == "orders"))
+    part.report()
+    print(f"  {loans(system)}, {len(system.ask('switches')['switches'])} switches", flush=True)
+    return sum(len(each.token_s) for each in part.short) / part.took_s
+
+
+def served(policy: str, name: str) -> System:
+    """A server, which is warm."""
+    model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
+    return System(name, model, [f"--policy={policy}", *FLAGS], ours=True)
+
+
 def main() -> None:
-    """Run the three parts on one server."""
+    """Run all parts on the one server, then a part on the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=15.0, help="with long requests")
-    parser.add_argument("--without-minutes", type=float, default=5.0, help="without any, before and after")
+    parser.add_argument("--other-minutes", type=float, default=3.0, help="without any, before and after; in comparison")
     parser.add_argument("--rate", type=float, default=2.0, help="short requests per second")
+    parser.add_argument("--systems", nargs="+", choices=["auto", "orders"], default=["auto", "orders"])
     options = parser.parse_args()
-    model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
-    system = System("ours", model, FLAGS, ours=True)
-    try:
-        status = system.ask("status")
-        whole, lent = status["capacity_tokens"][str(ENGINES)], status["lent_capacity_tokens"]
-        one = status["capacity_tokens"]["1"]
-        print(f"{commit()}: an engine holds {one} tokens, a group of {ENGINES} {whole}, with lent weights {lent}")
-        print(f"long requests of {whole + MORE_TOKENS} tokens; short ones of {SHORT_TOKENS}, {options.rate:g}/s")
-        without_s, parts = 60 * options.without_minutes, list[Part]()
-        asyncio.run(run_part(system, "warm-up", WARM_UP_S, options.rate, None))
-        for name, seconds, tokens in (
-            ("before", without_s, None),
-            ("with long ones", 60 * options.minutes, whole + MORE_TOKENS),
-            ("after", without_s, None),
-        ):
-            parts.append(asyncio.run(run_part(system, name, seconds, options.rate, tokens)))
-            parts[-1].report()
-            print(f"  {loans(system)}, {len(system.ask('switches')['switches'])} switches", flush=True)
-        rates = [sum(len(each.token_s) for each in part.short) / part.took_s for part in parts]
-        print(f"short ones beside long ones: {2 * rates[1] / (rates[0] + rates[2]):.3f} of their tokens/s without any")
-        httpx.post(f"{system.url}/flying/check", json={}, timeout=60).raise_for_status()
-    finally:
-        system.stop()
+    rates: dict[str, float] = {}
+    for name in options.systems:
+        policy = "auto" if name == "auto" else "manual"
+        system = served(policy, name)
+        try:
+            status = system.ask("status")
+            held = status["capacity_tokens"]
+            print(f"{commit()}, {name}: tokens that groups hold {held}, with lent {status['lent_capacity_tokens']}")
+            asyncio.run(run_part(system, "warm-up", WARM_UP_S, options.rate, None))
+            other = options.other_minutes
+            if name == "auto":
+                rates["before"] = measured(system, "auto, before", options, minutes=other, long=False)
+                rates["with"] = measured(system, "auto, with long ones", options, minutes=options.minutes, long=True)
+                rates["after"] = measured(system, "auto, after", options, minutes=other, long=False)
+            else:
+                rates["orders"] = measured(system, "together for each long one", options, minutes=other, long=True)
+            httpx.post(f"{system.url}/flying/check", json={}, timeout=60).raise_for_status()
+        finally:
+            system.stop()
+    if "with" in rates:
+        ratio = 2 * rates["with"] / (rates["before"] + rates["after"])
+        print(f"short ones beside long ones: {ratio:.3f} of their tokens/s without any (bar 0.95)")
+    if {"with", "orders"} <= rates.keys():
+        against = rates["with"] / rates["orders"]
+        print(f"against together for each long one: {against:.3f} (bar 1.25)")
 
 
 if __name__ == "__main__":

@@ -111,17 +111,19 @@ class Chunks:
         if arrival.blocks is None:
             arrival.start_tokens = arrival.pulled_tokens = start_tokens
         arrival.blocks, arrival.room_tokens = blocks, tokens
-        for one in self._arrivals.values():  # the others have not waited in vain: there will be more blocks free
-            if one.size == arrival.size and one.grown_s is not None:
+        arrival.grown_s = now_s
+        for one in self._arrivals.values() if arrival.is_partial else ():  # when it is here, more blocks are free
+            if one.size == arrival.size and one.grown_s is not None and one.ahead_tokens is None:
                 one.grown_s = now_s
         return True
 
     def evenly(self) -> list[Arrival]:
-        """All arrivals, in their order from each group; first from the groups of whose first request least has come."""
+        """All arrivals, first from groups of whose first request least has come; what has come in part is the first."""
+        begun_first = sorted(self._arrivals.values(), key=lambda one: not one.is_partial)
         first: dict[tuple[Group, int], int] = {}
-        for one in self._arrivals.values():
+        for one in begun_first:
             first.setdefault((one.source.group, one.size), one.pulled_tokens)
-        return sorted(self._arrivals.values(), key=lambda one: first[one.source.group, one.size])
+        return sorted(begun_first, key=lambda one: first[one.source.group, one.size])
 
     def in_time(self, arrival: Arrival, stop: int, limit_s: float | None) -> tuple[int, float]:
         """How far a request can be pulled in `limit_s`, at least by a block, and about how long that takes."""
@@ -130,6 +132,11 @@ class Chunks:
             block_tokens = self._pools[arrival.size].scheduler.block_size
             stop = min(stop, first + max(block_tokens, int(limit_s / token_s)))
         return stop, (stop - first) * token_s
+
+    def void(self, arrival: Arrival) -> None:
+        """Only whole blocks that were pulled before the last pull count; those of the prefix cache are whole."""
+        block_tokens = self._pools[arrival.size].scheduler.block_size
+        arrival.pulled_tokens = max(arrival.start_tokens, arrival.pulled_tokens // block_tokens * block_tokens)
 
     def missing(self, arrival: Arrival) -> int:
         """Blocks that are missing for all that a request can use and the next token."""
@@ -145,7 +152,7 @@ class Chunks:
         block_tokens, free = pool.scheduler.block_size, pool.free_count()
         ways = {one.source.group for one in self._arrivals.values() if one.size == arrival.size}
         room = self.blocks - self._under_way(arrival) // block_tokens
-        has = max(arrival.room_tokens, pulled) + max(min(free, 1), free // len(ways)) * block_tokens
+        has = (len(arrival.blocks or ()) + max(min(free, 1), free // len(ways))) * block_tokens
         stop = min(pulled + max(0, room) * block_tokens, has) // block_tokens * block_tokens
         if stop > pulled or room <= 0:
             return min(max(stop, pulled), offered)

@@ -116,11 +116,21 @@ class Migrations:
                 self.source.release(message.number, message.tokens)
 
     def pull(self, message: PullKV) -> None:
-        """Copy the heads of this engine's devices."""
-        source, size = message.source.group, len(message.source.group)
-        theirs = {engine: self._offers.physical(engine, size, message.source_blocks) for engine in source}
+        """Copy the heads of this engine's devices, once more if blocks have moved meanwhile (`engine/residency.py`).
+
+        A member moves its own, and cannot revoke what its leader offers.
+        """
         mine = self._lanes[len(message.group)].physical(message.blocks)
         with ExitStack() as stack:
             for observer in self.observers:
                 stack.enter_context(observer(message))
-            self._call_workers(pull_kv, source, theirs, message.group, mine, message.tokens)
+            theirs, now = {}, self._places(message)
+            while theirs != now:
+                theirs = now
+                self._call_workers(pull_kv, message.source.group, theirs, message.group, mine, message.tokens)
+                now = self._places(message)
+
+    def _places(self, message: PullKV) -> dict[int, list[int]]:
+        """By engine of the source: its own blocks behind those of the group."""
+        source = message.source.group
+        return {engine: self._offers.physical(engine, len(source), message.source_blocks) for engine in source}

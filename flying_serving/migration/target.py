@@ -79,7 +79,8 @@ class Target:
         if arrival.pulling or not (arrival.aborted or arrival.left is not None):
             return
         if arrival.left is not None and not arrival.aborted:
-            self._keep(arrival.left, arrival.size, arrival.request_id, arrival.pulled_tokens)
+            is_more = arrival.pulled_tokens > arrival.start_tokens  # which a step under way may be yet to compute
+            self._keep(arrival.left, arrival.size, arrival.request_id, is_more * arrival.pulled_tokens)
         self._over(arrival)
         if arrival.blocks is not None:
             self._pools[arrival.size].release(arrival.request)
@@ -90,7 +91,7 @@ class Target:
         for arrival in self.chunks.evenly():
             way = arrival.source.group, arrival.size
             offer = None if arrival.pulling else self._opened(arrival, now_s)
-            if offer is not None and way not in full:
+            if offer is not None and not (way in full and arrival.room_tokens < arrival.usable_tokens):
                 stop = self._aim(arrival, offer, now_s)
                 if stop is not None:
                     took_s = self._advance(arrival, offer, stop, now_s, limit_s)
@@ -183,6 +184,8 @@ class Target:
         offer = self._offers.read(arrival.source)
         if offer is not None and offer.tokens >= arrival.pulling_tokens:
             arrival.pulled_tokens = arrival.pulling_tokens
+        else:  # whole tiles were copied, so tokens of the block in which the copy began may be gone too
+            self.chunks.void(arrival)
         if arrival.aborted or arrival.left is not None:
             self._drop_if_idle(arrival)
         elif arrival.ahead_tokens is None and arrival.pulled_tokens == arrival.usable_tokens:

@@ -81,10 +81,11 @@ class SimWeights:
                 return 0.0  # a step of those that have them ends first
             self._grow(-blocks)
         rest_s = took_s * (1 - LOAN_SHARE) / LOAN_SHARE if any(lane.requests for lane in self._lanes) else 0.0
-        self._next_s = now_s + took_s + rest_s
+        pause_s = took_s + rest_s
+        self._next_s = now_s + pause_s
         self._call(took_s, lambda: self._over(blocks if lends else 0, 1 if lends else -1))
         if rest_s:
-            self._call(took_s + rest_s, self._kick)
+            self._call(pause_s, self._kick)
         return took_s
 
     def _over(self, blocks: int, pieces: int) -> None:

@@ -68,9 +68,10 @@ class Node:
             self.inboxes[member].append(message)
 
     def _copy(self, engine: int, source: tuple[Group, Any], target: tuple[Group, list[int]], tokens: range) -> None:
-        """A member of a group copies its share of the tokens."""
+        """A member of a group copies its share of the tokens, in whole blocks."""
         (old, theirs), (new, mine) = source, target
-        for place in tokens:
+        stop = min(-(-tokens.stop // BLOCK), len(theirs[old[0]])) * BLOCK
+        for place in range(tokens.start // BLOCK * BLOCK, stop):
             if place % len(new) == engine % len(new):
                 at, to = (BLOCK * blocks[place // BLOCK] + place % BLOCK for blocks in (theirs[old[0]], mine))
                 self.lanes[new].kv[to] = self.lanes[old].kv[at]

@@ -227,7 +227,7 @@ def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
 
 
 def test_what_is_used_again_while_it_is_copied_does_not_count() -> None:
-    """What came before it does; the rest is prefilled."""
+    """Whole blocks that came before it do; the rest is prefilled."""
     at = node()
     before = begin(at, A)
     at.at(A).retain("a", 5)
@@ -240,7 +240,7 @@ def test_what_is_used_again_while_it_is_copied_does_not_count() -> None:
     at.lanes[A].kv[:] = [-2] * len(at.lanes[A].kv)
     settle(at)
     settle(at)
-    assert at.at(BOTH).counts() == MigrationCounts(1, 5, 0)
+    assert at.at(BOTH).counts() == MigrationCounts(1, 4, 0)
     run_out(at)
     assert all_free(at)
 
@@ -339,6 +339,23 @@ def test_a_pull_ahead_that_was_given_up_is_made_at_once_later() -> None:
     settle(at)
     assert at.at(B).counts() == MigrationCounts(1, 12, 0)
     run_out(at)
+
+
+def test_who_has_all_its_blocks_needs_no_free_one_for_the_rest() -> None:
+    """Of a request that was pulled ahead the last tokens come when it is to run, however full the lane is then."""
+    at = node()
+    made = ahead(at)
+    for _ in range(2):
+        at.step(A)
+        settle(at)
+    (arrival,) = at.at(B).target.arrivals.values()
+    assert 8 < arrival.pulled_tokens < 12
+    at.lanes[B].pool.take(at.lanes[B].free())
+    while "a" not in at.ended:
+        at.step(A)
+    at.expect(again(made, "b"), B, KVSource(A, 5))
+    settle(at)
+    assert (at.at(B).counts(), at.asked) == (MigrationCounts(1, 12, 0), [])
 
 
 def test_what_was_pulled_of_a_preempted_request_stays() -> None:
@@ -585,6 +602,27 @@ def test_what_the_cache_has_is_not_offered_before_it_is_computed() -> None:
     assert at.lanes[A].has(3, list(found.blocks), range(found.tokens))
 
 
+def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> None:
+    """Whole tiles are copied: tokens that had counted are written again, with whatever is there by then."""
+    at = node({A: 5})
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.at(BOTH).target.chunks.token_s = {2: 1.0}
+    at.expect(again(before, "a+1"), BOTH, KVSource(A, 5))
+    arrival = at.at(BOTH).target.arrivals["a+1"]
+    for limit_s in (0.0, 5.0):
+        settle(at, limit_s=limit_s)
+    assert arrival.pulled_tokens == 9
+    at.at(BOTH).advance(at.now_s, 9.0)
+    at.at(A).source.release(5)
+    begin(at, A, "b", prompt=14, family=4)
+    settle(at)
+    settle(at)
+    assert (arrival.pulled_tokens, at.at(BOTH).counts()) == (8, MigrationCounts(1, 8, 0))
+    run_out(at)
+    assert all_free(at)
+
+
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_what_is_pulled_is_free_where_it_came_from(old: Group, new: Group) -> None:
     """A chunk of one block at a time; the request has all of its KV at the end, and holds blocks for no more before."""
@@ -637,3 +675,17 @@ def test_kv_is_kept_as_long_as_other_kv_is_pulled() -> None:
     assert not at.at(A).source.retained
     run_out(at)
     assert all_free(at)
+
+
+def test_kv_that_a_member_has_moved_meanwhile_is_copied_again() -> None:
+    """It cannot revoke what its leader offers, and the blocks that it has left may be anybody's by then."""
+    at = node()
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    places = iter([[1, 2, 3, 4], [9, 2, 3, 4], [9, 2, 3, 4]])
+    copied = []
+    at.physical = lambda *look: next(places)  # type: ignore[method-assign]
+    at._copy = lambda engine, source, *rest: copied.append(source[1][0][0])  # type: ignore[method-assign]
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    settle(at)
+    assert copied == [1, 9]

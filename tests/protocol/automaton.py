@@ -58,7 +58,9 @@ class Facts:
         waits: whether requests come here with their KV, and whether some is kept for others to fetch.
         sources: what offers KV of requests that come here, and to groups of which size.
         offers, rows: what others can see of it (`offers.py`).
-        shown: number of these two.
+        shown: number of these.
+        where: by size of the group: which blocks in the place of weights are lent to it.
+        lends: whether it may lend weights.
     """
 
     busy: tuple[int, ...]
@@ -69,6 +71,8 @@ class Facts:
     offers: dict[int, Offer]
     rows: dict[tuple[int, int], Any]
     shown: int
+    where: dict[int, tuple[tuple[int, int], ...]]
+    lends: bool
 
     @classmethod
     def of(cls, engine: Engine, numbers: dict[Hashable, int]) -> Facts:
@@ -76,6 +80,7 @@ class Facts:
         lanes, migrations = engine.loop.lanes, engine.loop.migrations
         arrivals = migrations.target.arrivals.values()
         offers, rows = engine.table.shown(engine.memory)
+        where = {size: engine.table.where(size) for size in lanes.members}
         books = {size: member.lent for size, member in lanes.members.items()}
         return cls(
             tuple(size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()),
@@ -85,13 +90,17 @@ class Facts:
             tuple((arrival.source, arrival.size) for arrival in arrivals),
             offers,
             rows,
-            numbers.setdefault((freeze(offers), freeze(rows)), len(numbers)),
+            numbers.setdefault((freeze(offers), freeze(rows), freeze(where)), len(numbers)),
+            where,
+            engine.weights is not None,
         )
 
     def seen(self, look: Look) -> Any:
         """Return what another engine sees that looks at this one."""
         if isinstance(look.what, int):
             return self.offers.get(look.what)
+        if isinstance(look.what, str):
+            return self.where.get(look.size, ())
         return tuple(self.rows.get((look.size, block), NOTHING) for block in look.what)
 
 

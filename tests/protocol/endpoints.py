@@ -17,7 +17,7 @@ from tests.protocol.engine import Engine
 from tests.protocol.events import Event, Label, Sent
 from tests.protocol.faults import Fault
 from tests.protocol.inboxes import GONE, Entry, arrives, sort_grants
-from tests.protocol.offers import Look, View, look_at, look_into
+from tests.protocol.offers import Look, View, look_at, look_into, look_where
 from tests.protocol.settings import Overdue, Took
 
 
@@ -120,10 +120,12 @@ class Endpoints:
         looks = [look_at(source) for source, _ in sources]
         if endpoint.inside is not None:
             return tuple(looks) if self.aborts(number) else ()
-        before = dict(endpoint.views[-1]) if endpoint.views else {}
+        first, last = (dict(endpoint.views[place]) if endpoint.views else {} for place in (0, -1))
         for source, size in sources:
-            offer = before.get(look_at(source)) if size == 1 else None
-            looks += look_into(source, offer.blocks, (who,), who) if offer is not None else []
+            if size == 1 and self.engines.facts[endpoint.engine].lends:
+                looks += look_where(source, (who,), who)
+            offer = first.get(look_at(source)) if size == 1 else None
+            looks += look_into(source, offer.blocks, (who,), who, last) if offer is not None else []
         message = self.engines.messages[endpoint.inbox[0][1]] if self._arrivals(endpoint.inbox) else None
         if isinstance(message, PullKV):
             looks += look_into(message.source, message.source_blocks, message.group, who)
@@ -173,7 +175,7 @@ class Endpoints:
         before, endpoint = endpoint, endpoint._replace(prompt=False, views=(), overdue=None)
         for did in self.engines.go_on(endpoint.engine, None, views, overdue):
             if did.took is Took.READ:
-                offers = tuple(pair for pair in view if isinstance(pair[0].what, int))
+                offers = tuple(pair for pair in view if not isinstance(pair[0].what, tuple))
                 read = before._replace(views=views if before.views else (offers,), overdue=did.overdue)
                 events.append(self._event(("reads an offer", who), read, did))
         for place in [] if before.prompt else self._arrivals(endpoint.inbox):

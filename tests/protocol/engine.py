@@ -86,6 +86,7 @@ class Engine:
     def _lend(self, own: Any, fault: Fault | None) -> None:
         """Let there be weights that can be lent."""
         extra = extra_of(self.settings.blocks, self.settings.pieces)
+        self.table.extra = extra
         self.device = Device(self.memory, self.settings.pieces, extra)
         loop = self.loop
         revoke = loop.migrations.source.revoke_all

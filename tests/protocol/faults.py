@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from flying_serving.migration.arrival import Arrival
-from flying_serving.migration.messages import KVPulled
+from flying_serving.migration.messages import KVPulled, PullKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import Source
@@ -36,6 +36,7 @@ class Fault(Enum):
     SET_ASIDE_EARLY = "blocks are set aside for KV before any is offered"
     FREED_EARLY = "an owner is told that tokens are pulled before they are"
     KEEPS_BLOCKS = "a request whose KV is still computed keeps its blocks, though its lane is short of them"
+    NOT_LOOKED_AGAIN = "KV that a member has moved while it was copied counts"
     NOT_ALL_READY = "weights go as soon as one engine of the group is ready to lend"
     NOT_EMPTY = "pages go back to weights while their blocks are in use"
     NOT_REPLACED = "a member's table says where KV was before it was copied"
@@ -137,6 +138,16 @@ class _KeepsBlocks(Target):
             del pool.is_short
 
 
+class _NotLookedAgain(Migrations):
+    def pull(self, message: PullKV) -> None:
+        places = self._places(message)
+        self._places = lambda message: places  # type: ignore[method-assign]
+        try:
+            super().pull(message)
+        finally:
+            del self._places
+
+
 SOURCES: dict[Fault | None, type[Source]] = {
     Fault.PUBLISHED_EARLY: _PublishedEarly,
     Fault.RETAINED_EARLY: _RetainedEarly,
@@ -157,5 +168,6 @@ TARGETS: dict[Fault | None, type[Target]] = {
 def inject(fault: Fault | None, migrations: Migrations, table: Table) -> None:
     """Break migrations, if that is the fault."""
     migrations.source.__class__ = SOURCES.get(fault, Source)
+    migrations.__class__ = _NotLookedAgain if fault is Fault.NOT_LOOKED_AGAIN else Migrations
     migrations.target.__class__ = TARGETS.get(fault, Target)
     table.__class__ = _NeverRevoked if fault is Fault.NOT_REVOKED else Table

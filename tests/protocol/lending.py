@@ -8,7 +8,7 @@ from tests.protocol.settings import Settings
 
 TWO = Settings(blocks=2, engines=2, pieces=(2,))
 """Two engines with a block to use, and another when their weights are gone."""
-FOUR = Settings(blocks=2, widest=2, pieces=(2,))
+FOUR = Settings(blocks=2, widest=2, pieces=(2,), lend_blocks=2)
 """Two groups of these."""
 LEND, FETCH = Stage(lends=True), Stage(lends=False)
 APART, TOGETHER = (1, 1), (2, 2)
@@ -37,18 +37,39 @@ LENDING = {
         settings=TWO,
         first=TOGETHER,
     ),
+    "more requests of the group come while weights come back": Scenario(
+        (
+            LEND,
+            Stage(jobs=(job_of("a", PAIR, (1, 1)),), when=Lent.LENT),
+            FETCH,
+            Stage(jobs=(job_of("b", PAIR, (1, 1)), job_of("c", PAIR, (1, 1)))),
+        ),
+        settings=TWO,
+        first=TOGETHER,
+    ),
+    "an engine stops while weights are lent or come back": Scenario(
+        (
+            LEND,
+            Stage(jobs=(job_of("a", PAIR, (2, 1)),), when=Lent.LENT),
+            Stage(lends=False, after=("a",)),
+        ),
+        settings=TWO,
+        first=TOGETHER,
+        mortal=(0, 1),
+    ),
 }
 
 LENT_KV = {
-    "KV goes from a group that lends to another while weights come back": Scenario(
+    "KV goes from a group that lends to another engine while weights come back": Scenario(
         (
-            LEND,
-            Stage(jobs=(job_of("a", PAIR, (2, 3)),), when=Lent.LENT),
-            FETCH,
-            Stage(jobs=(job_of("a+1", (2,), (4, 1), (PAIR, 1)),)),
+            Stage(jobs=(job_of("a", PAIR, (1, 1)), job_of("b", PAIR, (1, 2)))),
+            Stage(lends=False, after=("a",)),
+            Stage(jobs=(job_of("b+1", (2,), (2, 1), (PAIR, 1)),)),
         ),
         settings=FOUR,
         first=(2, 2, 1, 1),
+        lent=(PAIR,),
+        weights=Lent.LENT,
     ),
 }
 LENDING |= LENT_KV

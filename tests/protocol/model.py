@@ -17,7 +17,7 @@ from tests.protocol.events import Event, Label, Sent
 from tests.protocol.explorer import Wrong
 from tests.protocol.faults import Fault
 from tests.protocol.offers import View
-from tests.protocol.scenario import Client, Scenario, Status
+from tests.protocol.scenario import Client, Lent, Scenario, Status
 from tests.protocol.settings import ANSWERED
 from tests.protocol.tracing import describe
 
@@ -57,12 +57,15 @@ class ProtocolModel:
     def first(self) -> State:
         """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
         endpoints = [self.endpoints.take(self._make(engine)) for engine in self._engines]
-        client = Client(((Status.OPEN, None, None),) * len(self.client.numbers))
+        client = Client(((Status.OPEN, None, None),) * len(self.client.numbers), weights=self.scenario.weights)
         return self._state(*self.client.begin_stages(endpoints, client))
 
     def _make(self, number: int) -> Engine:
         engine = Engine(number, self.scenario.settings, self.fault, self._mobile, self._sizes)
         engine.hear(Order(self.scenario.first[number], self.scenario.mode))
+        if self.scenario.weights is Lent.LENT and number < self.scenario.settings.sizes[-1]:
+            assert engine.weights is not None
+            engine.weights.lend_at_once()
         count = self.scenario.settings.lend_blocks
         for group in self.scenario.lent:
             if number in group:

@@ -19,13 +19,17 @@ MOST_BLOCKS = 16
 
 
 class Look(NamedTuple):
-    """What of an engine another looks at: an offer, by number, or blocks of its lane of this size, by name."""
+    """What of an engine another looks at: an offer, by number, or blocks of its lane of this size, by name.
+
+    Or WHERE: which blocks it has lent to its group of this size, of those in the place of weights.
+    """
 
     engine: int
     size: int
-    what: int | tuple[int, ...]
+    what: int | tuple[int, ...] | str
 
 
+WHERE = "where"
 View = tuple[tuple[Look, Any], ...]
 """What is seen at one time: Offers, or of each block the tokens in it."""
 
@@ -39,6 +43,8 @@ class Table:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._sizes = sizes
+        self.extra = range(0)
+        """Blocks in the place of weights. Others know them, by their negative numbers, as whatever they were lent."""
         self.offers: dict[int, Offer] = {}
         self.lent: dict[tuple[int, int], int] = {}
 
@@ -74,7 +80,12 @@ class Table:
             number: Offer(offer.tokens, offer.is_final, tuple(name for name, _ in self._named(number, offer)))
             for number, offer in self.offers.items()
         }
+        rows |= {(size, -block): memory.row(block) for size in set(self._sizes.values()) for block in self.extra}
         return offers, {key: row for key, row in rows.items() if any(row)}
+
+    def where(self, size: int) -> tuple[tuple[int, int], ...]:
+        """Return group blocks, each with the block in the place of weights that it is."""
+        return tuple(sorted((v, block) for (of, v), block in self.lent.items() if of == size and block in self.extra))
 
     def _named(self, number: int, offer: Offer) -> list[tuple[int, int]]:
         """Each of an offer's blocks, by its name."""
@@ -95,8 +106,8 @@ class Peers:
         return found
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
-        """Blocks go by the names of their lane here."""
-        return list(blocks)
+        """Blocks go by the names of their lane here, but those that may move."""
+        return names_of(blocks, self.view.get(Look(engine, size, WHERE), ()))
 
     def copy(
         self, source: Group, blocks: Mapping[int, Sequence[int]], reader: tuple[Group, int], tokens: range
@@ -116,9 +127,23 @@ def look_at(source: KVSource) -> Look:
     return Look(source.group[0], len(source.group), source.number)
 
 
-def look_into(source: KVSource, blocks: Sequence[int], group: Group, engine: int) -> list[Look]:
-    """Return how an engine, for its part in `group`, looks at blocks."""
-    return [Look(e, len(source.group), tuple(blocks)) for e in engines_read(source.group, group, engine)]
+def look_into(
+    source: KVSource, blocks: Sequence[int], group: Group, engine: int, seen: Mapping[Look, Any] | None = None
+) -> list[Look]:
+    """Return how an engine, for its part in `group`, looks at blocks; `seen`: where they were, if it has looked."""
+    size, engines = len(source.group), engines_read(source.group, group, engine)
+    return [Look(e, size, tuple(names_of(blocks, (seen or {}).get(Look(e, size, WHERE), ())))) for e in engines]
+
+
+def look_where(source: KVSource, group: Group, engine: int) -> list[Look]:
+    """Return how an engine, for its part in `group`, looks where blocks are."""
+    return [Look(e, len(source.group), WHERE) for e in engines_read(source.group, group, engine)]
+
+
+def names_of(blocks: Sequence[int], where: tuple[tuple[int, int], ...]) -> list[int]:
+    """Return what group blocks are called by who has seen where they are."""
+    found = dict(where)
+    return [-found[block] if block in found else block for block in blocks]
 
 
 def engines_read(source: Group, target: Group, engine: int) -> list[int]:

@@ -59,6 +59,7 @@ class Scenario:
         first, mode: the layout at the beginning, as in a Stage.
         settings: of the engines.
         lent: groups that have borrowed as many blocks as they ask for when it begins.
+        weights: whether the first widest group has lent its weights by then.
         aborts: requests that the client may abort at any time.
         mortal: engines of which one may stop at any time. The server ends some time after that.
         most_overdue: how many steps of other lanes an engine may make while an older lane is due.
@@ -72,6 +73,7 @@ class Scenario:
     mode: str = "weave"
     settings: Settings = _PLAIN
     lent: tuple[Group, ...] = ()
+    weights: Lent = Lent.WHOLE
     aborts: tuple[str, ...] = ()
     mortal: tuple[int, ...] = ()
     most_overdue: int = 3

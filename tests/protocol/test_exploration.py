@@ -103,6 +103,7 @@ FOUND_IN = {
     Fault.SET_ASIDE_EARLY: "prompts are split both ways, with little memory",
     Fault.FREED_EARLY: "KV goes to two engines block by block, and another request needs these",
     Fault.KEEPS_BLOCKS: "answers are split both ways, with little memory",
+    Fault.NOT_LOOKED_AGAIN: "KV goes from a group that lends to another engine while weights come back",
     Fault.NOT_ALL_READY: "weights are lent behind a short request, and come back",
     Fault.NOT_EMPTY: "weights come back while a request has their blocks, and an order follows",
     Fault.NOT_REPLACED: "weights come back while a request has their blocks, and an order follows",

@@ -36,6 +36,12 @@ class Weights(Residency):
         getattr(self, what)()
         self.told = what
 
+    def lend_at_once(self) -> None:
+        """Have lent all that may be lent."""
+        answer = self.lend()
+        while not answer.done():
+            self.advance(0.0, float)
+
     def take_answer(self) -> bool:
         """Return whether it has done that, once."""
         is_done = bool(self.told) and not self

@@ -33,6 +33,8 @@ INSIDE = """engines => {
 
 
 BAR = """() => {
+    if (!document.querySelector(".split"))
+        return false;
     const [between, first, second] = document.querySelector(".split").children;
     const ends = [first, second].sort((a, b) => a.dataset.engines - b.dataset.engines);
     const [whole, left, right] = [between, ...ends].map(part => part.getBoundingClientRect());
@@ -153,7 +155,7 @@ def test_a_split_request_is_one_bar_over_two_engines(watched: Watched, server: S
         row = page.locator(".split").first
         expect(row.locator(".first")).to_contain_text("· 90 tokens")
         expect(row.locator(".second")).to_contain_text("· then 30")
-        assert page.evaluate(BAR)
+        page.wait_for_function(BAR)
         assert fits(page)
     expect(page.locator(".split")).to_have_count(0)
     expect(page.locator("#split-count")).to_contain_text("0 now")
