@@ -17,7 +17,7 @@ class Arrival:
     `since_s`: when it was expected. `ahead_tokens`: it still runs elsewhere, until it has so many tokens with KV; None
     once it is to run here. `blocks`: set aside for it, for its first `room_tokens` tokens; None until it is offered,
     and there are enough. `start_tokens`: its first tokens that the prefix cache has. `pulled_tokens`: those with KV
-    here, `grown_s`: when there were last more, or room for more, or it was first seen to be offered; None before that.
+    here, `grown_s`: when there were last more, or room for more, or it was not its turn; None before it is offered.
     `pulling`: members that have not answered, and `pulling_tokens` what is pulled when all have. `left`: it goes on to
     yet another group, which gets its KV under this number. `aborted`: by its client.
     """
@@ -46,6 +46,10 @@ class Arrival:
     def usable_tokens(self) -> int:
         """All that it can use: the last token has to be computed for the next."""
         return int(self.request.num_tokens - 1) if self.ahead_tokens is None else self.ahead_tokens
+
+    def waited_s(self, now_s: float) -> float:
+        """Seconds since `grown_s`."""
+        return 0.0 if self.grown_s is None else now_s - self.grown_s
 
     def offered_tokens(self, offer: Offer) -> int:
         """Those that are offered and that it can use."""

@@ -124,7 +124,8 @@ class Migrations:
         with ExitStack() as stack:
             for observer in self.observers:
                 stack.enter_context(observer(message))
-            theirs, now = {}, self._places(message)
+            theirs: dict[int, list[int]] = {}
+            now = self._places(message)
             while theirs != now:
                 theirs = now
                 self._call_workers(pull_kv, message.source.group, theirs, message.group, mine, message.tokens)

@@ -91,7 +91,9 @@ class Target:
         for arrival in self.chunks.evenly():
             way = arrival.source.group, arrival.size
             offer = None if arrival.pulling else self._opened(arrival, now_s)
-            if offer is not None and not (way in full and arrival.room_tokens < arrival.usable_tokens):
+            if offer is not None and way in full and arrival.room_tokens < arrival.usable_tokens:
+                arrival.grown_s = now_s  # it is not its turn
+            elif offer is not None:
                 stop = self._aim(arrival, offer, now_s)
                 if stop is not None:
                     took_s = self._advance(arrival, offer, stop, now_s, limit_s)
@@ -118,9 +120,8 @@ class Target:
 
     def _aim(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
         """See `Chunks.aim`; a request for which there are too few blocks for PATIENCE_S comes without its KV."""
-        assert arrival.grown_s is not None
         stop = self.chunks.aim(arrival, offer, now_s)
-        if stop is None and now_s - arrival.grown_s > PATIENCE_S and arrival.ahead_tokens is None:
+        if stop is None and arrival.waited_s(now_s) > PATIENCE_S and arrival.ahead_tokens is None:
             self._arrived(arrival, 0)
         elif stop is None:
             self._ask_blocks(arrival.size, self.chunks.missing(arrival))
@@ -128,7 +129,6 @@ class Target:
 
     def _advance(self, arrival: Arrival, offer: Offer, stop: int, now_s: float, limit_s: float | None) -> float:
         """Pull a chunk, or find that there is nothing more to pull. Returns about how long it takes."""
-        assert arrival.grown_s is not None
         if stop > arrival.pulled_tokens:
             arrival.grown_s = now_s
             return self._begin(arrival, offer, stop, limit_s)
@@ -136,7 +136,7 @@ class Target:
             return 0.0
         if arrival.ahead_tokens is None and (offer.is_final or arrival.pulled_tokens == arrival.usable_tokens):
             self._arrived(arrival, arrival.pulled_tokens)
-        elif now_s - arrival.grown_s > STALLED_S or self._pools[arrival.size].is_short():
+        elif arrival.waited_s(now_s) > STALLED_S or self._pools[arrival.size].is_short():
             self._give_up(arrival)  # its owner may wait for a request that waits for these blocks
         return 0.0
 

@@ -619,6 +619,7 @@ def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> No
     settle(at)
     settle(at)
     assert (arrival.pulled_tokens, at.at(BOTH).counts()) == (8, MigrationCounts(1, 8, 0))
+    at.abort("b", A)
     run_out(at)
     assert all_free(at)
 
@@ -677,7 +678,7 @@ def test_kv_is_kept_as_long_as_other_kv_is_pulled() -> None:
     assert all_free(at)
 
 
-def test_kv_that_a_member_has_moved_meanwhile_is_copied_again() -> None:
+def test_kv_whose_blocks_are_others_by_now_is_copied_again() -> None:
     """It cannot revoke what its leader offers, and the blocks that it has left may be anybody's by then."""
     at = node()
     before = begin(at, A)

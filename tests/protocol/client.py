@@ -53,13 +53,13 @@ class Retain:
 
 
 @dataclass(frozen=True)
-class Move:
+class TellWeights:
     """Weights are to go, or to come back: what the engine's residency is told."""
 
     what: str
 
 
-ClientMessage = Job | Order | Abort | Retain | Move
+ClientMessage = Job | Order | Abort | Retain | TellWeights
 
 
 def request_of(job: str) -> str:

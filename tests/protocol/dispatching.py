@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.protocol.client import Abort, ClientMessage, Job, Move, Order, Retain, request_of
+from tests.protocol.client import Abort, ClientMessage, Job, Order, Retain, TellWeights, request_of
 from tests.protocol.endpoints import Endpoints
 from tests.protocol.events import Label
 from tests.protocol.explorer import Wrong
@@ -67,7 +67,7 @@ class Dispatcher:
         """Tell the engines of the group that lends what becomes of weights."""
         what = {Lent.READY: "prepare", Lent.LENDING: "lend", Lent.FETCHING: "take_back"}[weights]
         for engine in self._lenders:
-            self._say(endpoints, engine, Move(what))
+            self._say(endpoints, engine, TellWeights(what))
         return client._replace(weights=weights, awaited=frozenset(self._lenders))
 
     def answer(self, endpoints: list[int], client: Client, engine: int) -> Client:

@@ -28,7 +28,7 @@ from flying_serving.worker.lanes import WorkerLanes
 from tests.engine.schedulers import BLOCK, Request
 from tests.protocol.alike import forget_times, rename_blocks
 from tests.protocol.broken_weights import break_weights
-from tests.protocol.client import Abort, ClientMessage, Job, Move, Retain
+from tests.protocol.client import Abort, ClientMessage, Job, Retain, TellWeights
 from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Entered, Inbox, Nothing, Reading, now
 from tests.protocol.faults import Fault, inject
 from tests.protocol.memory import EndlessScheduler, LanePool, ListPool, Memory, Scheduler
@@ -232,7 +232,7 @@ class Engine:
             case Retain(name, number):
                 utilities.flying_retain([(name, number)] if name else [])
                 self._is_without(name)
-            case Move(what):
+            case TellWeights(what):
                 assert self.weights is not None
                 self.weights.begin(what)
             case _:
