@@ -101,6 +101,10 @@ class Device:
         """As `ExtraBlocks.copy`."""
         self.memory.copy(copies)
 
+    def back(self, blocks: range) -> None:
+        """As `ExtraBlocks.back`: pages are there once they are touched."""
+        assert blocks.stop - self._extra.start <= self._freed[self.gone], f"no pages for blocks {blocks}"
+
     def release(self, blocks: range) -> None:
         """As `ExtraBlocks.release`."""
         self.memory.release(blocks)
