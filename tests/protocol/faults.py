@@ -94,8 +94,15 @@ class _AdmittedEarly(Target):
 
 class _NotCompared(Target):
     def _pulled(self, arrival: Arrival) -> None:
-        arrival.pulled_tokens = arrival.pulling_tokens
-        super()._pulled(arrival)
+        self.chunks.void = _count_all  # type: ignore[method-assign]
+        try:
+            super()._pulled(arrival)
+        finally:
+            del self.chunks.void
+
+
+def _count_all(arrival: Arrival) -> None:
+    arrival.pulled_tokens = arrival.pulling_tokens
 
 
 class _NotLeft(Target):
