@@ -78,6 +78,10 @@ class SimLane:
 
     def begin(self) -> SimStep | None:
         """Choose the contents of the next step and take the blocks for it; None if nothing can run."""
+        arrived = (
+            [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1] if self.waiting else []
+        )
+        budget, chunk = self._prompt_tokens(arrived)
         admits = True
         while (new_blocks := self.decoding.new_blocks) and new_blocks > self._blocks.free:
             self._preempt_last()
@@ -85,10 +89,6 @@ class SimLane:
         if new_blocks:
             self._blocks.take(new_blocks)
         step = SimStep([], len(self.decoding.requests), self.decoding.context_tokens, [])
-        arrived = (
-            [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1] if self.waiting else []
-        )
-        budget, chunk = self._prompt_tokens(step, arrived)
         for request in list(self._prefilling.values()):
             if budget == 0 or request.request_id not in self._prefilling:
                 break
@@ -100,7 +100,7 @@ class SimLane:
             if request.request_id in self._prefilling:
                 budget -= self._schedule(step, request, count)
         if admits and self.waiting:
-            self._admit(step, budget + len(arrived), chunk)
+            self._admit(step, budget, chunk)
         if not step.prompts and not step.sequences:
             return None
         self.step = step
@@ -142,23 +142,25 @@ class SimLane:
         else:
             self.decoding.add(request)
 
-    def _prompt_tokens(self, step: SimStep, arrived: Sequence[SimRequest]) -> tuple[int, int]:
-        """Prompt tokens that a step may take, and those of one prompt, as `vllm_adapter.limits.limit_prompts`.
+    def _prompt_tokens(self, arrived: Sequence[SimRequest]) -> tuple[int, int]:
+        """Tokens of a step beside those that decode, and those of one prompt, as `vllm_adapter.limits.limit_prompts`.
 
-        `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to them.
+        `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to them. Like vLLM's,
+        from what runs before the step preempts any of it.
         """
-        budget = max(0, self._limits.max_num_batched_tokens - step.sequences - len(arrived))
-        prefilling = len(self._prefilling)
-        if self.batches is None:
-            return budget, max(1, budget // max(1, prefilling)) if arrived else budget
-        first = next(iter(self._prefilling.values()), None)
-        computed_tokens = first.computed_tokens if first is not None else 0
-        decoding, context = step.sequences + len(arrived), sum(request.computed_tokens for request in arrived)
-        running = Running(decoding, step.decode_context_tokens + context, prefilling, computed_tokens)
-        tokens = self.batches.prompt_tokens(self.size, running)
+        step_tokens, running = self._limits.max_num_batched_tokens, len(self.decoding.requests)
+        decoding, prefilling, tokens = running + len(arrived), len(self._prefilling), None
+        if self.batches is not None:
+            first = next(iter(self._prefilling.values()), None)
+            computed_tokens = first.computed_tokens if first is not None else 0
+            context_tokens = self.decoding.context_tokens + sum(request.computed_tokens for request in arrived)
+            runs = Running(decoding, context_tokens, prefilling, computed_tokens)
+            tokens = self.batches.prompt_tokens(self.size, runs)
+        if tokens is None and arrived:
+            tokens = max(1, step_tokens - decoding)
         if tokens is None:
-            return budget, budget
-        return min(budget, tokens), max(1, tokens // max(1, running.prefilling))
+            return max(0, step_tokens - running), step_tokens
+        return max(0, min(step_tokens, decoding + tokens) - running), max(1, tokens // max(1, prefilling))
 
     def _admit(self, step: SimStep, budget: int, chunk: int) -> None:
         """Waiting requests begin, in order, while the step has tokens and the lane has room for the whole prompt."""

@@ -45,9 +45,9 @@ class SlowLane:
         self.scheduled, preempted = {}, False
         arrived = sum(one.computed == one.context - 1 > 0 for one in self.waiting)
         decoding = sum(one.decodes for one in self.running)
-        chunk = budget = max(0, self.budget - decoding - arrived)
+        chunk = budget = max(0, self.budget - decoding)
         if arrived:
-            chunk = max(1, budget // max(1, len(self.running) - decoding))
+            chunk = max(1, max(1, self.budget - decoding - arrived) // max(1, len(self.running) - decoding))
         for request in list(self.running):
             if request not in self.running or (budget == 0 and not request.decodes):
                 continue
@@ -61,7 +61,6 @@ class SlowLane:
             if request in self.running:
                 self.scheduled[request.name] = (count, request.computed)
                 budget -= 0 if request.decodes else count
-        budget += arrived
         while self.waiting and not preempted and budget > 0 and len(self.running) < self.seqs:
             request = self.waiting[0]
             if self._missing(request, request.context) > self.free:
