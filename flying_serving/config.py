@@ -55,6 +55,10 @@ class FlyingConfig(BaseModel):
     """Milliseconds after which a paused lane is due for a step."""
     collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds that an engine waits for the others of its group."""
+    engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
+    """Seconds without a sign of life after which an engine counts as lost, and is killed."""
+    min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
+    """The server ends when fewer engines than this are left; those that are lost are started again."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
     lend_weights: bool = False
@@ -100,7 +104,17 @@ class Deployment(BaseModel):
     group_sizes: tuple[int, ...]
     not_offered: dict[int, str] = {}
     """Why the model does not admit some group sizes."""
+    survives: bool = False
+    """Whether the server goes on when it loses an engine."""
+    incarnations: tuple[int | None, ...] = ()
+    """By engine, how often it was started before, as this process knows it at its start; None: it is lost."""
+    restarts: bool = False
+    """Whether this engine is started again, while others run."""
     flying: FlyingConfig
+
+    def is_there(self, engine: int) -> bool:
+        """Whether an engine was there, as far as this process knew at its start."""
+        return not self.incarnations or self.incarnations[engine] is not None
 
     @property
     def widest(self) -> int:

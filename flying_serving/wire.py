@@ -57,6 +57,13 @@ class MigrationRow(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What an engine measured when the server started, kept for when it is started again alone."""
+
+    steps: list[CalibrationRow]
+    migrations: list[MigrationRow]
+
+
 class LaneCounts(msgspec.Struct, frozen=True):
     """Requests of a lane that an engine leads."""
 
@@ -76,6 +83,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     """An engine in `GET /flying/status`: what its lanes hold, and what they have done. Keys are group sizes."""
 
     engine: int
+    pid: int
     lanes: dict[int, LaneCounts]
     blocks: int
     free_blocks: int

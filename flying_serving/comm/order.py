@@ -6,26 +6,44 @@ members therefore meet in the same order at both, so engines never wait for each
 """
 
 import fcntl
+import os
+import struct
 from collections.abc import Sequence
 
 from flying_serving.comm.mapped import MappedArray
+
+_KEPT = 4096
+"""Of so many of a member's last numbers it is known who took them."""
+_PLACES = 1 << 40
+"""Where in the file, behind all that is in it, each engine holds a byte locked as long as it lives."""
 
 
 class SequenceNumbers(MappedArray):
     """Sequence numbers of messages, shared by all engines of a server through one small file.
 
-    The lock belongs to the open file, so the kernel releases it when its holder dies.
+    The locks belong to the open file, so the kernel releases them when their holder dies.
     """
 
     def __init__(self, path: str, engines: int) -> None:
-        super().__init__(path, engines, "Q")
+        super().__init__(path, engines * (1 + _KEPT), "Q")
+        self._engines = engines
 
-    def take(self, members: Sequence[int]) -> list[int]:
+    def join(self, engine: int) -> None:
+        """This process is an engine: as long as it lives, others see it."""
+        fcntl.fcntl(self.file, fcntl.F_OFD_SETLK, _lock_of(engine))
+
+    def is_gone(self, engine: int) -> bool:
+        """Whether an engine that has joined does not live any more."""
+        found: bytes = fcntl.fcntl(self.file, fcntl.F_OFD_GETLK, _lock_of(engine))
+        return struct.unpack_from("h", found) == (fcntl.F_UNLCK,)
+
+    def take(self, sender: int, members: Sequence[int]) -> list[int]:
         """The next number of each member, taken in one step: no other leader's numbers fall between them."""
         fcntl.flock(self.file, fcntl.LOCK_EX)
         try:
             numbers = [self.numbers[m] for m in members]
             for member, number in zip(members, numbers, strict=True):
+                self.numbers[self._place(member, number)] = sender
                 self.numbers[member] = number + 1
         finally:
             fcntl.flock(self.file, fcntl.LOCK_UN)
@@ -34,3 +52,15 @@ class SequenceNumbers(MappedArray):
     def taken(self, member: int) -> int:
         """How many numbers of a member have been taken: their messages are there or on their way."""
         return self.numbers[member]
+
+    def sender(self, member: int, number: int) -> int:
+        """Who has taken a number, one of the last of a member."""
+        return self.numbers[self._place(member, number)]
+
+    def _place(self, member: int, number: int) -> int:
+        return self._engines + member * _KEPT + number % _KEPT
+
+
+def _lock_of(engine: int) -> bytes:
+    """The C `struct flock` for an engine's byte."""
+    return struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _PLACES + engine, 1, 0)

@@ -24,11 +24,15 @@ class Changing(Splitter):
         change = self._changeover
         return change.switch if change is not None and not change.is_ordered else None
 
-    def failed(self, problem: str, now_s: float) -> None:
+    def is_changing(self, switch: Switch) -> bool:
+        """Whether this switch is under way; it is not, whatever engines answer, once one of them was lost."""
+        return self._changeover is not None and self._changeover.switch is switch
+
+    def failed(self, switch: Switch, problem: str, now_s: float) -> None:
         """Some engine did not answer the order."""
-        assert self._changeover is not None
-        self._changeover.switch.failed(problem, now_s)
-        self._end_change()
+        if self.is_changing(switch):
+            switch.failed(problem, now_s)
+            self._end_change()
 
     def _end_change(self) -> None:
         self._changeover = None

@@ -86,6 +86,14 @@ class Reject:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """End a request with an error."""
+
+    request_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Order:
     """Tell every engine its group in `switch.new`; the answers go to `Controller.acknowledged`."""
 
@@ -107,4 +115,4 @@ class FetchWeights:
     group: Group
 
 
-Command = Dispatch | DispatchPrefix | PullAhead | DropPart | Recall | Reject | Order | LendWeights | FetchWeights
+Command = Dispatch | DispatchPrefix | PullAhead | DropPart | Recall | Reject | Fail | Order | LendWeights | FetchWeights

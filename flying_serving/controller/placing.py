@@ -22,6 +22,8 @@ class Placing:
         self.capacity = capacity
         self.limits = limits
         self._engines = engines
+        self.lost: set[int] = set()
+        """Engines that are not there."""
         self.lending = WeightLending(capacity, engines)
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
@@ -67,7 +69,8 @@ class Placing:
         """
         groups = [group for group in layout.groups if len(group) in state.sizes]
         if state.spec.degree is not None and not groups:
-            groups = list(Layout.uniform(self._engines, state.sizes[0]).groups)
+            every = Layout.uniform(self._engines, state.sizes[0]).groups
+            groups = [group for group in every if self.lost.isdisjoint(group)]
         needed, lending = needed_tokens(state), self.lending
         groups = [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
         migrations = {group: self.migration(state, group, lanes) for group in groups}

@@ -6,18 +6,20 @@ from typing import Any
 from msgspec.structs import astuple
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.config import deployment_of
+from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.batches import Batches
 from flying_serving.engine.channel import Channel
 from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
+from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
 from flying_serving.engine.residency import Residency
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
+from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import announce_blocks
 from flying_serving.migration import transfer
@@ -28,9 +30,12 @@ from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.limits import limit_prompts
 from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
-from flying_serving.wire import CalibrationRow, EngineMemory
+from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
 from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
+
+TOLD_S = 5.0
+"""How long after an engine counts as lost the others may not know it."""
 
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
@@ -62,14 +67,13 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     for size, scheduler in all_lanes.schedulers.items():
         steps.watch(aligned_group(engine, size), scheduler)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
-    kv = table, PeerOffers(run_dir)
-    kv[1].map_all(deployment.engines)
-    loop = EngineLoop(engine, all_lanes, channel, core, flying, kv, Instruments(board, report, trace))
+    offers = PeerOffers(run_dir)
+    offers.map(e for e in range(deployment.engines) if e == engine or deployment.is_there(e))
+    loop = EngineLoop(engine, all_lanes, channel, core, flying, (table, offers), Instruments(board, report, trace))
     if trace is not None:
         loop.migrations.observers.append(partial(trace.pulling, report.blocks_in_use))
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
-    # a collective: all engines come here at the same time, when vLLM has made their schedulers
-    steps_at_start, migrations = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
+    steps_at_start, migrations = measured(core, deployment, engine)
     costs = fit_migrations(map(astuple, migrations))
     loop.migrations.target.chunks.blocks = max(1, EXTRA_BYTES // deployment.engines // block_bytes)
     loop.migrations.target.chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
@@ -81,8 +85,26 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     if deployment.flying.lend_weights and deployment.lanes:
         loop.residency = _residency(core, own, loop)
         announce_blocks(run_dir, engine, loop.residency.blocks)
+    if deployment.survives:
+        told_in_s = flying.engine_timeout_s + TOLD_S
+        loop.membership = Membership(
+            deployment.incarnations, all_lanes, loop.arbiter, loop.migrations, offers, core.call_workers, told_in_s
+        )
     memory = EngineMemory(core.call_workers(WorkerLanes.get_weight_bytes), own.total * block_bytes)
     return loop, EngineUtilities(loop, steps, block_bytes, memory, steps_at_start, migrations)
+
+
+def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[CalibrationRow], list[MigrationRow]]:
+    """What steps and copies of KV take, as measured when the server started; an engine keeps it for its next start."""
+    path = f"{deployment.run_dir}/measured-{engine}"
+    if not deployment.restarts:
+        # a collective: all engines come here at the same time, when vLLM has made their schedulers
+        found = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
+        announce(path, Measured(*found))
+        return found
+    core.call_workers(transfer.map_peers, [e for e in range(deployment.engines) if deployment.is_there(e)])
+    kept = announced(path, Measured, f"measurements of engine {engine}")
+    return kept.steps, kept.migrations
 
 
 def _residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:

@@ -13,6 +13,9 @@ from flying_serving.comm.order import SequenceNumbers
 from flying_serving.engine.messages import Message
 from flying_serving.errors import EngineLost
 
+LOOK_S = 0.05
+"""How long what an engine has sent may be on its way when it is gone; and how often it is looked whether it is."""
+
 
 class Sender(Protocol):
     """The sending half of a channel."""
@@ -34,6 +37,7 @@ class Channel:
         self._engine = engine
         self._deadline_s = deadline_s
         self._order = SequenceNumbers(f"{run_dir}/order", engines)
+        self._order.join(engine)
         self._context = zmq.Context()
         self._out: dict[int, zmq.Socket[bytes]] = {}
         for other in range(engines):
@@ -43,8 +47,8 @@ class Channel:
                 self._out[other].connect(f"ipc://{run_dir}/inbox-{other}")
         inbox = self._context.socket(zmq.PULL)
         inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
-        self._next = 0
-        self._early: dict[int, bytes | Message] = {}
+        self._next = self._order.taken(engine)  # what it was sent before it was started again is nobody's
+        self._early: dict[int, bytes | Message | None] = {}
         self._arrived: queue.SimpleQueue[tuple[int, bytes | Message]] = queue.SimpleQueue()
         self._wake = wake
         self._listener = threading.Thread(target=self._listen, args=(inbox,), name="flying-inbox", daemon=True)
@@ -52,7 +56,7 @@ class Channel:
 
     def send(self, members: Sequence[int], message: Message) -> None:
         """Append a message to the inboxes of all members at once; this engine may be among them."""
-        numbers = self._order.take(members)
+        numbers = self._order.take(self._engine, members)
         blob = None
         for member, number in zip(members, numbers, strict=True):
             if member == self._engine:
@@ -63,24 +67,41 @@ class Channel:
             try:
                 self._out[member].send_multipart([number.to_bytes(8, "little"), blob], zmq.NOBLOCK)
             except zmq.Again:
-                raise EngineLost(f"engine {member} does not take messages any more") from None
+                if not self._order.is_gone(member):
+                    raise EngineLost(f"engine {member} does not take messages any more") from None
 
     def pending(self) -> bool:
         """Whether the next message in order is here, or on its way: its number is taken before it is sent."""
         return self._order.taken(self._engine) > self._next
 
-    def receive(self) -> Message:
-        """The next message in order; only when `pending()`. Raises EngineLost if it does not come."""
+    def waiting(self) -> int:
+        """How many messages are here or on their way."""
+        return self._order.taken(self._engine) - self._next
+
+    def receive(self) -> Message | None:
+        """The next message in order; only when `pending()`. None if its sender has died before it sent it.
+
+        Raises EngineLost if it does not come.
+        """
         until_s = time.monotonic() + self._deadline_s
+        is_gone = False
         while self._next not in self._early:
             try:
-                number, message = self._arrived.get(timeout=max(0.0, until_s - time.monotonic()))
+                number, message = self._arrived.get(timeout=LOOK_S)
             except queue.Empty:
-                raise EngineLost(
-                    f"engine {self._engine}: an engine that shares a group with it took a number for a message and did "
-                    f"not send it for {self._deadline_s:g} s"
-                ) from None
-            self._early[number] = message
+                if is_gone:
+                    self._early[self._next] = None
+                    continue
+                sender = self._order.sender(self._engine, self._next)
+                is_gone = self._order.is_gone(sender)
+                if not is_gone and time.monotonic() > until_s:
+                    raise EngineLost(
+                        f"engine {self._engine}: engine {sender} took a number for a message and did not send it for "
+                        f"{self._deadline_s:g} s"
+                    ) from None
+            else:
+                if number >= self._next:
+                    self._early[number] = message
         found = self._early.pop(self._next)
         self._next += 1
         return pickle.loads(found) if isinstance(found, bytes) else found

@@ -1,5 +1,7 @@
 """The engine process: vLLM's EngineCore, which owns an `EngineLoop` over its scheduler and its executor."""
 
+import logging
+import os
 import queue
 from collections.abc import Callable
 from typing import Any, get_args
@@ -9,6 +11,7 @@ from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, PauseMode
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.request import Request, RequestStatus
 
+from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
 from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.build import build
@@ -51,6 +54,8 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         forget_signals()
         end_with_parent()
         forget_port()
+        deployment = deployment_of(kwargs["vllm_config"].additional_config)
+        Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(kwargs["dp_rank"])
         table.install()
         with engine_classes(FlyingEngineCore):
             EngineCoreProc.run_engine_core(*args, **kwargs)
@@ -167,6 +172,16 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
     def flying_leave(self) -> None:
         """Utility: no request is left in the whole server."""
         self.leave_guard.may_leave = True
+
+    def _send_engine_dead(self) -> None:
+        """vLLM's, at an error that ends the engine; where the others go on without it, its process ends at once."""
+        if not deployment_of(self.vllm_config.additional_config).survives:
+            super()._send_engine_dead()
+            return
+        if self.loop.instruments.trace is not None:
+            self.loop.instruments.trace.close()
+        logging.shutdown()
+        os._exit(1)
 
     def __getattr__(self, name: str) -> Any:
         """The other utilities of the API server, which vLLM calls by name."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+from vllm.v1.request import RequestStatus
 
 from flying_serving.engine.channel import Sender
 from flying_serving.engine.messages import (
@@ -15,6 +16,7 @@ from flying_serving.engine.messages import (
     ReturnBlocks,
     RunStep,
 )
+from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
@@ -75,6 +77,11 @@ class Member:
         self._channel.send([self.group[0]], BlocksReserved(self.group, self._engine, count))
         return ask.count - count
 
+    def dissolve(self) -> None:
+        """A member is lost: all blocks are this engine's own again."""
+        self.lent.take_all_back()
+        self.in_use, self._needed_at = 0, 0.0
+
     def want_back(self, count: int, now: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
         if self.lent.lent_count and now - self._needed_at > ASK_AGAIN_S:
@@ -96,17 +103,20 @@ class Leader:
         self._lend_blocks = lend_blocks
         self.outstanding = False
         """Whether a step is ordered that has not run yet."""
+        self.is_whole = True
+        """Whether all members are there."""
         self._grants: dict[int, int] | None = None
         self._ask_at = 0.0
         self._retry_at = 0.0
 
     def ready(self, now: float) -> bool:
         """Whether a step can be ordered: there are requests, none is under way, and it does not wait for blocks."""
-        return not self.outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
+        return self.is_whole and not self.outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until `ready` may turn true by itself; None if only a message can change it."""
-        if self.outstanding or self._retry_at == _GRANTED or not self.scheduler.has_requests():
+        waits = self.outstanding or self._retry_at == _GRANTED or not self.is_whole
+        if waits or not self.scheduler.has_requests():
             return None
         return max(0.0, self._retry_at - now)
 
@@ -141,7 +151,7 @@ class Leader:
 
     def lacks(self, missing: int, now: float) -> None:
         """Blocks are missing for KV that is to come: ask the members for them, unless they have just been asked."""
-        if self._grants is None and now >= self._ask_at:
+        if self.is_whole and self._grants is None and now >= self._ask_at:
             self._ask(now, missing)
 
     def _ask(self, now: float, ahead: int = 0) -> bool:
@@ -182,6 +192,15 @@ class Leader:
         blocks = self.borrowed.give_up(min(count, self.pool.free_count() - self.pool.needed_by_running()))
         if blocks:
             self._channel.send(self.group, ReturnBlocks(self.group, blocks))
+
+    def dissolve(self) -> None:
+        """A member is lost: no request is left, nor a block of any member's."""
+        self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        self.borrowed.give_up(self.borrowed.free_count())
+        if self.borrowed.held:
+            raise IntegrityError(f"group {self.group}: blocks {sorted(self.borrowed.held)} are held by nobody")
+        self.outstanding = False
+        self._grants, self._ask_at, self._retry_at = None, 0.0, 0.0
 
     def forget(self, **options: Any) -> bool:
         """Reset the group's prefix cache; False while requests hold blocks."""

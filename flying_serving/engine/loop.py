@@ -3,16 +3,17 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
 from flying_serving.engine.arbiter import Action, LaneArbiter, ServeMessage, Wait
-from flying_serving.engine.channel import Sender
 from flying_serving.engine.group import in_physical_blocks
+from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import Lanes
+from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
@@ -26,51 +27,16 @@ from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
 from flying_serving.engine.tracing import EngineTrace
-from flying_serving.errors import IntegrityError
+from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.worker.lanes import StepLost, WorkerLanes
 
 RETRY_S = 0.005
 """How long lane 1 leaves the engine to other lanes when nothing of it could run."""
-
-
-class Inbox(Sender, Protocol):
-    """An engine's end of the channel: see `engine/channel.py`."""
-
-    def pending(self) -> bool: ...
-    def receive(self) -> Message: ...
-
-
-class Host(Protocol):
-    """vLLM's engine, which owns the loop: lane 1, the API server's messages, and the workers."""
-
-    def serves_on(self) -> bool:
-        """Whether the loop goes on; called before each round."""
-
-    def take_messages(self, wait: Wait | None) -> bool:
-        """Handle what clients sent; with `wait`, block for the first message. Whether there was any."""
-
-    def has_own_steps(self) -> bool:
-        """Whether lane 1 has something to step."""
-
-    def step_own(self) -> bool:
-        """Step lane 1 as vLLM does. Whether anything was computed, or is being computed."""
-
-    def add_own(self, request: Any, wave: int) -> None:
-        """Give a request to lane 1's scheduler as vLLM does."""
-
-    def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
-
-    def process_aborts(self) -> None:
-        """Handle the API server's aborts, which may come while a step is made."""
-
-    def emit(self, outputs: dict[int, Any] | None) -> None:
-        """Send outputs to clients, by client."""
 
 
 @dataclass
@@ -106,6 +72,8 @@ class EngineLoop:
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         admit, ask = self.requests.admit, self.ask_for_blocks
         self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
+        self.membership: Membership | None = None
+        """Where the server survives the loss of an engine."""
         self.residency: Residency | None = None
         """Where weights may be lent."""
         self.last_step_s = (0.0, 0.0)
@@ -156,12 +124,16 @@ class EngineLoop:
         retries += [leader.retry_in_s(now_s) for leader in leaders.values()]
         if self.residency:
             retries.append(self.residency.retry_in_s(now_s))
+        if self.membership:
+            retries.append(self.membership.retry_in_s(now_s))
         if has_own and not ready[1]:
             retries.append(self._own_at_s - now_s)
         return Wait(min((each for each in retries if each is not None), default=None))
 
-    def handle(self, message: Message) -> None:
-        """Do what a message of another engine, or of this one's leader, says."""
+    def handle(self, message: Message | None) -> None:
+        """Do what a message of another engine, or of this one's leader, says; none is left of those that are lost."""
+        if message is None or (self.membership is not None and len(message.group) in self.membership.broken):
+            return
         size = len(message.group)
         match message:
             case RunStep():
@@ -197,6 +169,11 @@ class EngineLoop:
         member.in_use = message.in_use
         plan = in_physical_blocks(message.plan, member.lent)
         output = self._host.call_workers(WorkerLanes.execute, size, plan, message.grammar)
+        if isinstance(output, StepLost):
+            if self.membership is None:
+                raise EngineLost(output.why)
+            self.membership.failed(size, output.why, self.clock())
+            return
         if leader is not None:
             self._host.process_aborts()
             self._host.emit(leader.finish(message.plan, output))
@@ -243,6 +220,14 @@ class EngineLoop:
         else:
             self.lanes.leaders[size].lacks(missing, self.clock())
 
+    def set_peers(self, incarnations: Incarnations) -> None:
+        """The API server says which engines are there: see `Membership`. What others have sent before comes first."""
+        assert self.membership is not None
+        for _ in range(self._channel.waiting()):
+            self.handle(self._channel.receive())
+        self.membership.update(incarnations, self.clock())
+        self._own_at_s = 0.0
+
     def add(self, request: Any, wave: int) -> None:
         """Give a request to its lane, at once or when its KV has arrived."""
         route = route_of(request)
@@ -274,7 +259,9 @@ class EngineLoop:
         own engine no step is under way here.
         """
         leaders, migrations = self.lanes.leaders.values(), self.migrations
-        while reset_running_requests and (any(leader.outstanding for leader in leaders) or migrations.is_pulling()):
+        while reset_running_requests and (
+            any(leader.is_whole and leader.outstanding for leader in leaders) or migrations.is_pulling()
+        ):
             self.handle(self._channel.receive())
         if reset_running_requests:
             migrations.forget_kv()

@@ -1,5 +1,6 @@
 """What the API server asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +54,16 @@ class EngineUtilities:
         overhead_s, work_s = max(0.0, now_s - sent_s - in_flight_s), time.thread_time() - worked_s
         return encode(SwitchAnswer(in_flight_s * 1e3, overhead_s * 1e3, work_s * 1e3))
 
+    def flying_peers(self, incarnations: list[int | None]) -> bool:
+        """The engines of the server are these from now on: see `Membership`."""
+        self.loop.set_peers(incarnations)
+        return True
+
     def flying_report(self) -> Any:
         """What each lane of this engine holds and has done: an `EngineReport`."""
         status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
         steps = {size: seconds.count for size, seconds in self.steps.durations.items()}
-        return encode(EngineReport(engine=self.loop.engine, steps=steps, migrations=migrations, **status))
+        return encode(EngineReport(engine=self.loop.engine, pid=os.getpid(), steps=steps, migrations=migrations, **status))
 
     def flying_metrics(self) -> Any:
         """What only this engine knows of itself, for `/metrics` and the live view: an `EngineFigures`."""

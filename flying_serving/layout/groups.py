@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,9 +38,26 @@ def group_world_ranks(group: Group, devices: int, engines: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A partition of the engines 0..n-1 into aligned groups, ordered by first engine."""
+    """A partition of engines, all of 0..n-1 or those that are not lost, into aligned groups, by first engine."""
 
     groups: tuple[Group, ...]
+
+    @cached_property
+    def engines(self) -> frozenset[int]:
+        """Those that are in a group."""
+        return frozenset(engine for group in self.groups for engine in group)
+
+    def without(self, lost: Collection[int]) -> Layout:
+        """The layout of those that are not lost: members of a group that lacks one are alone."""
+        groups: list[Group] = []
+        for group in self.groups:
+            left = [engine for engine in group if engine not in lost]
+            groups += [group] if len(left) == len(group) else [(engine,) for engine in left]
+        return Layout(tuple(groups))
+
+    def apart(self) -> Layout:
+        """The same engines, each alone."""
+        return Layout(tuple((engine,) for engine in sorted(self.engines)))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -73,12 +90,15 @@ class Layout:
         return [cls(groups) for groups in partitions(0, engines)]
 
     @classmethod
-    def parse(cls, groups: object, engines: int, sizes: Sequence[int]) -> Layout:
-        """Check what a client sent as `groups`. Raises LayoutError, naming the field, the value and what is allowed."""
+    def parse(cls, groups: object, engines: int, sizes: Sequence[int], lost: Collection[int] = ()) -> Layout:
+        """Check what a client sent as `groups`: it names every engine that is not lost, and no other.
+
+        Raises LayoutError, naming the field, the value and what is allowed.
+        """
         if not isinstance(groups, list | tuple) or not groups:
             raise LayoutError("groups", groups, "must be a non-empty list of lists of engine numbers")
         parsed = [_parse_group(index, group, engines, sizes) for index, group in enumerate(groups)]
-        _check_partition(parsed, engines)
+        _check_partition(parsed, set(range(engines)) - set(lost))
         return cls(tuple(sorted(parsed)))
 
     def group_of(self, engine: int) -> Group:
@@ -114,11 +134,14 @@ def _parse_group(index: int, group: object, engines: int, sizes: Sequence[int]) 
     return members
 
 
-def _check_partition(groups: Iterable[Group], engines: int) -> None:
+def _check_partition(groups: Iterable[Group], engines: Collection[int]) -> None:
     flat = [engine for group in groups for engine in group]
     twice = sorted({engine for engine in flat if flat.count(engine) > 1})
     if twice:
         raise LayoutError("groups", [list(g) for g in groups], f"engine {twice[0]} is in more than one group")
-    missing = sorted(set(range(engines)) - set(flat))
+    lost = sorted(set(flat) - set(engines))
+    if lost:
+        raise LayoutError("groups", [list(g) for g in groups], f"engine {lost[0]} is lost, and is started again")
+    missing = sorted(set(engines) - set(flat))
     if missing:
         raise LayoutError("groups", [list(g) for g in groups], f"engine {missing[0]} is in no group; name every engine")

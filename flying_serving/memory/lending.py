@@ -74,6 +74,11 @@ class LentBlocks:
             raise IntegrityError(f"group blocks {missing} returned but not lent")
         self._pool.give([self.table.pop(v) for v in group_blocks])
 
+    def take_all_back(self) -> None:
+        """The group is no more: all that it had is this engine's own again."""
+        self._pool.give([*self.offered, *(block for block in self.table.values() if block != NULL_BLOCK)])
+        self.offered, self.table = [], {NULL_BLOCK: NULL_BLOCK}
+
     def translate(self, group_blocks: Iterable[int]) -> list[int]:
         """Physical blocks of group blocks."""
         table = self.table

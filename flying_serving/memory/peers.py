@@ -1,5 +1,6 @@
 """The KV memory of the other engines' devices, mapped when it is first read."""
 
+from collections.abc import Iterable
 from itertools import product
 
 import msgspec
@@ -43,9 +44,10 @@ class PeerKV:
         self._run_dir = run_dir
         self._views: dict[tuple[int, int], dict[int, KVView]] = {}
 
-    def map_all(self, engines: int, devices: int) -> None:
-        """Map all of them, when all are about to be announced. Raises PeerMemory if one cannot be mapped."""
-        for engine, device in product(range(engines), range(devices)):
+    def map(self, engines: Iterable[int], devices: int) -> None:
+        """Map those of some engines, when all are announced or about to be. Raises PeerMemory if one cannot be."""
+        for engine, device in product(engines, range(devices)):
+            self._views.pop((engine, device), None)
             self.view(engine, device, 1)
 
     def view(self, engine: int, device: int, size: int) -> KVView:

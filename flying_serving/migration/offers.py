@@ -6,7 +6,7 @@ it has no tokens from then on. Who reads copies and then looks again: if so many
 A number is never offered again, so nobody takes another offer for the one that was revoked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,14 +132,19 @@ class PeerOffers:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._tables: dict[int, OfferTable] = {}
+        self.lost: set[int] = set()
+        """Engines that are not there: what their groups have offered is revoked."""
 
-    def map_all(self, engines: int) -> None:
-        """Map all of them. Raises PeerMemory if one cannot be mapped."""
-        for engine in range(engines):
+    def map(self, engines: Iterable[int]) -> None:
+        """Map those of some engines, as they are announced now. Raises PeerMemory if one cannot be mapped."""
+        for engine in engines:
+            self._tables.pop(engine, None)
             self._table(engine)
 
     def read(self, source: KVSource) -> Offer | None:
         """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
+        if not self.lost.isdisjoint(source.group):
+            return Offer(0, is_final=True, blocks=[])
         return self._table(source.group[0]).read(source.number)
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:

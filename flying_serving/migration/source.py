@@ -133,6 +133,12 @@ class Source:
         for number in list(self.retained):
             self.release(number)
 
+    def dissolve(self, size: int) -> None:
+        """Nobody may read any KV of the lane of `size` from now on."""
+        for number in [number for number, one in self.retained.items() if one.size == size]:
+            self.release(number)
+        self.forget([name for name, one in self.running.items() if one.size == size])
+
     def revoke_all(self) -> None:
         """Nobody may read any KV from now on."""
         for one in self.running.values():

@@ -63,6 +63,12 @@ def pull_kv(
         torch.cuda.current_stream().synchronize()
 
 
+def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:
+    """Map the KV of some engines, as they have it now."""
+    if worker.kv_views:
+        worker.peers.map(engines, worker.devices)
+
+
 def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:
     """How long it takes to pull KV into each lane of a worker, while nothing is in the caches.
 
@@ -70,8 +76,7 @@ def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) ->
     REPETITIONS.
     """
     rows = []
-    if worker.kv_views:
-        worker.peers.map_all(worker.engines, worker.devices)
+    map_peers(worker, range(worker.engines))
     for size, view in worker.kv_views.items() if worker.engines > 1 else ():
         room = (worker.blocks - 1) * min(view.block_tokens, worker.kv_views[1].block_tokens)
         for tokens in sorted({min(count, room) for count in PROBE_TOKENS}):

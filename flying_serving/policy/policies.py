@@ -30,6 +30,11 @@ class Policy:
     splits: bool = False
     pinned_size: Callable[[Sequence[int]], int] | None = None
 
+    @property
+    def decides(self) -> bool:
+        """Whether it ever changes the layout by itself."""
+        return self.by_load or self.by_priority or self.by_context
+
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
         """The best change, made or not: see `Decision.is_made`. None if there is nothing to compare."""
         needs = [need for need in snapshot.needs if (self.by_priority if need.urgent else self.by_context)]
@@ -38,7 +43,7 @@ class Policy:
         if self.by_load:
             return _improve(snapshot, needs, objective)
         if (self.by_priority or self.by_context) and not self.by_load and not needs:
-            return _return_to(snapshot, Layout.uniform(sum(map(len, snapshot.layout.groups)), 1), objective)
+            return _return_to(snapshot, snapshot.layout.apart(), objective)
         return None
 
     def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
@@ -47,8 +52,7 @@ class Policy:
         A switch may leave a request behind because its group has begun its prompt; once that is done, it migrates
         cheaply. None migrates while a request is urgent.
         """
-        decides = self.by_load or self.by_priority or self.by_context
-        if not decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
+        if not self.decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
             return False
         return switching.at_once(snapshot, snapshot.layout, objective) == "migrate"
 

@@ -29,6 +29,11 @@ class LastFigures:
                 self._asked[engine] = asyncio.get_running_loop().create_task(self._ask(engine))
         return [self._asked[engine] for engine in asked]
 
+    def forget(self, engine: int) -> None:
+        """An engine is lost: what it has said is over."""
+        self.known.pop(engine, None)
+        self._unanswered_since_s.pop(engine, None)
+
     def unanswered_s(self, engine: int, now_s: float) -> float:
         """Seconds since an engine was asked that has not answered; 0 if it has."""
         return now_s - self._unanswered_since_s.get(engine, now_s)
@@ -39,4 +44,4 @@ class LastFigures:
         except (EngineLost, EngineDeadError):
             return  # for how long is what /metrics shows
         self.known[engine] = figures
-        del self._unanswered_since_s[engine]
+        self._unanswered_since_s.pop(engine, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +25,14 @@ class EngineCalls:
         self.ending = False
         """Whether the server was told to end."""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.lost: dict[int, str] = {}
+        """Engines that are not there, and why."""
+        self._unanswered: dict[int, set[asyncio.Future[Any]]] = defaultdict(set)
+
+    @property
+    def engines(self) -> list[int]:
+        """Those that are there."""
+        return [engine for engine in range(self.deployment.engines) if engine not in self.lost]
 
     def utility(self, engine: int, method: str, *args: Any, timeout_s: float | None = None) -> Coroutine[Any, Any, Any]:
         """Call a utility of one engine, and await its answer, of the type that `wire.ANSWERS` gives.
@@ -33,16 +42,36 @@ class EngineCalls:
 
         Raises:
             ServerEnds: if the engines have ended because the server ends.
+            EngineLost: if this one is lost.
             EngineDeadError: if they have ended else.
         """
+        timeout_s = self.deployment.flying.collective_timeout_s if timeout_s is None else timeout_s
+        return self._answer(self.call(engine, method, args), engine, method, timeout_s)
+
+    def call(self, engine: int, method: str, args: tuple[Any, ...]) -> asyncio.Future[tuple[Any, Any]]:
+        """As `utility`, without a deadline; the result is a pair, of which the second is what the engine has sent."""
         if self.ending and self.channel.engines_dead:
             raise ServerEnds
-        timeout_s = self.deployment.flying.collective_timeout_s if timeout_s is None else timeout_s
-        return self._answer(retrieved(self.channel.call(engine, method, args)), engine, method, timeout_s)
+        if engine in self.lost:
+            raise EngineLost(self.lost[engine])
+        call = retrieved(self.channel.call(engine, method, args))
+        self._unanswered[engine].add(call)
+        call.add_done_callback(self._unanswered[engine].discard)
+        return call
 
-    def all(self, method: str) -> list[Coroutine[Any, Any, Any]]:
-        """Call a utility of every engine; the answers are to be awaited together."""
-        return [self.utility(engine, method) for engine in range(self.deployment.engines)]
+    def lose(self, engine: int, why: str) -> None:
+        """An engine is lost: what it has not answered fails, and so does what it is asked until it is back."""
+        self.lost[engine] = why
+        for call in list(self._unanswered[engine]):
+            self.channel.fail_call(call, EngineLost(why))
+
+    def gain(self, engine: int) -> None:
+        """An engine is there again."""
+        del self.lost[engine]
+
+    def all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
+        """Call a utility of every engine that is there; the answers are to be awaited together."""
+        return [self.utility(engine, method, *args) for engine in self.engines]
 
     def tell(self, engine: int, method: str, *args: Any) -> None:
         """Call a utility of one engine without awaiting it. A failure is logged: engines and requests go on."""
@@ -79,7 +108,8 @@ class EngineCalls:
             self._log(error)
 
     def _log(self, error: Exception) -> None:
-        if not (self.ending or self.channel.engines_dead):
+        is_known = isinstance(error, EngineLost) and str(error) in self.lost.values()
+        if not (is_known or self.ending or self.channel.engines_dead):
             logger.error("%s", error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -2,26 +2,35 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+import threading
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
-from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S, AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
+from flying_serving.engine.core import FlyingEngineCore
+from flying_serving.errors import EngineLost
 from flying_serving.log import logger
 from flying_serving.memory.peers import KVBlocks, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.ending import Ending, let_streams_end
+from flying_serving.server.engines import Engines
 from flying_serving.server.metrics import ServerMetrics
+from flying_serving.server.processes import CleanParent, EngineProcess
 from flying_serving.server.settings import settings_of
 from flying_serving.server.shell import Shell
+from flying_serving.vllm_adapter import restart
 from flying_serving.vllm_adapter.channel import ClientChannel
+
+READY_S = 10.0
+"""How long the first message of an engine that says that it is ready may be on its way."""
 
 
 class FlyingClient(AsyncMPClient):
@@ -32,6 +41,8 @@ class FlyingClient(AsyncMPClient):
         self._blocks: list[int] = []
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
+        self.flying_executor_class, self.flying_log_stats = executor_class, log_stats
+        self._parent = CleanParent(FlyingEngineCore.run_engine_core) if deployment.survives else None
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
         blocks = KVBlocks(self.fewest_blocks, 0)
         if deployment.flying.lend_weights and deployment.lanes:
@@ -39,6 +50,10 @@ class FlyingClient(AsyncMPClient):
         settings = settings_of(vllm_config, deployment, blocks)
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.metrics = ServerMetrics(self.shell) if log_stats else None
+        self.engines = None
+        if self._parent is not None:
+            processes = [EngineProcess(one.pid, one.name) for one in self.resources.engine_manager.processes]
+            self.engines = Engines(self.shell, processes, self._restart, self._end_server)
         self._clock_runs = False
         with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts the clock
             self._ensure_clock()
@@ -58,7 +73,48 @@ class FlyingClient(AsyncMPClient):
         if not self._clock_runs:
             asyncio.get_running_loop()
             self._calls.background(keep_time(self.shell, self.metrics))
+            if self.engines is not None:
+                self.engines.watch()
             self._clock_runs = True
+
+    # ---- engines that die
+
+    def start_engine_core_monitor(self) -> None:
+        """vLLM's ends the server when an engine ends; ours goes on, where it can."""
+        if self._parent is None:
+            super().start_engine_core_monitor()
+
+    async def _restart(
+        self, engine: int, incarnations: list[int | None], started: Callable[[EngineProcess], None]
+    ) -> None:
+        """Start an engine again. Raises EngineLost if it is not ready within vLLM's deadline, or ends before."""
+        parent, loop = self._parent, asyncio.get_running_loop()
+        assert parent is not None
+        deployment = self._calls.deployment.model_copy(update={"incarnations": incarnations, "restarts": True})
+        config = restart.again(self.vllm_config, deployment, self._blocks[engine])
+        known: list[EngineProcess] = []
+
+        def note(process: EngineProcess) -> None:
+            known.append(process)
+            self.resources.engine_manager.processes[engine] = process  # vLLM ends it with the others
+            loop.call_soon_threadsafe(started, process)
+
+        starting = asyncio.to_thread(restart.start, parent.start, self, engine, config, note)
+        try:
+            await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)
+            await asyncio.wait_for(self.input_socket.recv_multipart(), READY_S)  # its first message, on its own way
+        except TimeoutError:
+            raise EngineLost("it was not ready in time") from None
+        except BaseException:
+            for process in known:
+                process.kill()
+            raise
+
+    def _end_server(self, problem: str) -> None:
+        """Too few engines are left: end as vLLM does when an engine dies."""
+        logger.error("the server ends: %s", problem)
+        self.resources.engine_dead = True
+        threading.Thread(target=self.shutdown, name="flying-end").start()
 
     # ---- requests
 
@@ -130,6 +186,8 @@ class FlyingClient(AsyncMPClient):
         self._calls.cancel_tasks()
         loop = self._calls.channel.loop
         super().shutdown(timeout)
+        if self._parent is not None:
+            self._parent.close()
         if not self._calls.ending:
             let_streams_end(loop)
 

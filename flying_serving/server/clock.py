@@ -36,7 +36,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
             trace()
             ticks += 1
             if ticks % MEASURE_TICKS == 0 and controller.running and started.is_set():
-                for engine in {*range(calls.deployment.engines)} - asked:
+                for engine in {*calls.engines} - asked:
                     asked.add(engine)
                     calls.background(_measure(shell, engine, asked))
 
@@ -49,9 +49,9 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
             controller.steps.calibrate(Step.measured(rows))
         rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
         controller.migrates = fit_migrations(rows)
-        layout, engines, now_s = controller.layout, range(calls.deployment.engines), shell.clock()
+        layout, now_s = controller.layout, shell.clock()
         if layout.widest > 1:
-            orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in engines)
+            orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in calls.engines)
             await asyncio.gather(*(calls.utility(*order) for order in orders))
     started.set()
 

@@ -60,7 +60,7 @@ class Ending:
         if in_loop(loop):  # which runs nothing until this returns
             self._refuse_requests()
             self._channel.fail_calls(ServerEnds())
-            for engine in range(self._calls.deployment.engines):
+            for engine in self._calls.engines:
                 self._calls.tell(engine, "flying_leave")
             return
         ended = asyncio.run_coroutine_threadsafe(self._drain(until_s), loop)

@@ -8,7 +8,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from flying_serving.config import KEY, Deployment, parse_flying
+from flying_serving.config import KEY, Deployment, FlyingConfig, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
@@ -53,6 +53,8 @@ def prepare(config: Any, client_count: int) -> Any:
         devices=parallel.tensor_parallel_size,
         group_sizes=sizes if policy.pinned_size is None else tuple(sorted({1, policy.pinned_size(sizes)})),
         not_offered=not_offered,
+        survives=survives(flying, parallel.data_parallel_size),
+        incarnations=(0,) * parallel.data_parallel_size,
         flying=flying,
     )
     if flying.trace_out is not None:
@@ -66,6 +68,17 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
+
+
+def survives(flying: FlyingConfig, engines: int) -> bool:
+    """Whether a server goes on when an engine is lost: where its groups need no torch world, and each has all weights.
+
+    Raises:
+        ConfigError: if it is to have more engines than there are.
+    """
+    if flying.min_engines > engines:
+        raise ConfigError(f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size")
+    return engines > 1 and current_platform.is_cpu() and flying.cpu_collectives == "shm" and not flying.lend_weights
 
 
 def _preload() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from flying_serving.config import MODES
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.switches import Switch
-from flying_serving.errors import FlyingError, LayoutError, OrderDropped, ServerEnds
+from flying_serving.errors import EngineLost, FlyingError, LayoutError, OrderDropped, ServerEnds
 from flying_serving.layout.groups import Layout
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, retrieved, settle
@@ -54,7 +54,7 @@ class LayoutOrders:
         policy = deployment.flying.policy
         if policy != "manual":
             raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
-        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes)
+        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._calls.lost)
         if mode not in MODES:
             raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
@@ -65,6 +65,7 @@ class LayoutOrders:
                 await self._until(earlier)
             if self._calls.ending:
                 raise ServerEnds
+            layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._calls.lost)
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
             done = self._switched[switch.number] = retrieved(asyncio.get_running_loop().create_future())
             sent = self._carry_out(commands)
@@ -107,21 +108,21 @@ class LayoutOrders:
     def tell_engines(self, switch: Switch, weave_steps: int) -> None:
         """Tell every engine its group; their answers go to the controller."""
         worked_s, switch.wall_time_s = time.thread_time(), time.time()
-        answers = [
-            self._calls.utility(
+        answers = {
+            engine: self._calls.utility(
                 engine, "flying_switch", list(switch.new.group_of(engine)), switch.mode, weave_steps, switch.ordered_s
             )
-            for engine in range(self._calls.deployment.engines)
-        ]
+            for engine in self._calls.engines
+        }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         self._calls.background(self._await_answers(switch, answers))
 
-    async def _await_answers(self, switch: Switch, answers: list[Coroutine[Any, Any, SwitchAnswer]]) -> None:
-        every = [retrieved(asyncio.ensure_future(answer)) for answer in answers]
+    async def _await_answers(self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]) -> None:
+        every = {engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()}
         if await self._answered(switch, [every[engine] for engine in switch.regrouped]) is None:
             return
         sent = self._carry_out(self._controller.regrouped(self._clock()), switch.awaiting)
-        answered = await self._answered(switch, every)
+        answered = await self._answered(switch, list(every.values()))
         if answered is None:
             return
         commands = self._controller.acknowledged(answered, self._clock())
@@ -138,17 +139,23 @@ class LayoutOrders:
     ) -> list[SwitchAnswer] | None:
         """Return the answers to an order when all of these have come; None if one does not: then it has failed."""
         try:
-            return list(await asyncio.gather(*answers))
+            found = list(await asyncio.gather(*answers))
         except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it
             self.failed(switch, error)
             return None
+        return found if self._controller.is_changing(switch) else None
 
     def failed(self, switch: Switch, error: Exception) -> None:
         """Engines could not be told, or one of them did not answer."""
-        self._controller.failed(str(error), self._clock())
+        self._controller.failed(switch, str(error), self._clock())
         if not self._calls.ending:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
         self._over(switch, error)
+
+    def lose(self, error: EngineLost) -> None:
+        """An engine was lost: the switch under way, if there is one, is not made, or not by all."""
+        for number in list(self._switched):
+            settle(self._switched.pop(number), error)
 
     def _over(self, switch: Switch, error: Exception | None = None) -> None:
         done = self._switched.pop(switch.number, None)

@@ -52,6 +52,7 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
         of_prompt = {name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")}
         others = {name: value for name, value in given.items() if name not in ("self", "prompt", "prompt_text")}
         client.shell.check({"priority": 0} | of_prompt | others)
+        client.shell.calls.channel.outputs = given["self"].output_processor
     return original(*args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from flying_serving.controller.commands import (
     Dispatch,
     DispatchPrefix,
     DropPart,
+    Fail,
     FetchWeights,
     LendWeights,
     Order,
@@ -27,7 +28,7 @@ from flying_serving.controller.commands import (
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
-from flying_serving.errors import PoolFull, RequestError
+from flying_serving.errors import EngineLost, PoolFull, RequestError
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
 from flying_serving.server.asking import LastFigures
@@ -153,6 +154,18 @@ class Shell:
             self.streams.close(request_id)
         return self.controller.finished(request_ids, now_s) if request_ids else []
 
+    # ---- engines that die
+
+    def lose(self, engine: int, why: str) -> None:
+        """An engine is lost: its requests wait again, or are failed."""
+        self.orders.lose(EngineLost(why))
+        self.figures.forget(engine)
+        self.carry_out(self.controller.engine_lost(engine, self.clock()))
+
+    def gain(self, engine: int) -> None:
+        """An engine is there again, and all others know it."""
+        self.carry_out(self.controller.engine_back(engine, self.clock()))
+
     # ---- commands of the controller
 
     def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
@@ -212,6 +225,9 @@ class Shell:
             case Reject(request_id, waited_s):
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
                 self.streams.close(request_id, GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
+            case Fail(request_id, why):
+                self.streams.close(request_id, GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR))
+                self.calls.channel.fail_request(request_id, why)
             case LendWeights() | FetchWeights():
                 self.weights.tell(command)
             case Order(switch, weave_steps):
@@ -225,6 +241,8 @@ class Shell:
         retained.clear()
 
     def _send(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
+        if group[0] in self.calls.lost:  # nothing of a request is there any more
+            return asyncio.sleep(0)
         return self.calls.channel.send(kind, content, group[0])
 
     def _failed(self, command: Command, error: Exception) -> list[Command]:

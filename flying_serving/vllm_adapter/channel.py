@@ -3,9 +3,19 @@
 import asyncio
 import uuid
 from collections.abc import Awaitable
+from http import HTTPStatus
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason
+from vllm.v1.engine.async_llm import InputStreamError
+from vllm.v1.metrics.stats import SchedulerStats
+
+
+def _identity(engine: int) -> bytes:
+    """As vLLM names it."""
+    return engine.to_bytes(2, "little")
 
 
 class ClientChannel:
@@ -13,6 +23,9 @@ class ClientChannel:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self.outputs: Any = None
+        """vLLM's output processor, once there was a request."""
+        self._answers: WeakKeyDictionary[asyncio.Future[Any], asyncio.Future[Any]] = WeakKeyDictionary()
 
     @property
     def engines_dead(self) -> bool:
@@ -35,7 +48,7 @@ class ClientChannel:
 
     def send(self, kind: EngineCoreRequestType, content: Any, engine: int) -> Awaitable[Any]:
         """Put a message on its way before this returns. Raises EngineDeadError, or as vLLM's encoder."""
-        sent: Awaitable[Any] = self._client._send_input(kind, content, self._client.core_engines[engine])
+        sent: Awaitable[Any] = self._client._send_input(kind, content, _identity(engine))
         return sent
 
     def call(self, engine: int, method: str, args: tuple[Any, ...]) -> asyncio.Future[tuple[Any, Any]]:
@@ -48,7 +61,28 @@ class ClientChannel:
             del client.utility_results[call_id]  # no answer will come
             raise
         client._ensure_output_queue_task()
-        return asyncio.gather(sent, answer)
+        call = asyncio.gather(sent, answer)
+        self._answers[call] = answer
+        return call
+
+    def fail_call(self, call: asyncio.Future[tuple[Any, Any]], error: Exception) -> None:
+        """End the wait for the answer to a call with an error."""
+        answer = self._answers.get(call)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    def lose(self, engine: int) -> None:
+        """An engine is lost: vLLM sends it nothing by itself, and counts no request of it."""
+        self._client.core_engines.remove(_identity(engine))
+        self._client.core_engine = next(iter(self._client.core_engines), self._client.core_engine)
+        idle = EngineCoreOutputs(engine_index=engine, scheduler_stats=SchedulerStats())
+        self._client.outputs_queue.put_nowait(idle)
+
+    def gain(self, engine: int) -> None:
+        """An engine is there again."""
+        self._client.core_engines.append(_identity(engine))
+        self._client.core_engines.sort()
+        self._client.core_engine = self._client.core_engines[0]
 
     def fail_calls(self, error: Exception) -> None:
         """End every wait for an answer with an error."""
@@ -61,6 +95,14 @@ class ClientChannel:
         ends = [EngineCoreOutput(request_id, [], finish_reason=reason) for request_id in request_ids]
         if ends:
             self._client.outputs_queue.put_nowait(EngineCoreOutputs(outputs=ends, finished_requests=set(request_ids)))
+
+    def fail_request(self, request_id: str, why: str) -> None:
+        """End a request with HTTP 500 and this text, in whatever way its client reads it."""
+        state = None if self.outputs is None else self.outputs.request_states.get(request_id)
+        if state is None or state.queue is None:
+            self.end_requests([request_id], FinishReason.ERROR)
+        else:  # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are
+            state.queue.put(InputStreamError(GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR)))
 
     def end_server(self, error: Exception) -> None:
         """Raise an error where vLLM reads outputs, which ends the server."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
@@ -26,7 +27,8 @@ class Runner:
     def __init__(self, runner: Any, config: VllmConfig, seed: int | None = None) -> None:
         self._runner = runner
         self.config = config
-        self._random_state = None if seed is None else torch.Generator().manual_seed(seed).get_state()
+        self._first_random_state = None if seed is None else torch.Generator().manual_seed(seed).get_state()
+        self._random_state = self._first_random_state
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
@@ -69,6 +71,14 @@ class Runner:
         finally:
             self._random_state = torch.random.get_rng_state()
             torch.random.set_rng_state(outside)
+
+    def forget(self) -> None:
+        """Drop all requests, and what a step has left that was not finished; the random state is that of the start."""
+        self._random_state = self._first_random_state
+        self._runner.execute_model_state = None
+        ended = SchedulerOutput.make_empty()
+        ended.finished_req_ids = set(self._runner.requests)
+        self._runner.execute_model(ended)
 
     def warm(self) -> None:
         """Run the model once on a few made-up tokens, so that no request pays for what is built at first use."""

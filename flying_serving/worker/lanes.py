@@ -1,6 +1,7 @@
 """All lanes of a worker: built over lane 1's weights and KV memory, checked and measured at start, stepped later."""
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
-from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.errors import CollectiveTimeout, ConfigError, EngineLost, Unsupported
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
@@ -27,6 +28,13 @@ from flying_serving.worker.lane import WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks
 from flying_serving.worker.residency import Residency, in_order, weight_file_of
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
+
+
+@dataclass(frozen=True)
+class StepLost:
+    """In place of a step's output: why a member is lost."""
+
+    why: str
 
 
 def phase(engine: int, device: int, what: str) -> None:
@@ -201,8 +209,25 @@ class WorkerLanes:
 
     @torch.inference_mode()
     def execute(self, size: int, plan: Any, grammar: Any) -> Any:
-        """One step in the group of `size` engines; every member calls it with the same plan (its own block ids)."""
-        return self.groups[size].execute(plan, grammar)
+        """One step in the group of `size` engines; every member calls it with the same plan (its own block ids).
+
+        Returns vLLM's ModelRunnerOutput; a StepLost if a member is lost before it is done. Raises CollectiveTimeout if
+        one is not, but does not come.
+        """
+        try:
+            return self.groups[size].execute(plan, grammar)
+        except CollectiveTimeout:
+            raise
+        except EngineLost as error:
+            return StepLost(str(error))
+
+    def forget(self, size: int) -> None:
+        """The group of `size` engines has lost a member: nothing of its requests is left here."""
+        self.groups[size].runner.forget()
+
+    def rejoin(self, size: int, incarnations: list[int]) -> None:
+        """All members of the group of `size` engines are there again, as these incarnations of theirs."""
+        self.communicators.reopen(size, incarnations)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Keep the limit of all lanes equal to lane 1's when vLLM fits it to the KV memory."""

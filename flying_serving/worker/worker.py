@@ -10,6 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from flying_serving.comm.pool import CommunicatorPool
+from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import bytes_of
@@ -55,7 +56,10 @@ class LaneWorker:
         distributed.set_home(self.communicators.coordinator(1))
         if self.pack_weights and deployment.flying.cpu_collectives == "shm":
             self.communicators.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
-        self.communicators.warm()
+        if not deployment.restarts:
+            self.communicators.warm()
+        if deployment.devices > 1:
+            Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(self.engine, worker.rank)
 
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
@@ -95,13 +99,19 @@ class LaneWorker:
         return bytes_of(self.kv_arena.bytes)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then the others, and measure all."""
-        with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.check()
+        """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then the others, and measure all.
+
+        An engine that is started again while others run finds no time of theirs for that: it was done before.
+        """
+        first = not self.deployment.restarts
+        if first:
+            with told_to_server(self.deployment.run_dir, self.engine):
+                self.lanes.check()
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
-        self.lanes.warm()
-        with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.calibrate()
+        if first:
+            self.lanes.warm()
+            with told_to_server(self.deployment.run_dir, self.engine):
+                self.lanes.calibrate()
         give_back_freed()
         return times
 

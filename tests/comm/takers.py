@@ -20,16 +20,20 @@ def say(what: object) -> None:
 def take(order: SequenceNumbers, chance: random.Random, nested: bool) -> tuple[list[int], list[int]]:
     """Take numbers for random members."""
     members = list(chance.choice(NESTED)) if nested else chance.sample(range(4), chance.randint(1, 4))
-    return members, order.take(members)
+    return members, order.take(0, members)
 
 
 def main(path: str, what: str, seed: str) -> None:
-    """Take numbers, 50 for each line that comes in; or take the lock and keep it."""
+    """Take numbers, 50 for each line that comes in; take the lock and keep it; or be engine 3."""
     order = SequenceNumbers(path, 4)
     if what == "hold":
-        order.take([0, 1])
+        order.take(0, [0, 1])
         fcntl.flock(order.file, fcntl.LOCK_EX)
         say("held")
+        time.sleep(600)
+    if what == "join":
+        order.join(3)
+        say("joined")
         time.sleep(600)
     chance = random.Random(int(seed))
     say("ready")

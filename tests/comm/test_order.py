@@ -106,7 +106,7 @@ def test_any_sequence_of_takes(takes: list[tuple[int, list[int], int]]) -> None:
         orders = [SequenceNumbers(f"{directory}/order", ENGINES) for _ in range(3)]
         expected = [0] * ENGINES
         for opening, members, count in takes:
-            numbers = orders[opening].take(members[:count])
+            numbers = orders[opening].take(opening, members[:count])
             assert numbers == [expected[m] for m in members[:count]]
             for member in members[:count]:
                 expected[member] += 1
@@ -119,7 +119,7 @@ def test_a_killed_holder_releases_the_lock(path: str) -> None:
     order = SequenceNumbers(path, ENGINES)
     with Taker(path, "hold") as holder, ThreadPoolExecutor(1) as pool:
         assert holder.heard() == "held"
-        waiter = pool.submit(order.take, [1, 2])
+        waiter = pool.submit(order.take, 0, [1, 2])
         time.sleep(0.2)
         assert not waiter.done()
         holder.process.kill()
@@ -127,13 +127,24 @@ def test_a_killed_holder_releases_the_lock(path: str) -> None:
     order.close()
 
 
+def test_others_see_that_an_engine_has_died(path: str) -> None:
+    """As soon as its process has ended, whichever way; and that it lives again when it is started again."""
+    order = SequenceNumbers(path, ENGINES)
+    for _ in range(2):
+        with Taker(path, "join") as engine:
+            assert engine.heard() == "joined"
+            assert not order.is_gone(3)
+        assert order.is_gone(3)
+    order.close()
+
+
 def test_an_error_inside_does_not_keep_the_lock(path: str) -> None:
     """A member that does not exist raises, and the next take goes on as if nothing had been."""
     orders = [SequenceNumbers(path, ENGINES) for _ in range(2)]
     with pytest.raises(IndexError):
-        orders[0].take([0, 10**6])
+        orders[0].take(0, [0, 10**6])
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(orders[1].take, [0, 1]).result(timeout=10) == [0, 0]
+        assert pool.submit(orders[1].take, 0, [0, 1]).result(timeout=10) == [0, 0]
     for order in orders:
         order.close()
 
@@ -142,10 +153,11 @@ def test_the_file_goes_on_where_it_was_and_nothing_stays_open(path: str) -> None
     """An engine that opens it later sees the same numbers; closing gives back the descriptor and the map."""
     before = len(os.listdir("/proc/self/fd"))
     first = SequenceNumbers(path, ENGINES)
-    assert first.take([3, 0]) == [0, 0]
+    assert first.take(2, [3, 0]) == [0, 0]
     first.close()
     second = SequenceNumbers(path, ENGINES)
-    assert second.take([0, 1, 2, 3]) == [1, 0, 0, 1]
+    assert second.take(1, [0, 1, 2, 3]) == [1, 0, 0, 1]
+    assert [second.sender(3, number) for number in (0, 1)] == [2, 1]
     second.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert path not in Path("/proc/self/maps").read_text(encoding="utf-8")

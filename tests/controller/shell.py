@@ -183,8 +183,8 @@ class Shell:
     def fail(self) -> None:
         """Some engine does not."""
         assert self.ordered is not None
-        self.ordered = None
-        self.controller.failed("engine 1 did not answer", self.now_s)
+        switch, self.ordered = self.ordered, None
+        self.controller.failed(switch, "engine 1 did not answer", self.now_s)
         self.check()
 
     def drop(self) -> None:

@@ -104,11 +104,12 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
     """Numbers decide, not the time of arrival."""
     inbox = Inbox(run_dir, 0)
     order = SequenceNumbers(f"{run_dir}/order", ENGINES)
+    order.join(1)
     context = zmq.Context()
     overdue, early = (context.socket(zmq.PUSH) for _ in range(2))
     for socket in (overdue, early):
         socket.connect(f"ipc://{run_dir}/inbox-0")
-    numbers = [order.take([0])[0] for _ in range(3)]
+    numbers = [order.take(1, [0])[0] for _ in range(3)]
     messages = [RecallBlocks((0, 1), 1, count) for count in (10, 11, 12)]
 
     def deliver(socket: "zmq.Socket[bytes]", which: int) -> None:
@@ -135,13 +136,45 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
     inbox.channel.close()
 
 
+def test_a_message_of_an_engine_that_has_died_is_none(run_dir: str) -> None:
+    """It took the number, and died before it sent the message; what others have sent comes all the same."""
+    dies, lives = SequenceNumbers(f"{run_dir}/order", ENGINES), Inbox(run_dir, 1).channel
+    channel = Channel(run_dir, 2, ENGINES, lambda: None)
+    dies.join(3)
+    dies.take(3, [1, 2])
+    message = RecallBlocks((2, 3), 1, 5)
+    lives.send([2], message)
+    assert channel.waiting() == 2
+    dies.close()
+    assert [channel.receive(), channel.receive()] == [None, message]
+    assert not channel.pending()
+    for each in (channel, lives):
+        each.close()
+
+
+def test_an_engine_that_is_started_again_gets_nothing_of_before(run_dir: str) -> None:
+    """Neither what was on its way when it died, nor numbers that were taken for it."""
+    sender, first = Inbox(run_dir, 0).channel, Channel(run_dir, 1, ENGINES, lambda: None)
+    sender.send([1], RecallBlocks((0, 1), 0, 1))
+    first.close()
+    sender.send([1], RecallBlocks((0, 1), 0, 2))  # to nobody: it is kept for the socket's next peer
+    inbox = Inbox(run_dir, 1)
+    assert not inbox.channel.pending()
+    message = RecallBlocks((0, 1), 0, 3)
+    sender.send([1], message)
+    assert inbox.receive(1) == [message]
+    for each in (sender, inbox.channel):
+        each.close()
+
+
 def test_a_message_that_is_not_sent_is_an_error(run_dir: str) -> None:
-    """Whoever took its number has died before it was sent."""
+    """Whoever took its number lives, but is stopped."""
     order = SequenceNumbers(f"{run_dir}/order", ENGINES)
+    order.join(3)
     channel = Channel(run_dir, 2, ENGINES, lambda: None, deadline_s=0.05)
-    order.take([2, 3])
+    order.take(3, [2, 3])
     assert channel.pending()
-    with pytest.raises(EngineLost, match=r"engine 2: .* did not send it for 0.05 s"):
+    with pytest.raises(EngineLost, match=r"engine 2: engine 3 .* did not send it for 0.05 s"):
         channel.receive()
     order.close()
     channel.close()
@@ -179,12 +212,15 @@ def test_sending_to_a_group_without_oneself(run_dir: str) -> None:
 
 
 def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: str) -> None:
-    """Sending never blocks: when a dead engine's queue is full, it raises."""
-    channel = Channel(run_dir, 0, ENGINES, lambda: None)
+    """Sending never blocks: when an engine's queue is full, it raises; but what a dead engine does not take is lost."""
+    channel, stopped = Channel(run_dir, 0, ENGINES, lambda: None), SequenceNumbers(f"{run_dir}/order", ENGINES)
+    stopped.join(3)
     with pytest.raises(EngineLost, match="engine 3 does not take messages"):
         for count in range(100_000):
             channel.send([3], RecallBlocks((0, 1, 2, 3), 0, count))
     assert count >= 100
+    stopped.close()
+    channel.send([3], RecallBlocks((0, 1, 2, 3), 0, count))
     channel.send([0], RecallBlocks((0, 1), 0, 1))
     assert channel.pending()
     channel.close()

@@ -1,0 +1,61 @@
+"""Signs of life: every process of an engine raises a counter of its own, which the API server watches."""
+
+import threading
+from collections.abc import Iterable
+
+from flying_serving.comm.mapped import MappedArray
+
+BEAT_S = 0.1
+"""How often a process raises its counter."""
+
+
+class Pulse(MappedArray):
+    """Counters of all processes of a server's engines, in one small file that they map. Each has one writer.
+
+    An engine of one device is one process; one of several has another one for each device.
+    """
+
+    def __init__(self, run_dir: str, engines: int, devices: int) -> None:
+        self._processes = 1 if devices == 1 else 1 + devices
+        super().__init__(f"{run_dir}/pulse", engines * self._processes, "Q")
+
+    def beat(self, engine: int, device: int | None = None) -> None:
+        """Raise a counter from now on, as long as this process runs: that of a device, or the engine's own."""
+        place = engine * self._processes + (0 if device is None else 1 + device)
+        threading.Thread(target=self._beat, args=(place,), name="pulse", daemon=True).start()
+
+    def _beat(self, place: int) -> None:
+        stop = threading.Event()
+        while not stop.wait(BEAT_S):
+            self.numbers[place] += 1
+
+    def of(self, engine: int) -> Iterable[int]:
+        """The counters of an engine's processes."""
+        first = engine * self._processes
+        return tuple(self.numbers[first : first + self._processes])
+
+
+class Silence:
+    """For how long counters have not changed, by a clock that does not count while its owner did not look.
+
+    A watcher that is stopped itself, as the whole machine may be, must not take others for dead.
+    """
+
+    def __init__(self, longest_look_s: float = 1.0) -> None:
+        self._longest_look_s = longest_look_s
+        self._looked_s: float | None = None
+        self._last: tuple[int, ...] = ()
+        self._unchanged_s: list[float] = []
+
+    def look(self, counters: Iterable[int], now_s: float) -> float:
+        """The longest silence of any counter, in seconds."""
+        found = tuple(counters)
+        passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._longest_look_s)
+        if len(found) != len(self._last):
+            self._last, self._unchanged_s = found, [0.0] * len(found)
+        self._unchanged_s = [
+            0.0 if new != old else silent_s + passed_s
+            for new, old, silent_s in zip(found, self._last, self._unchanged_s, strict=True)
+        ]
+        self._last, self._looked_s = found, now_s
+        return max(self._unchanged_s, default=0.0)

@@ -1,0 +1,74 @@
+"""Engines that are lost and come back: their requests go on elsewhere, and no layout has them meanwhile."""
+
+from flying_serving.controller.commands import Command, Fail
+from flying_serving.controller.lender import Lender
+from flying_serving.controller.placing import Placing
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.settings import Settings
+from flying_serving.layout.groups import Layout
+
+MOST_LOSSES = 2
+"""A request whose groups have lost engines so often, with no token in between, is not tried again."""
+
+
+class Membership(Lender):
+    """A dispatcher that may lose engines. A group that lacks one is no more: its other members are alone then."""
+
+    def __init__(self, settings: Settings, placing: Placing | None) -> None:
+        super().__init__(settings, placing)
+        self.lost = self.placing.lost
+        self._restored: Layout | None = None
+        """What an operator, or a fixed policy, has ordered, and an engine is missing for."""
+
+    def _lose(self, engine: int, now_s: float) -> list[Command]:
+        """An engine is lost. What ran in its groups waits again, in its old place, or is failed."""
+        self.lost.add(engine)
+        commands: list[Command] = []
+        for request_id, split in list(self.splits.open.items()):
+            if engine in split.kv.group or engine in split.second:
+                commands += self._unsplit(request_id, undone=True)
+        for state in self.pool:
+            self._forget_kv(state)
+        for state in [one for one in self.started.values() if one.group is not None and engine in one.group]:
+            commands += self._orphaned(state, now_s)
+        for state in self.started.values():
+            self._forget_kv(state)
+        if self._changeover is not None:
+            self._changeover.switch.failed(f"engine {engine} was lost", now_s)
+            self._end_change()
+        if self._restored is None and (self.settings.dry_run or not self.settings.policy.decides):
+            self._restored = self.layout
+        self._regroup()
+        return commands
+
+    def _orphaned(self, state: RequestState, now_s: float) -> list[Command]:
+        """A request has lost its group: it begins anew with the tokens that its client has."""
+        state.losses += state.prefill_tokens > 0
+        why = None
+        if state.losses >= MOST_LOSSES:
+            why = f"its engine was lost {state.losses} times while it computed the prompt of this request"
+        elif state.output_tokens and not state.spec.can_migrate:
+            why = "its engine was lost, and another cannot go on with this request"
+        if why is None:
+            return [self._to_pool(state, now_s, None)]
+        del self.started[state.request_id]
+        self.loads.remove(state)
+        self.switches.ended(state.request_id, now_s)
+        return [Fail(state.request_id, why)]
+
+    def _forget_kv(self, state: RequestState) -> None:
+        """What a group offers that has lost an engine is nobody's."""
+        if state.kv is not None and not self.lost.isdisjoint(state.kv.group):
+            state.kv = None
+
+    def _return(self, engine: int) -> None:
+        """An engine that was lost is there again, alone."""
+        self.lost.discard(engine)
+        self.layout = Layout(tuple(sorted((*self.layout.groups, (engine,)))))
+        self._regroup()
+
+    def _regroup(self) -> None:
+        """Choose between the layouts of the engines that are there."""
+        self.layout = self.layout.without(self.lost)
+        every = Layout.all(self.settings.engines, self._sizes)
+        self._layouts = list(dict.fromkeys(one.without(self.lost) for one in every))

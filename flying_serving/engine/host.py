@@ -1,0 +1,44 @@
+"""What an engine's loop needs around it: its end of the channel, and vLLM's engine."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from flying_serving.engine.arbiter import Wait
+from flying_serving.engine.channel import Sender
+from flying_serving.engine.messages import Message
+
+
+class Inbox(Sender, Protocol):
+    """An engine's end of the channel: see `engine/channel.py`."""
+
+    def pending(self) -> bool: ...
+    def waiting(self) -> int: ...
+    def receive(self) -> Message | None: ...
+
+
+class Host(Protocol):
+    """vLLM's engine, which owns the loop: lane 1, the API server's messages, and the workers."""
+
+    def serves_on(self) -> bool:
+        """Whether the loop goes on; called before each round."""
+
+    def take_messages(self, wait: Wait | None) -> bool:
+        """Handle what clients sent; with `wait`, block for the first message. Whether there was any."""
+
+    def has_own_steps(self) -> bool:
+        """Whether lane 1 has something to step."""
+
+    def step_own(self) -> bool:
+        """Step lane 1 as vLLM does. Whether anything was computed, or is being computed."""
+
+    def add_own(self, request: Any, wave: int) -> None:
+        """Give a request to lane 1's scheduler as vLLM does."""
+
+    def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
+
+    def process_aborts(self) -> None:
+        """Handle the API server's aborts, which may come while a step is made."""
+
+    def emit(self, outputs: dict[int, Any] | None) -> None:
+        """Send outputs to clients, by client."""

@@ -1,0 +1,182 @@
+"""Which engines live: each is watched, its loss is told to all, and it is started again in the background."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flying_serving.comm.pulse import Pulse, Silence
+from flying_serving.errors import EngineLost
+from flying_serving.log import logger
+from flying_serving.server.calls import EngineCalls
+from flying_serving.server.shell import Shell
+
+LOOK_S = 0.2
+"""How often signs of life are looked for."""
+STABLE_S = 60.0
+"""An engine that was back for so long is started again at once; else later each time, up to so much."""
+STEADY = 3
+"""So many losses one after another are reported as a crash loop."""
+
+
+class Process(Protocol):
+    """An engine's process; `sentinel` is readable when it has ended."""
+
+    sentinel: int
+
+    def kill(self) -> None: ...
+
+
+@dataclass
+class Loss:
+    """An engine that is not there: since when (as `time`), and why."""
+
+    since: float
+    why: str
+
+
+@dataclass
+class Record:
+    """What is known of an engine: its process, the number of its starts before, and the losses so far.
+
+    `quick`: how many of these came within STABLE_S of its return. `killed`: why this server has killed its process.
+    `starts`: that is being started again.
+    """
+
+    process: Process
+    incarnation: int = 0
+    losses: int = 0
+    quick: int = 0
+    back_s: float = 0.0
+    killed: str | None = None
+    starts: bool = False
+    loss: Loss | None = None
+
+
+class Engines:
+    """The engines of one server.
+
+    `restart(engine, incarnations, started)` starts one again, tells `started` its process, and returns when it is ready
+    to serve. `end_server` is called with what is wrong when too few engines are left.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        processes: Sequence[Process],
+        restart: Callable[[int, list[int | None], Callable[[Any], None]], Awaitable[None]],
+        end_server: Callable[[str], None],
+    ) -> None:
+        self._shell = shell
+        self._calls: EngineCalls = shell.calls
+        self._deployment = shell.calls.deployment
+        self._restart = restart
+        self._end_server = end_server
+        self.records = [Record(process) for process in processes]
+        self._pulse = Pulse(self._deployment.run_dir, self._deployment.engines, self._deployment.devices)
+        self._starting = asyncio.Lock()
+
+    @property
+    def incarnations(self) -> list[int | None]:
+        """By engine; None: it is lost."""
+        return [None if one.loss is not None else one.incarnation for one in self.records]
+
+    @property
+    def lost(self) -> dict[int, Loss]:
+        """Engines that are not there."""
+        return {engine: one.loss for engine, one in enumerate(self.records) if one.loss is not None}
+
+    def watch(self) -> None:
+        """Begin to watch, in the running event loop."""
+        for engine in range(len(self.records)):
+            self._watch(engine)
+        self._calls.background(self._look())
+
+    def _watch(self, engine: int) -> None:
+        sentinel = self.records[engine].process.sentinel
+        asyncio.get_running_loop().add_reader(sentinel, self._ended, engine, sentinel)
+
+    async def _look(self) -> None:
+        """Kill an engine that gives no sign of life: its requests may run elsewhere only when it is gone."""
+        silences = [Silence() for _ in self.records]
+        limit_s = self._deployment.flying.engine_timeout_s
+        while not self._calls.channel.engines_dead:
+            for engine, (one, silence) in enumerate(zip(self.records, silences, strict=True)):
+                if one.loss is not None and not one.starts:
+                    silences[engine] = Silence()
+                elif silence.look(self._pulse.of(engine), time.monotonic()) > limit_s and one.killed is None:
+                    one.killed = f"it gave no sign of life for {limit_s:g} s (--engine-timeout-s)"
+                    one.process.kill()
+            await asyncio.sleep(LOOK_S)
+
+    def _ended(self, engine: int, sentinel: int) -> None:
+        """The process of an engine has ended."""
+        asyncio.get_running_loop().remove_reader(sentinel)
+        one = self.records[engine]
+        if self._calls.ending or self._calls.channel.engines_dead:
+            return
+        why = f"engine {engine} was lost: {one.killed or 'its process has ended'}"
+        logger.error(why)
+        now_s = time.monotonic()
+        one.quick = one.quick + 1 if now_s - one.back_s < STABLE_S else 0
+        one.losses, one.killed, one.loss = one.losses + 1, None, Loss(time.time(), why)
+        self._calls.lose(engine, why)
+        left = len(self.records) - len(self.lost)
+        least = self._deployment.flying.min_engines
+        if left < least:
+            self._end_server(f"{why}; {left} engines are left, at least {least} are needed (--min-engines)")
+            return
+        told = self._tell_all()
+        self._calls.channel.lose(engine)
+        self._shell.lose(engine, why)
+        self._calls.background(self._bring_back(engine, told))
+
+    def _tell_all(self) -> asyncio.Future[list[Any]]:
+        """Tell all engines which are there. Done when each has answered, or is lost too."""
+        return asyncio.ensure_future(
+            asyncio.gather(*self._calls.all("flying_peers", self.incarnations), return_exceptions=True)
+        )
+
+    async def _bring_back(self, engine: int, told: asyncio.Future[list[Any]]) -> None:
+        """Start an engine again, until that succeeds; one at a time, so that no two starts miss each other."""
+        one = self.records[engine]
+        await told
+        while not (self._calls.ending or self._calls.channel.engines_dead):
+            if one.quick:
+                delay_s = min(STABLE_S, 2.0 ** (one.quick - 1))
+                if one.quick >= STEADY:
+                    logger.error("engine %d was lost %d times in a row; next start in %g s", engine, one.quick, delay_s)
+                await asyncio.sleep(delay_s)
+            async with self._starting:
+                if await self._start(engine, one):
+                    return
+
+    async def _start(self, engine: int, one: Record) -> bool:
+        """Start an engine again and let all know it. Whether it is there."""
+        one.incarnation += 1
+        incarnations = self.incarnations
+        incarnations[engine] = one.incarnation
+
+        def started(process: Process) -> None:
+            one.process, one.starts = process, True
+
+        try:
+            await self._restart(engine, incarnations, started)
+        except EngineLost as error:
+            logger.error("engine %d could not be started again: %s", engine, one.killed or error)
+            one.quick, one.killed = one.quick + 1, None
+            return False
+        finally:
+            one.starts = False
+        one.loss, one.back_s = None, time.monotonic()
+        self._calls.gain(engine)
+        self._watch(engine)
+        for problem in await self._tell_all():
+            if isinstance(problem, BaseException):
+                logger.error("not all engines know that engine %d is back: %s", engine, problem)
+        if one.loss is None:
+            self._calls.channel.gain(engine)
+            self._shell.gain(engine)
+            logger.info("engine %d is back", engine)
+        return True

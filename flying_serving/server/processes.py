@@ -1,0 +1,104 @@
+"""Processes of engines: how one is watched and ended, and how another is started in its place."""
+
+import multiprocessing
+import os
+import select
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from flying_serving.errors import EngineLost
+from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
+
+STARTED_S = 20.0
+"""How long a fork may take."""
+_REAP_S = 1.0
+
+
+class EngineProcess:
+    """A process that is not necessarily a child of this one; as much of `multiprocessing.Process` as vLLM uses."""
+
+    def __init__(self, pid: int, name: str) -> None:
+        """Raises ProcessLookupError if it has ended by now."""
+        self.pid = pid
+        self.name = name
+        self.sentinel = os.pidfd_open(pid)
+        """Readable when it has ended."""
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return not select.select([self.sentinel], [], [], 0)[0]
+
+    @property
+    def exitcode(self) -> int | None:
+        """None as long as it lives; then 1, as only its parent can know more."""
+        return None if self.is_alive() else 1
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended."""
+        select.select([self.sentinel], [], [], timeout)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, also one that is stopped."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.sentinel, number)
+
+
+class CleanParent:
+    """A process, forked before this one has threads, connections and requests, that forks engines when it is asked.
+
+    A process with threads cannot be forked safely, and one that starts from nothing imports for many seconds.
+    """
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        """`run`: what an engine's process does with its keyword arguments."""
+        context = multiprocessing.get_context("fork")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, run), name="flying-clean-parent")
+        self._process.start()
+        theirs.close()
+
+    def start(self, name: str, arguments: Mapping[str, Any]) -> EngineProcess:
+        """Fork an engine. Waits for it, so call it in a thread.
+
+        Raises:
+            EngineLost: if that fails.
+        """
+        try:
+            self._ours.send((name, dict(arguments)))
+            if self._ours.poll(STARTED_S):
+                return EngineProcess(self._ours.recv(), name)
+        except (OSError, EOFError) as error:
+            raise EngineLost(f"{name} cannot be started: {error!r}") from None
+        raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
+
+    def close(self) -> None:
+        """End it; engines that it has forked end with it."""
+        self._process.kill()
+        self._process.join(_REAP_S)
+        self._ours.close()
+
+
+def _serve(orders: Connection, run: Callable[..., None]) -> None:
+    """Fork what is asked for, until the other end is closed."""
+    forget_signals()
+    end_with_parent()
+    forget_port()
+    context = multiprocessing.get_context("fork")
+    while True:
+        multiprocessing.active_children()  # reaps those that have ended
+        if not orders.poll(_REAP_S):
+            continue
+        name, arguments = orders.recv()
+        process = context.Process(target=run, kwargs=arguments, name=name)
+        process.start()
+        orders.send(process.pid)
