@@ -91,6 +91,10 @@ class HookError(FlyingError):
     """The installed vLLM is not the one that the hooks were written for."""
 
 
+class NoProcessGroup(FlyingError):
+    """What vLLM asked of a group in shared memory, and only torch process groups can do; the message names it."""
+
+
 class EngineLost(FlyingError):
     """Another engine did not answer, or said that it is going away."""
 

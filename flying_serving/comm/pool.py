@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from flying_serving.layout.groups import Layout, aligned_group, group_world_rank
 Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
 MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
 Activate = Callable[[Coordinator], AbstractContextManager[None]]
+START_TIMEOUT_S = 600
+"""How long a worker waits at its start for those of the other engines."""
 
 
 class CommunicatorPool:
@@ -36,7 +39,7 @@ class CommunicatorPool:
     ) -> None:
         self._activate = activate
         self._coordinators: dict[int, Coordinator] = {}
-        self._shm: list[ShmGroup] = []
+        self._shm: dict[int, ShmGroup] = {}
         for size in sizes:
             partition = [group_world_ranks(g, devices, engines) for g in Layout.uniform(engines, size).groups]
             self._coordinators[size] = make(partition, f"lane{size}")
@@ -47,31 +50,48 @@ class CommunicatorPool:
         return self._coordinators[size]
 
     def use_shared_memory(self, directory: str, deadline_s: float) -> None:
-        """Let every group of more than one rank exchange through shared memory instead of sockets (CPU only).
+        """Let every group of more than one rank exchange through shared memory, once it is opened (CPU only).
 
-        The groups' files go to `directory`, on a memory file system. A rank waits `deadline_s` for the others.
+        `make` has to build coordinators with a `ShmCommunicator`. The groups' files go to `directory`, on a memory file
+        system. A rank waits `deadline_s` for the others.
         """
-        for size, coordinator in self._coordinators.items():
-            if coordinator.world_size == 1:
-                continue
-            group = aligned_group(self._engine, size)
-            names = [f"engine {e} device {d}" for d in range(self._devices) for e in group]
-            shm = ShmGroup(
-                f"{directory}/lane{size}-{group[0]}",
-                coordinator.rank_in_group,
-                coordinator.world_size,
-                deadline_s=deadline_s,
-                names=names,
-            )
-            self._shm.append(shm)
-            communicator = coordinator.device_communicator
-            communicator.all_reduce = shm.all_reduce
-            communicator.all_gather = shm.all_gather
-            communicator.gather = shm.gather
-            communicator.broadcast = shm.broadcast
+        self._directory, self._deadline_s = directory, deadline_s
+
+    def reopen(self, size: int, incarnations: Sequence[int]) -> None:
+        """Attach to the file of the group of `size` engines whose members have these incarnations, in their order.
+
+        An engine's incarnation says how often it was started again. Every member has to do this, each once, as any
+        incarnations have a file of their own; the one before is left. Raises what `ShmGroup` does.
+        """
+        self.broken(size)
+        coordinator = self._coordinators[size]
+        if coordinator.world_size == 1:
+            return
+        group = aligned_group(self._engine, size)
+        self._shm[size] = ShmGroup(
+            f"{self._directory}/lane{size}-{group[0]}-{'.'.join(map(str, incarnations))}",
+            coordinator.rank_in_group,
+            coordinator.world_size,
+            deadline_s=self._deadline_s,
+            names=[f"engine {e} device {d}" for d in range(self._devices) for e in group],
+        )
+        coordinator.device_communicator.use(self._shm[size])
+
+    def broken(self, size: int) -> None:
+        """Leave the file of the group of `size` engines: a member is lost. Its collectives raise EngineLost.
+
+        The file goes too: nobody attaches to it any more, and its memory is free when all have left it.
+        """
+        shm = self._shm.pop(size, None)
+        if shm is not None:
+            self._coordinators[size].device_communicator.use(None)
+            shm.close()
+            Path(shm.path).unlink(missing_ok=True)
 
     def warm(self) -> None:
-        """One collective in each group, all workers together."""
+        """One collective in each group, all workers together, as soon as the last one has come this far."""
+        for shm in self._shm.values():
+            shm.barrier(START_TIMEOUT_S)
         for size, coordinator in self._coordinators.items():
             if coordinator.world_size > 1:
                 with self.activate(size):
@@ -92,5 +112,5 @@ class CommunicatorPool:
 
     def close(self) -> None:
         """Unmap shared memory."""
-        for shm in self._shm:
+        for shm in self._shm.values():
             shm.close()

@@ -67,7 +67,7 @@ class ShmGroup:
         names = [f"rank {other}" for other in range(world)] if names is None else names
         if len(names) != world:
             raise ValueError(f"names={names}: one for each of {world} ranks")
-        self._path, self._rank, self._world = path, rank, world
+        self.path, self._rank, self._world = path, rank, world
         self._slot_bytes = slot_bytes
         self._everyone = (0, world)
         self._sequence = 0
@@ -87,10 +87,10 @@ class ShmGroup:
         fcntl.flock(self._file, fcntl.LOCK_EX)  # other ranks may be here too
         try:
             if os.fstat(self._file).st_size not in (0, size):
-                raise ValueError(f"{self._path} is not for {self._world} ranks with slots of {self._slot_bytes} bytes")
-            reserve(self._file, self._path, size)
+                raise ValueError(f"{self.path} is not for {self._world} ranks with slots of {self._slot_bytes} bytes")
+            reserve(self._file, self.path, size)
             if not GroupRanks.attach(self._file, self._rank):
-                raise ValueError(f"{self._path} was attached to as {name} before")
+                raise ValueError(f"{self.path} was attached to as {name} before")
             return mmap.mmap(self._file, size)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -150,9 +150,15 @@ class ShmGroup:
             self._run("broadcast", ranks, 1, gather, sent, ranks, (address, 0, nbytes, nbytes))
         return x if whole is x else x.copy_(whole)
 
-    def barrier(self) -> None:
-        """Return once every rank has called this."""
-        self._run("barrier", self._everyone, 1, gather, (0, 0), self._everyone, (0, 0, 0, 1))
+    def barrier(self, deadline_s: float | None = None) -> None:
+        """Return once every rank has called this; wait for them `deadline_s`, if given, in place of the group's."""
+        usual_s = self._ranks.deadline_s
+        if deadline_s is not None:
+            self._ranks.deadline_s = deadline_s
+        try:
+            self._run("barrier", self._everyone, 1, gather, (0, 0), self._everyone, (0, 0, 0, 1))
+        finally:
+            self._ranks.deadline_s = usual_s
 
     def _is_me(self, rank: int) -> bool:
         """Return whether this is `rank`, which must be one of the group."""

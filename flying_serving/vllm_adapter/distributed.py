@@ -1,25 +1,63 @@
-"""One torch world over all engines, and the switch of vLLM's tensor-parallel group."""
+"""The torch world of a worker, the coordinators of its groups, and the switch of vLLM's tensor-parallel group."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from vllm.distributed import parallel_state
 from vllm.platforms import current_platform
 
+from flying_serving.comm.pool import START_TIMEOUT_S
 from flying_serving.config import Deployment
 from flying_serving.layout.groups import world_rank
 from flying_serving.vllm_adapter.assigned import assigned
-
-_START_TIMEOUT_S = 600
-_world: ContextVar[tuple[Deployment, int, int] | None] = ContextVar("world", default=None)
+from flying_serving.vllm_adapter.coordinator import LaneCoordinator
 
 
-def world_of_all_engines(deployment: Deployment, engine: int, device: int) -> AbstractContextManager[None]:
-    """While the body runs, vLLM's workers that set up their distributed environment join the common world."""
-    return assigned(_world, (deployment, engine, device))
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is: a device of an engine of a deployment.
+
+    `shares_memory`: groups exchange through shared memory alone, so an engine's torch world is of its own devices, and
+    it may start while others run. Else all engines are in one torch world.
+    """
+
+    deployment: Deployment
+    engine: int
+    device: int
+    shares_memory: bool
+
+    @property
+    def rank(self) -> int:
+        """Among the devices of all engines."""
+        return world_rank(self.engine, self.device, self.deployment.engines)
+
+    def torch_world(self, name: str) -> tuple[str, int, int]:
+        """Name, size and this worker's rank; `name` is what nobody but the workers of this engine's process has."""
+        devices = self.deployment.devices
+        if self.shares_memory:
+            return name, devices, self.device
+        return "world", self.deployment.engines * devices, self.rank
+
+    def joined(self) -> AbstractContextManager[None]:
+        """While the body runs, a worker of vLLM's that sets up its distributed environment joins this world."""
+        return assigned(_place, self)
+
+    def coordinator(self, partition: list[list[int]], name: str) -> Any:
+        """The coordinator of this worker's group; all workers of the torch world call it together."""
+        local_rank = parallel_state.get_world_group().local_rank
+        if not self.shares_memory:
+            backend = current_platform.dist_backend
+            return parallel_state.init_model_parallel_group(partition, local_rank, backend, group_name=name)
+        if len(partition[0]) == 1:
+            return parallel_state.get_tp_group()  # vLLM's, which needs nobody either
+        return LaneCoordinator(self.rank, partition, name, local_rank)
+
+
+_place: ContextVar[Place | None] = ContextVar("place", default=None)
 
 
 def join_world(
@@ -30,29 +68,19 @@ def join_world(
     local_rank: int = -1,
     backend: str = "nccl",
 ) -> None:
-    """Wraps `init_worker_distributed_environment`: same signature, the common world in place of the engine's own."""
-    world = _world.get()
-    if world is None:
+    """Wraps `init_worker_distributed_environment`: same signature, a world in the run directory, each rank alone."""
+    place = _place.get()
+    if place is None:
         original(vllm_config, rank, distributed_init_method, local_rank, backend)
         return
-    deployment, engine, device = world
+    # the executor has drawn a name for the workers that it starts now: an engine that starts again gets another
+    name, size, rank = place.torch_world(str(distributed_init_method).rpartition("/")[2])
     parallel_state.set_custom_all_reduce(not vllm_config.parallel_config.disable_custom_all_reduce)
     parallel_state.init_distributed_environment(
-        deployment.engines * deployment.devices,
-        world_rank(engine, device, deployment.engines),
-        f"file://{deployment.run_dir}/world",
-        local_rank,
-        backend,
-        timedelta(seconds=_START_TIMEOUT_S),
+        size, rank, f"file://{place.deployment.run_dir}/{name}", local_rank, backend, timedelta(seconds=START_TIMEOUT_S)
     )
     # every rank alone, in every dimension; the lanes' own groups take the tensor-parallel place
     parallel_state.initialize_model_parallel(1)
-
-
-def make_coordinators(partition: list[list[int]], name: str, local_rank: int) -> Any:
-    """The coordinator of this rank's group; all ranks of the world call it together."""
-    backend = current_platform.dist_backend
-    return parallel_state.init_model_parallel_group(partition, max(local_rank, 0), backend, group_name=name)
 
 
 def set_home(coordinator: Any) -> None:

@@ -27,5 +27,14 @@ SEAMS = (
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, kv_connector_stats, "
     "cudagraph_stats, perf_stats, ec_connector_stats)",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, intermediate_tensors)",
+    "vllm.distributed.parallel_state:_get_unique_name(name)",
+    "vllm.distributed.parallel_state:_register_group(group)",
+    "vllm.distributed.parallel_state:GroupCoordinator.__init__(self, group_ranks, local_rank, "
+    "torch_distributed_backend, use_device_communicator, use_message_queue_broadcaster, group_name, use_all2all)",
+    "vllm.distributed.parallel_state:GroupCoordinator.all_reduce(self, input_)",
+    "vllm.distributed.parallel_state:GroupCoordinator.all_gather(self, input_, dim)",
+    "vllm.distributed.parallel_state:GroupCoordinator.gather(self, input_, dst, dim)",
+    "vllm.distributed.parallel_state:GroupCoordinator.broadcast(self, input_, src)",
+    "vllm.distributed.parallel_state:GroupCoordinator.destroy(self)",
 )
 """Each as `Patch.original`."""

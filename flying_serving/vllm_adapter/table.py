@@ -51,7 +51,7 @@ PATCHES: tuple[Patch, ...] = (
         "vllm.v1.worker.gpu_worker:init_worker_distributed_environment(vllm_config, rank, distributed_init_method, "
         "local_rank, backend)",
         _HOOKS + "distributed:join_world",
-        "engines join one torch world in place of one world each",
+        "engines join one torch world in the run directory, or each one of its own, with every rank alone",
     ),
     Patch(
         "vllm.v1.worker.cpu_worker:init_worker_distributed_environment(vllm_config, rank, distributed_init_method, "

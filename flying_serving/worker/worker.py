@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
+from flying_serving.layout.groups import aligned_group
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
@@ -35,14 +36,16 @@ class LaneWorker:
     """KV memory without any lent weights."""
 
     def init_device(self) -> None:
-        """Join the torch world of all engines in place of a world of this engine's own."""
+        """Join a torch world as `distributed.Place` says, and get a communicator for each group."""
         end_with_parent()
         table.install()
         worker: Any = self
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
         self.engine = worker.parallel_config.data_parallel_index
         phase(self.engine, worker.rank, f"joining {deployment.engines} engines of {deployment.devices} devices")
-        with distributed.world_of_all_engines(deployment, self.engine, worker.rank):
+        shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"
+        place = distributed.Place(deployment, self.engine, worker.rank, shares_memory)
+        with place.joined():
             super().init_device()  # type: ignore[misc]
         self.communicators = CommunicatorPool(
             self.engine,
@@ -50,12 +53,16 @@ class LaneWorker:
             engines=deployment.engines,
             devices=deployment.devices,
             sizes=deployment.group_sizes,
-            make=lambda ranks, name: distributed.make_coordinators(ranks, name, worker.local_rank),
+            make=place.coordinator,
             activate=distributed.activate,
         )
         distributed.set_home(self.communicators.coordinator(1))
-        if self.pack_weights and deployment.flying.cpu_collectives == "shm":
+        if shares_memory:
             self.communicators.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
+            for size in deployment.group_sizes:
+                group = [deployment.incarnations[e] for e in aligned_group(self.engine, size)]
+                if None not in group:
+                    self.communicators.reopen(size, group)
         if not deployment.restarts:
             self.communicators.warm()
         if deployment.devices > 1:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks import emulated_link as link
 from benchmarks.emulated_link import SPIN_S, EmulatedLink
 from flying_serving.comm import pool
+from flying_serving.comm.communicator import ShmCommunicator
 from flying_serving.comm.pool import CommunicatorPool
 
 
@@ -98,7 +99,7 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
 
     def make(partition: list[list[int]], name: str) -> Any:
         size = len(partition[0])
-        return SimpleNamespace(rank_in_group=0, world_size=size, device_communicator=SimpleNamespace())
+        return SimpleNamespace(rank_in_group=0, world_size=size, device_communicator=ShmCommunicator(name))
 
     def shm(path: str, *_: Any, **__: Any) -> Any:
         made[path.rsplit("/", 1)[1]] = group = Group()
@@ -111,11 +112,14 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
         0, 0, engines=4, devices=2, sizes=(1, 2, 4), make=make, activate=lambda coordinator: coordinator
     )
     communicators.use_shared_memory("/nowhere", 1.0)
-    assert sorted(made) == ["lane1-0", "lane2-0", "lane4-0"]
+    for size in (1, 2, 4):
+        communicators.reopen(size, (0,) * size)
+    assert sorted(made) == ["lane1-0-0", "lane2-0-0.0", "lane4-0-0.0.0.0"]
     for size in (1, 2, 4):
         communicator = communicators.coordinator(size).device_communicator
         for name, call in CALLS.items():
             slowed = getattr(communicator, name).__qualname__.startswith("EmulatedLink")
             assert slowed is (size > 1)
             call(communicator, torch.zeros(2))
-        assert [asked[0] for asked in made[f"lane{size}-0"].asked] == list(CALLS)
+        group = made[f"lane{size}-0-{'.'.join('0' * size)}"]
+        assert [asked[0] for asked in group.asked] == list(CALLS)

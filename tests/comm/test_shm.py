@@ -299,7 +299,7 @@ def arrive_overdue(group: ShmGroup, rank: int, world: int) -> tuple[float, str, 
         raise AssertionError("the barrier ended")
 
     def shorten() -> None:
-        wait_until_two_wait(group._path)
+        wait_until_two_wait(group.path)
         group._ranks.deadline_s = 0.5
 
     threading.Thread(target=shorten, daemon=True).start()
@@ -365,7 +365,7 @@ def interrupted(group: ShmGroup, rank: int, world: int) -> Any:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        wait_until_two_wait(group._path)
+        wait_until_two_wait(group.path)
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()

@@ -1,0 +1,90 @@
+"""vLLM's coordinator of a group whose ranks share memory and nothing else: engines come and go one by one."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from vllm.distributed import parallel_state
+from vllm.distributed.parallel_state import GroupCoordinator
+
+from flying_serving.comm.communicator import ShmCommunicator
+from flying_serving.errors import NoProcessGroup
+
+REFUSED = (
+    "make_sibling_device_group",
+    "create_mq_broadcaster",
+    "create_single_reader_mq_broadcasters",
+    "graph_capture",
+    "all_gatherv",
+    "reduce_scatter",
+    "reduce_scatterv",
+    "reduce_scatterv_into_output",
+    "_reduce_scatter_out_place",
+    "broadcast_object",
+    "broadcast_object_list",
+    "send_object",
+    "recv_object",
+    "isend_object",
+    "broadcast_tensor_dict",
+    "send_tensor_dict",
+    "isend_tensor_dict",
+    "recv_tensor_dict",
+    "irecv_tensor_dict",
+    "barrier",
+    "send",
+    "recv",
+    "dispatch_router_logits",
+    "dispatch",
+    "combine",
+    "allocate_combine_input",
+    "combine_into_output",
+)
+"""Methods of GroupCoordinator that need a process group. No model that lanes serve calls one of them."""
+REFUSED_ATTRIBUTES = ("cpu_group", "device_group", "torch_distributed_backend")
+
+
+class LaneCoordinator(GroupCoordinator):
+    """The coordinator of a group of several ranks on the CPU, without torch process groups.
+
+    So the torch world of a rank need not hold the others. It is what GroupCoordinator is, for those who sum, gather and
+    broadcast tensors; all else raises NoProcessGroup.
+    """
+
+    def __init__(self, rank: int, group_ranks: list[list[int]], name: str, local_rank: int) -> None:
+        """The group of `rank` among `group_ranks`, a partition of all ranks of all engines."""
+        self.unique_name = parallel_state._get_unique_name(name)
+        parallel_state._register_group(self)
+        self.rank, self.group_ranks = rank, group_ranks
+        self.ranks = next(ranks for ranks in group_ranks if rank in ranks)
+        self.world_size, self.rank_in_group = len(self.ranks), self.ranks.index(rank)
+        self.local_rank = self.device_index = local_rank
+        self.device = torch.device("cpu")
+        self.use_device_communicator = True
+        self.device_communicator = ShmCommunicator(f"group {name} of ranks {self.ranks}")
+        self.mq_broadcaster = None
+        self.use_custom_op_call = self.use_cpu_custom_send_recv = False
+        self._pending_isends: deque[Any] = deque()
+
+    def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrite a tensor with that of rank `src` of the group."""
+        return self.device_communicator.broadcast(input_, src)
+
+    def destroy(self) -> None:
+        """Nothing: shared memory is the communicator pool's, which closes it."""
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: LaneCoordinator, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NoProcessGroup(
+            f"{name} of {self.unique_name}: groups in shared memory have no torch process group; "
+            "with --cpu-collectives gloo they have"
+        )
+
+    return refuse
+
+
+for _name in REFUSED:
+    setattr(LaneCoordinator, _name, _refused(_name))
+for _name in REFUSED_ATTRIBUTES:
+    setattr(LaneCoordinator, _name, property(_refused(_name)))

@@ -1,0 +1,119 @@
+"""LaneCoordinator: all of vLLM's GroupCoordinator, over shared memory or refused by name."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import parallel_state
+from vllm.distributed.parallel_state import GroupCoordinator
+
+from flying_serving.comm.shm import ShmGroup
+from flying_serving.errors import NoProcessGroup
+from flying_serving.vllm_adapter.coordinator import REFUSED, REFUSED_ATTRIBUTES, LaneCoordinator
+from flying_serving.vllm_adapter.distributed import activate
+from flying_serving.vllm_adapter.trees import world_of_one
+
+PARTITION = [[0, 1, 4, 5], [2, 3, 6, 7]]
+SERVED = {
+    "__init__",
+    "all_reduce",
+    "_all_reduce_out_place",
+    "all_gather",
+    "_all_gather_out_place",
+    "gather",
+    "broadcast",
+    "destroy",
+}
+OF_RANKS = {"first_rank", "last_rank", "is_first_rank", "is_last_rank", "next_rank", "prev_rank"}
+PRIVATE = {"_should_use_all_gather", "_reap_completed_isends"}
+"""Of operations that are refused."""
+
+
+@pytest.fixture
+def group() -> Iterator[LaneCoordinator]:
+    """Rank 6 of eight: the third of its four, alone in its shared memory."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        made = LaneCoordinator(6, PARTITION, "lane2", 1)
+        shm = ShmGroup(f"{directory}/group", 2, 4)
+        made.device_communicator.use(shm)
+        yield made
+        shm.close()
+
+
+def test_every_operation_is_served_or_refused() -> None:
+    """No method of vLLM's class is left to work on process groups that are not there."""
+    methods = {name for name, value in vars(GroupCoordinator).items() if callable(value) or isinstance(value, property)}
+    assert methods == SERVED | OF_RANKS | PRIVATE | set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_a_process_group_is_refused_by_name(group: LaneCoordinator, name: str) -> None:
+    with pytest.raises(NoProcessGroup, match=rf"^{name} of lane2:\d+: .*--cpu-collectives gloo"):
+        getattr(group, name)(torch.ones(4))
+
+
+@pytest.mark.parametrize("name", REFUSED_ATTRIBUTES)
+def test_there_is_no_process_group_to_take(group: LaneCoordinator, name: str) -> None:
+    """Also for those who ask first: without an error they would take the default group, of fewer ranks."""
+    with pytest.raises(NoProcessGroup, match=f"^{name} of lane2"):
+        getattr(group, name, None)
+
+
+def test_it_has_what_vllms_own_coordinator_has(group: LaneCoordinator) -> None:
+    with world_of_one(VllmConfig()):
+        stock = parallel_state.init_model_parallel_group([[0]], 0, "gloo", group_name="stock")
+        assert vars(stock).keys() - set(REFUSED_ATTRIBUTES) == vars(group).keys()
+        assert stock.use_custom_op_call == group.use_custom_op_call
+        assert bool(stock.use_cpu_custom_send_recv) == group.use_cpu_custom_send_recv
+        assert stock.device == group.device
+        stock.destroy()
+
+
+def test_ranks_are_those_of_the_group(group: LaneCoordinator) -> None:
+    assert (group.rank, group.rank_in_group, group.world_size, group.local_rank) == (6, 2, 4, 1)
+    assert (group.ranks, group.group_ranks) == (PARTITION[1], PARTITION)
+    assert (group.first_rank, group.last_rank, group.next_rank, group.prev_rank) == (2, 7, 7, 3)
+    assert not group.is_first_rank
+    assert not group.is_last_rank
+
+
+def test_vllm_finds_it_by_name_and_as_the_tensor_parallel_group(group: LaneCoordinator) -> None:
+    assert parallel_state._groups[group.unique_name]() is group
+    other = LaneCoordinator(6, PARTITION, "lane2", 1)
+    assert other.unique_name != group.unique_name
+    with activate(group):
+        assert parallel_state.get_tp_group() is group
+        assert parallel_state.get_tensor_model_parallel_rank() == 2
+        assert parallel_state.get_tensor_model_parallel_world_size() == 4
+        parallel_state.get_tp_group().destroy()
+
+
+CALLS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], list[list[int] | None]]] = {
+    "all_reduce": (lambda group, x: group.all_reduce(x), [[3, 5], [3, 5]]),
+    "all_reduce as a custom operator": (
+        lambda group, x: torch.ops.vllm.all_reduce(x, group_name=group.unique_name),
+        [[3, 5], [3, 5]],
+    ),
+    "all_gather": (lambda group, x: group.all_gather(x), [[1, 2, 2, 3], [1, 2, 2, 3]]),
+    "gather": (lambda group, x: group.gather(x, 1), [None, [1, 2, 2, 3]]),
+    "broadcast": (lambda group, x: group.broadcast(x, 1), [[2, 3], [2, 3]]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_all_ranks_of_a_group_get_tensors(name: str) -> None:
+    """Two ranks in two threads; rank r brings [r + 1, r + 2]."""
+    call, expected = CALLS[name]
+    with TemporaryDirectory(dir="/dev/shm") as directory, ThreadPoolExecutor(2) as threads:
+        ranks = [LaneCoordinator(rank, [[0, 1]], "lane2", 0) for rank in range(2)]
+        ends = [ShmGroup(f"{directory}/group", rank, 2) for rank in range(2)]
+        for rank, end in zip(ranks, ends, strict=True):
+            rank.device_communicator.use(end)
+        got = threads.map(lambda rank: call(rank, torch.tensor([rank.rank + 1, rank.rank + 2])), ranks)
+        assert [None if x is None else x.tolist() for x in got] == expected
+        for end in ends:
+            end.close()
