@@ -63,7 +63,9 @@ class EngineUtilities:
         """What each lane of this engine holds and has done: an `EngineReport`."""
         status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
         steps = {size: seconds.count for size, seconds in self.steps.durations.items()}
-        return encode(EngineReport(engine=self.loop.engine, pid=os.getpid(), steps=steps, migrations=migrations, **status))
+        return encode(
+            EngineReport(engine=self.loop.engine, pid=os.getpid(), steps=steps, migrations=migrations, **status)
+        )
 
     def flying_metrics(self) -> Any:
         """What only this engine knows of itself, for `/metrics` and the live view: an `EngineFigures`."""

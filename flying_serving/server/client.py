@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
+import zmq
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
 from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S, AsyncMPClient
@@ -53,6 +54,7 @@ class FlyingClient(AsyncMPClient):
         self.engines = None
         if self._parent is not None:
             processes = [EngineProcess(one.pid, one.name) for one in self.resources.engine_manager.processes]
+            self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that is started again has the same name
             self.engines = Engines(self.shell, processes, self._restart, self._end_server)
         self._clock_runs = False
         with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts the clock

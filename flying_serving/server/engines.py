@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flying_serving.comm.pulse import Pulse, Silence
-from flying_serving.errors import EngineLost
+from flying_serving.errors import FlyingError
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.shell import Shell
@@ -163,7 +163,7 @@ class Engines:
 
         try:
             await self._restart(engine, incarnations, started)
-        except EngineLost as error:
+        except FlyingError as error:
             logger.error("engine %d could not be started again: %s", engine, one.killed or error)
             one.quick, one.killed = one.quick + 1, None
             return False

@@ -223,6 +223,7 @@ class WorkerLanes:
 
     def forget(self, size: int) -> None:
         """The group of `size` engines has lost a member: nothing of its requests is left here."""
+        self.communicators.broken(size)
         self.groups[size].runner.forget()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:

@@ -60,8 +60,9 @@ class LaneWorker:
         if shares_memory:
             self.communicators.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
             for size in deployment.group_sizes:
-                group = [deployment.incarnations[e] for e in aligned_group(self.engine, size)]
-                if None not in group:
+                there = [deployment.incarnations[e] for e in aligned_group(self.engine, size)]
+                group = [incarnation for incarnation in there if incarnation is not None]
+                if len(group) == size:
                     self.communicators.reopen(size, group)
         if not deployment.restarts:
             self.communicators.warm()
