@@ -99,13 +99,13 @@ class Engines:
 
     async def _look(self) -> None:
         """Kill an engine that gives no sign of life: its requests may run elsewhere only when it is gone."""
-        silences = [Silence() for _ in self.records]
+        silences: dict[Process, Silence] = {}
         limit_s = self._deployment.flying.engine_timeout_s
         while not self._calls.channel.engines_dead:
-            for engine, (one, silence) in enumerate(zip(self.records, silences, strict=True)):
-                if one.loss is not None and not one.starts:
-                    silences[engine] = Silence()
-                elif silence.look(self._pulse.of(engine), time.monotonic()) > limit_s and one.killed is None:
+            silences = {one.process: silences.get(one.process, Silence()) for one in self.records}
+            for engine, one in enumerate(self.records):
+                silent_s = silences[one.process].look(self._pulse.of(engine), time.monotonic())
+                if silent_s > limit_s and one.killed is None and (one.loss is None or one.starts):
                     one.killed = f"it gave no sign of life for {limit_s:g} s (--engine-timeout-s)"
                     one.process.kill()
             await asyncio.sleep(LOOK_S)

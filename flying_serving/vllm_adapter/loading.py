@@ -133,8 +133,8 @@ def keep_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     return lambda x, out: torch.addmm(bias, x, columns, out=out)
 
 
-def mask_eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `get_masked_input_and_mask`: on CPU the function that vLLM would compile, as it is."""
+def eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps a small function that vLLM compiles when it is first called: on CPU it is run as it is."""
     if current_platform.is_cpu():
         return original._torchdynamo_orig_callable(*args, **kwargs)
     return original(*args, **kwargs)

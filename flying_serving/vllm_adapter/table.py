@@ -84,8 +84,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask(input_, org_vocab_start_index, "
         "org_vocab_end_index, num_org_vocab_padding, added_vocab_start_index, added_vocab_end_index)",
-        _HOOKS + "loading:mask_eagerly",
+        _HOOKS + "loading:eagerly",
         "on CPU each engine would compile a few integer operations for seconds at its first group step",
+    ),
+    Patch(
+        "vllm.v1.sample.sampler:batched_count_greater_than(x, values)",
+        _HOOKS + "loading:eagerly",
+        "the same for logprobs: the first request for them would wait three seconds in each engine",
     ),
     Patch(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(self, grammar_output)",
