@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, FetchWeights, Order, Reject
-from flying_serving.controller.membership import Membership
+from flying_serving.controller.lender import Lender
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
@@ -20,7 +20,7 @@ from flying_serving.predict.steps import Step
 from flying_serving.wire import SwitchAnswer
 
 
-class Controller(Membership):
+class Controller(Lender):
     """The Dispatcher of one server with its decisions and switches; `placing` chooses groups, if not in its own way."""
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
@@ -120,7 +120,7 @@ class Controller(Membership):
         """Some time has passed."""
         expired = [self.pool.remove(request_id) for request_id in self.pool.expired(now_s)]
         rejects: list[Command] = [Reject(one.request_id, now_s - one.arrived_s) for one in expired if one is not None]
-        return rejects + self._go_on(now_s) + self._restore(now_s) + self._decide(now_s)
+        return rejects + self._go_on(now_s) + self._decide(now_s)
 
     # ---- switches
 
@@ -129,7 +129,6 @@ class Controller(Membership):
     ) -> tuple[Switch, list[Command]]:
         """Begin to change the layout; only one change may be under way (`changing`)."""
         assert self._changeover is None
-        self._restored = None
         old = self._outside(layout)
         switch = self.switches.begin(Switch(self.layout, layout, mode, now_s, self.running, old, decision))
         steps = self.settings.weave_steps if weave_steps is None else weave_steps
@@ -163,25 +162,6 @@ class Controller(Membership):
         self.waits_for_idle.dropped(reason, now_s)
         self._end_change()
         return self._dispatch(now_s)
-
-    # ---- engines that die
-
-    def engine_lost(self, engine: int, now_s: float) -> list[Command]:
-        """An engine is no more; its members were, or will be, told before anything that follows."""
-        return self._lose(engine, now_s) + self._dispatch(now_s) + self._decide(now_s)
-
-    def engine_back(self, engine: int, now_s: float) -> list[Command]:
-        """An engine that was lost works again, alone, and the others know it."""
-        self._return(engine)
-        return self._dispatch(now_s) + self._restore(now_s) + self._decide(now_s)
-
-    def _restore(self, now_s: float) -> list[Command]:
-        """Once all engines of the layout that was ordered are there, it is made again."""
-        layout = self._restored
-        if layout is None or self._changeover is not None or not self.lost.isdisjoint(layout.engines):
-            return []
-        self._restored = None
-        return [] if layout == self.layout else self.order(layout, "migrate", None, now_s)[1]
 
     # ---- weights that are lent
 

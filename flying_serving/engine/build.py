@@ -43,8 +43,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     deployment = deployment_of(core.vllm_config.additional_config)
     engine, flying, run_dir = core.engine_index, deployment.flying, deployment.run_dir
     channel = Channel(run_dir, engine, deployment.engines, core.wake, flying.collective_timeout_s)
-    own = EnginePool(core.scheduler)
-    table = make_table(run_dir, engine, *_table_blocks(core))
+    own, table = EnginePool(core.scheduler), make_table(run_dir, engine, *_table_blocks(core))
     lanes = [Lane((engine,), core.scheduler.block_size, core.request_block_hasher, own)]
     for size in deployment.lanes:
         config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
@@ -68,30 +67,33 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
         steps.watch(aligned_group(engine, size), scheduler)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
     offers = PeerOffers(run_dir)
-    offers.map(e for e in range(deployment.engines) if e == engine or deployment.is_there(e))
+    offers.map(filter(deployment.is_there, range(deployment.engines)))
     loop = EngineLoop(engine, all_lanes, channel, core, flying, (table, offers), Instruments(board, report, trace))
     if trace is not None:
         loop.migrations.observers.append(partial(trace.pulling, report.blocks_in_use))
     block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
     steps_at_start, migrations = measured(core, deployment, engine)
-    costs = fit_migrations(map(astuple, migrations))
-    loop.migrations.target.chunks.blocks = max(1, EXTRA_BYTES // deployment.engines // block_bytes)
-    loop.migrations.target.chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
+    costs, chunks = fit_migrations(map(astuple, migrations)), loop.migrations.target.chunks
+    chunks.blocks = max(1, EXTRA_BYTES // deployment.engines // block_bytes)
+    chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, all_lanes, steps, steps_at_start)
     else:
         for scheduler in all_lanes.schedulers.values():
             limit_prompts(scheduler)
-    if deployment.flying.lend_weights and deployment.lanes:
+    if flying.lend_weights and deployment.lanes:
         loop.residency = _residency(core, own, loop)
         announce_blocks(run_dir, engine, loop.residency.blocks)
     if deployment.survives:
-        told_in_s = flying.engine_timeout_s + TOLD_S
-        loop.membership = Membership(
-            deployment.incarnations, all_lanes, loop.arbiter, loop.migrations, offers, core.call_workers, told_in_s
-        )
+        loop.membership = _membership(core, deployment, loop, offers)
     memory = EngineMemory(core.call_workers(WorkerLanes.get_weight_bytes), own.total * block_bytes)
     return loop, EngineUtilities(loop, steps, block_bytes, memory, steps_at_start, migrations)
+
+
+def _membership(core: Any, deployment: Deployment, loop: EngineLoop, offers: PeerOffers) -> Membership:
+    told_in_s = deployment.flying.engine_timeout_s + TOLD_S
+    of_loop = loop.lanes, loop.arbiter, loop.migrations
+    return Membership(deployment.incarnations, *of_loop, offers, core.call_workers, told_in_s)
 
 
 def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[CalibrationRow], list[MigrationRow]]:
@@ -102,7 +104,7 @@ def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[Calib
         found = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
         announce(path, Measured(*found))
         return found
-    core.call_workers(transfer.map_peers, [e for e in range(deployment.engines) if deployment.is_there(e)])
+    core.call_workers(transfer.map_peers, [*filter(deployment.is_there, range(deployment.engines))])
     kept = announced(path, Measured, f"measurements of engine {engine}")
     return kept.steps, kept.migrations
 

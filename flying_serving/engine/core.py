@@ -15,6 +15,7 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
 from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.build import build
+from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.start_error import told_to_server
@@ -138,9 +139,8 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """vLLM's utility, in every lane."""
-        return self.loop.reset_prefix_caches(
-            reset_running_requests=reset_running_requests, reset_connector=reset_connector
-        )
+        options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
+        return reset_prefix_caches(self.loop, **options)
 
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
         """vLLM's utility (`/pause` in dev mode); it is over when no lane that this engine leads has anything to do.

@@ -72,10 +72,8 @@ class EngineLoop:
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         admit, ask = self.requests.admit, self.ask_for_blocks
         self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
-        self.membership: Membership | None = None
-        """Where the server survives the loss of an engine."""
-        self.residency: Residency | None = None
-        """Where weights may be lent."""
+        self.membership: Membership | None = None  # where the server survives the loss of an engine
+        self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
         """When the last step that this engine took part in began and ended."""
         self._channel = channel
@@ -94,7 +92,7 @@ class EngineLoop:
             if isinstance(action, Wait):
                 self._observe(action)
             elif isinstance(action, ServeMessage):
-                self.handle(self._channel.receive())
+                self.serve()
             elif action.size == 1:
                 self._step_own()
             else:
@@ -122,18 +120,19 @@ class EngineLoop:
             return action
         retries = [action.timeout_s, self.migrations.retry_in_s(now_s)]
         retries += [leader.retry_in_s(now_s) for leader in leaders.values()]
-        if self.residency:
-            retries.append(self.residency.retry_in_s(now_s))
-        if self.membership:
-            retries.append(self.membership.retry_in_s(now_s))
+        retries += [one.retry_in_s(now_s) for one in (self.residency, self.membership) if one is not None]
         if has_own and not ready[1]:
             retries.append(self._own_at_s - now_s)
         return Wait(min((each for each in retries if each is not None), default=None))
 
-    def handle(self, message: Message | None) -> None:
-        """Do what a message of another engine, or of this one's leader, says; none is left of those that are lost."""
-        if message is None or (self.membership is not None and len(message.group) in self.membership.broken):
-            return
+    def serve(self) -> None:
+        """Handle the next message; but of an engine, or a group, that is no more there is none."""
+        message = self._channel.receive()
+        if message is not None and not (self.membership and len(message.group) in self.membership.broken):
+            self.handle(message)
+
+    def handle(self, message: Message) -> None:
+        """Do what a message of another engine, or of this one's leader, says."""
         size = len(message.group)
         match message:
             case RunStep():
@@ -224,7 +223,7 @@ class EngineLoop:
         """The API server says which engines are there: see `Membership`. What others have sent before comes first."""
         assert self.membership is not None
         for _ in range(self._channel.waiting()):
-            self.handle(self._channel.receive())
+            self.serve()
         self.membership.update(incarnations, self.clock())
         self._own_at_s = 0.0
 
@@ -248,23 +247,3 @@ class EngineLoop:
         """Whether a group that this engine leads has requests, or a message waits, or a request is on its way."""
         scheduled = any(leader.scheduler.has_requests() for leader in self.lanes.leaders.values())
         return scheduled or self._channel.pending() or bool(self.migrations)
-
-    def reset_prefix_caches(self, *, reset_running_requests: bool, reset_connector: bool) -> bool:
-        """vLLM's utility, in every lane; lent blocks stay lent. False while requests hold blocks.
-
-        Running requests are reset with their KV, so KV that is retained for a migration or was pulled goes too: such
-        requests are prefilled.
-
-        Steps that are ordered run first: vLLM drops what they would give requests that are reset meanwhile, and in its
-        own engine no step is under way here.
-        """
-        leaders, migrations = self.lanes.leaders.values(), self.migrations
-        while reset_running_requests and (
-            any(leader.is_whole and leader.outstanding for leader in leaders) or migrations.is_pulling()
-        ):
-            self.handle(self._channel.receive())
-        if reset_running_requests:
-            migrations.forget_kv()
-        options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
-        lent = sum(len(member.lent.physical()) for member in self.lanes.members.values())
-        return all([self.lanes.own.forget(lent, **options), *(leader.forget(**options) for leader in leaders)])

@@ -94,10 +94,10 @@ class Migrations:
     def dissolve(self, size: int) -> None:
         """A member of the group of `size` engines is lost: no request leaves that lane any more, or comes to it."""
         self.source.dissolve(size)
-        coming = [arrival for arrival in self.target.arrivals.values() if arrival.size == size]
-        for arrival in coming:
+        arriving = [arrival for arrival in self.target.arrivals.values() if arrival.size == size]
+        for arrival in arriving:
             arrival.pulling.clear()  # what members are yet to hear of, they drop
-        self.target.abort([arrival.request_id for arrival in coming])
+        self.target.abort([arrival.request_id for arrival in arriving])
 
     def advance(self, now_s: float, limit_s: float | None) -> None:
         """Between two steps: pull for about `limit_s`, None: all there is; release what was not fetched in time."""

@@ -3,11 +3,12 @@
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import EngineCoreRequestType
 
 from flying_serving import wire
 from flying_serving.config import Deployment
@@ -58,6 +59,10 @@ class EngineCalls:
         self._unanswered[engine].add(call)
         call.add_done_callback(self._unanswered[engine].discard)
         return call
+
+    def send(self, kind: EngineCoreRequestType, content: Any, engine: int) -> Awaitable[Any]:
+        """As the channel's; of what concerns a request nothing is left in an engine that is lost."""
+        return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
 
     def lose(self, engine: int, why: str) -> None:
         """An engine is lost: what it has not answered fails, and so does what it is asked until it is back."""

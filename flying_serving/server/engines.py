@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flying_serving.comm.pulse import Pulse, Silence
-from flying_serving.errors import FlyingError
+from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.shell import Shell
@@ -129,7 +129,9 @@ class Engines:
             return
         told = self._tell_all()
         self._calls.channel.lose(engine)
-        self._shell.lose(engine, why)
+        self._shell.orders.lose(EngineLost(why))
+        self._shell.figures.forget(engine)
+        self._shell.carry_out(self._shell.controller.engine_lost(engine, self._shell.clock()))
         self._calls.background(self._bring_back(engine, told))
 
     def _tell_all(self) -> asyncio.Future[list[Any]]:
@@ -177,6 +179,6 @@ class Engines:
                 logger.error("not all engines know that engine %d is back: %s", engine, problem)
         if one.loss is None:
             self._calls.channel.gain(engine)
-            self._shell.gain(engine)
+            self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))
             logger.info("engine %d is back", engine)
         return True

@@ -25,10 +25,10 @@ from flying_serving.controller.commands import (
     Recall,
     Reject,
 )
-from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
-from flying_serving.errors import EngineLost, PoolFull, RequestError
+from flying_serving.controller.surviving import SurvivingController
+from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
 from flying_serving.server.asking import LastFigures
@@ -53,7 +53,7 @@ class Shell:
         self.calls = calls
         self.clock = time.monotonic
         self.model_config = model_config
-        self.controller = Controller(settings)
+        self.controller = SurvivingController(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
@@ -154,18 +154,6 @@ class Shell:
             self.streams.close(request_id)
         return self.controller.finished(request_ids, now_s) if request_ids else []
 
-    # ---- engines that die
-
-    def lose(self, engine: int, why: str) -> None:
-        """An engine is lost: its requests wait again, or are failed."""
-        self.orders.lose(EngineLost(why))
-        self.figures.forget(engine)
-        self.carry_out(self.controller.engine_lost(engine, self.clock()))
-
-    def gain(self, engine: int) -> None:
-        """An engine is there again, and all others know it."""
-        self.carry_out(self.controller.engine_back(engine, self.clock()))
-
     # ---- commands of the controller
 
     def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
@@ -241,9 +229,7 @@ class Shell:
         retained.clear()
 
     def _send(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
-        if group[0] in self.calls.lost:  # nothing of a request is there any more
-            return asyncio.sleep(0)
-        return self.calls.channel.send(kind, content, group[0])
+        return self.calls.send(kind, content, group[0])
 
     def _failed(self, command: Command, error: Exception) -> list[Command]:
         """End what cannot be sent to an engine: an order, a part, or a request, with an error (HTTP 500)."""

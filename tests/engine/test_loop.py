@@ -10,6 +10,7 @@ from vllm.v1.request import Request
 
 from flying_serving.config import FlyingConfig
 from flying_serving.engine.arbiter import Wait
+from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.migration.messages import ReleaseKV
@@ -165,8 +166,8 @@ def test_a_reset_of_running_requests_releases_all_kv() -> None:
     engine.add(make("d", 2, 9, 20), **{MIGRATED_FROM_KEY: [0, 1, 2], AHEAD_KEY: 14})
     engine.loop._advance_migrations()
     assert set(engine.loop.migrations.target.arrivals) == {"c", "d"}
-    assert not engine.loop.reset_prefix_caches(reset_running_requests=False, reset_connector=False)
-    assert engine.loop.reset_prefix_caches(reset_running_requests=True, reset_connector=False)
+    assert not reset_prefix_caches(engine.loop, reset_running_requests=False, reset_connector=False)
+    assert reset_prefix_caches(engine.loop, reset_running_requests=True, reset_connector=False)
     assert engine.lane.free() == engine.lane.pool.total
     assert (engine.loop.migrations.source.retained, engine.loop.migrations.target.arrivals) == ({}, {})
     assert engine.table.read(2) == Offer(0, is_final=True, blocks=[])

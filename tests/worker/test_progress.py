@@ -90,7 +90,7 @@ def test_long_walks_of_eight_engines_end_with_everything_done(order: SequenceNum
         if "orders" in name:
             group = next(g for g, was in enumerate(state.outstanding) if after.outstanding[g] and not was)
             numbers.append([state.next_number[member] for member in EIGHT[group]])
-            taken.append(order.take(EIGHT[group]))
+            taken.append(order.take(EIGHT[group][0], EIGHT[group]))
         state = after
     assert state.over()
     assert numbers == taken

@@ -1,27 +1,29 @@
 """Engines that are lost and come back: their requests go on elsewhere, and no layout has them meanwhile."""
 
 from flying_serving.controller.commands import Command, Fail
-from flying_serving.controller.lender import Lender
+from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
+from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import Decision
 
 MOST_LOSSES = 2
 """A request whose groups have lost engines so often, with no token in between, is not tried again."""
 
 
-class Membership(Lender):
-    """A dispatcher that may lose engines. A group that lacks one is no more: its other members are alone then."""
+class SurvivingController(Controller):
+    """A controller that may lose engines. A group that lacks one is no more: its other members are alone then."""
 
-    def __init__(self, settings: Settings, placing: Placing | None) -> None:
+    def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)
         self.lost = self.placing.lost
         self._restored: Layout | None = None
         """What an operator, or a fixed policy, has ordered, and an engine is missing for."""
 
-    def _lose(self, engine: int, now_s: float) -> list[Command]:
-        """An engine is lost. What ran in its groups waits again, in its old place, or is failed."""
+    def engine_lost(self, engine: int, now_s: float) -> list[Command]:
+        """An engine is lost, and others are told. What ran in its groups waits again, in its old place, or fails."""
         self.lost.add(engine)
         commands: list[Command] = []
         for request_id, split in list(self.splits.open.items()):
@@ -38,8 +40,33 @@ class Membership(Lender):
             self._end_change()
         if self._restored is None and (self.settings.dry_run or not self.settings.policy.decides):
             self._restored = self.layout
-        self._regroup()
-        return commands
+        self._regroup(self.layout)
+        return commands + self._dispatch(now_s) + self._decide(now_s)
+
+    def engine_back(self, engine: int, now_s: float) -> list[Command]:
+        """An engine that was lost works again, alone, and the others know it."""
+        self.lost.discard(engine)
+        self._regroup(Layout(tuple(sorted((*self.layout.groups, (engine,))))))
+        return self._dispatch(now_s) + self._restore(now_s) + self._decide(now_s)
+
+    def tick(self, now_s: float) -> list[Command]:
+        """Some time has passed."""
+        return super().tick(now_s) + self._restore(now_s)
+
+    def order(
+        self, layout: Layout, mode: str, weave_steps: int | None, now_s: float, decision: Decision | None = None
+    ) -> tuple[Switch, list[Command]]:
+        """As the controller; what was ordered before is not made again."""
+        self._restored = None
+        return super().order(layout, mode, weave_steps, now_s, decision)
+
+    def _restore(self, now_s: float) -> list[Command]:
+        """Once all engines of the layout that was ordered are there, it is made again."""
+        layout = self._restored
+        if layout is None or self._changeover is not None or not self.lost.isdisjoint(layout.engines):
+            return []
+        self._restored = None
+        return [] if layout == self.layout else self.order(layout, "migrate", None, now_s)[1]
 
     def _orphaned(self, state: RequestState, now_s: float) -> list[Command]:
         """A request has lost its group: it begins anew with the tokens that its client has."""
@@ -61,14 +88,8 @@ class Membership(Lender):
         if state.kv is not None and not self.lost.isdisjoint(state.kv.group):
             state.kv = None
 
-    def _return(self, engine: int) -> None:
-        """An engine that was lost is there again, alone."""
-        self.lost.discard(engine)
-        self.layout = Layout(tuple(sorted((*self.layout.groups, (engine,)))))
-        self._regroup()
-
-    def _regroup(self) -> None:
-        """Choose between the layouts of the engines that are there."""
-        self.layout = self.layout.without(self.lost)
+    def _regroup(self, layout: Layout) -> None:
+        """Go on with what is left of a layout, and choose between those of the engines that are there."""
+        self.layout = layout.without(self.lost)
         every = Layout.all(self.settings.engines, self._sizes)
         self._layouts = list(dict.fromkeys(one.without(self.lost) for one in every))
