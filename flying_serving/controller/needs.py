@@ -22,12 +22,13 @@ def needs_of(
     Args:
         begins: the request whose turn it is, and those whose prompts are not done.
         urgent: how many urgent ones there are.
-        sizes: of groups, narrow first.
+        sizes: of groups that can be formed now, narrow first: nobody needs what cannot be.
         engines: of the server.
         needs_loan: whether a request needs weights to be lent, which only a group of the layout does.
     """
     needs = []
-    longest = max((one.sizes[0] for one in begins if one.spec.degree is None or needs_loan(one)), default=sizes[0])
+    least = [one.sizes[0] for one in begins if one.spec.degree is None or needs_loan(one)]
+    longest = max(filter(sizes.__contains__, least), default=sizes[0])
     if longest > sizes[0]:
         reason = f"context: a request needs {longest} engines"
         needs.append(Need(longest, urgent=False, reason=reason, lends=any(map(needs_loan, begins))))

@@ -96,8 +96,10 @@ class Shell:
     requests to end, and nothing may be dispatched.
     """
 
+    kind: type[Controller] = Controller
+
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
-        self.controller = Controller(chosen)
+        self.controller = self.kind(chosen)
         self.controller.steps.calibrate(measured(lanes or costs(tuple(chosen.capacity.tokens))))
         self.layout = self.controller.layout
         self.now_s = 0.0
@@ -244,6 +246,10 @@ class Shell:
 
     # ---- commands
 
+    def other(self, command: Command) -> None:
+        """Do what only some controllers tell."""
+        raise AssertionError(command)
+
     def carry_out(self, commands: list[Command]) -> None:
         """Do as told, in order, and compare notes."""
         self.dispatched = []
@@ -271,6 +277,8 @@ class Shell:
                     assert self.weights[group] in ("lent", "failed")
                     assert self.weights[group] == "failed" or not self._needs_lent(group)
                     self.weights[group] = "fetching"
+                case _:
+                    self.other(command)
         self.check()
 
     def _lend(self, group: Group) -> None:

@@ -1,5 +1,7 @@
 """Controller under any sequence of events, every policy: nothing is lost, run twice or left behind."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
+from tests.controller.mortal import MortalShell
 from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs
 
@@ -71,6 +74,8 @@ class Episode(RuleBasedStateMachine):
     wishes = staticmethod(wishes)
     migrates: frozenset[int] | None = None
     always_lends = False
+    made: Callable[..., Shell] = staticmethod(Shell)
+    survives = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,10 +108,10 @@ class Episode(RuleBasedStateMachine):
             most_waiting=MOST_WAITING,
             dry_run=dry_run,
             capped=self.limited or self.policy.name != "manual",
-            lends=self.always_lends or (lends and self.policy.pinned_size is None),
+            lends=self.always_lends or (lends and self.policy.pinned_size is None and not self.survives),
         )
         tokens = chosen.capacity.tokens
-        self.shell = Shell(chosen, costs(tuple(tokens), *factors))
+        self.shell = self.made(chosen, costs(tuple(tokens), *factors))
         measured = migration_sizes if self.migrates is None else self.migrates
         self.shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.0005, 1e-6))
         self.layouts = Layout.all(engines, sorted(tokens))
@@ -190,7 +195,7 @@ class Episode(RuleBasedStateMachine):
     @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changing)
     @rule(data=st.data(), mode=st.sampled_from(MODES))
     def order(self, data: st.DataObject, mode: str) -> None:
-        self.shell.order(data.draw(st.sampled_from(self.layouts)), mode)
+        self.shell.order(data.draw(st.sampled_from(self.shell.controller._layouts)), mode)
 
     @precondition(lambda self: self.shell.controller.waits_for_idle is not None)
     @rule()
@@ -309,11 +314,54 @@ class Lending(Episode):
         self.shell.tick(passed_s)
 
 
+class Mortal(Episode):
+    """Engines die and come back; whatever happened, all that is open ends when they are there."""
+
+    shell: MortalShell
+    made = staticmethod(MortalShell)
+    survives = True
+
+    @precondition(lambda self: len(self.shell.lost) < self.shell.controller.settings.engines - 1)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        there = set(range(self.shell.controller.settings.engines)) - self.shell.lost
+        self.shell.lose(data.draw(st.sampled_from(sorted(there))))
+
+    @precondition(lambda self: self.shell.lost)
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        self.shell.revive(data.draw(st.sampled_from(sorted(self.shell.lost))))
+
+    @precondition(lambda self: self.shell.open)
+    @rule()
+    def go_on(self) -> None:
+        """Engines do what they have been told."""
+        if self.shell.ordered is not None:
+            self.shell.acknowledge()
+        for request_id in self.shell.running():
+            if request_id in self.shell.open and self.shell.open[request_id].group is not None:
+                self.shell.token(request_id)
+
+    def teardown(self) -> None:
+        """The layout that an operator had ordered is there again."""
+        if hasattr(self, "shell"):
+            for engine in sorted(self.shell.lost):
+                self.shell.revive(engine)
+        super().teardown()
+
+
+class MortalShared(Mortal, Shared):
+    """The same, while groups share requests."""
+
+
 TestEveryPolicy = Episode.TestCase
 TestAutomatic = Automatic.TestCase
 TestManual = Manual.TestCase
 TestCrowded = Crowded.TestCase
 TestShared = Shared.TestCase
 TestLending = Lending.TestCase
-for case in (TestEveryPolicy, TestAutomatic, TestManual, TestCrowded, TestShared, TestLending):
+TestMortal = Mortal.TestCase
+TestMortalShared = MortalShared.TestCase
+CASES = (TestEveryPolicy, TestAutomatic, TestManual, TestCrowded, TestShared, TestLending, TestMortal, TestMortalShared)
+for case in CASES:
     case.settings = hypothesis_settings(max_examples=120, stateful_step_count=40)

@@ -1,0 +1,70 @@
+"""The shell around a controller whose engines may die."""
+
+from __future__ import annotations
+
+from flying_serving.controller.commands import Command, Dispatch, Fail, Recall
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.surviving import MOST_LOSSES, SurvivingController
+from flying_serving.layout.groups import Layout
+from tests.controller.shell import Shell
+from tests.policy.costs import Costs
+
+
+class MortalShell(Shell):
+    """A shell that loses engines. `failed`: requests that ended with an error, and `strikes` of those that are open."""
+
+    kind = SurvivingController
+    controller: SurvivingController
+
+    def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
+        super().__init__(chosen, lanes)
+        self.lost: set[int] = set()
+        self.failed: list[str] = []
+        self.strikes: dict[str, int] = {}
+
+    def lose(self, engine: int) -> None:
+        """An engine dies: its group is no more, nor the switch under way; nobody pulls what its groups offered."""
+        self.lost.add(engine)
+        self.ordered, self.holds, self.is_regrouped = None, False, False
+        self.layout = self.layout.without(self.lost)
+        for name, stream in self.open.items():
+            if stream.group is not None and engine in stream.group:
+                self.strikes[name] = self.strikes.get(name, 0) + 1 if stream.ahead else 0
+            elif stream.group is None and stream.kv is not None and engine in stream.kv.group:
+                stream.kv = None
+        self.carry_out(self.controller.engine_lost(engine, self.now_s))
+        assert not any(engine in (one.group or ()) for one in (*self.open.values(), *self.parts.values()))
+
+    def revive(self, engine: int) -> None:
+        """It is started again."""
+        self.lost.discard(engine)
+        self.layout = Layout(tuple(sorted((*self.layout.groups, (engine,)))))
+        self.carry_out(self.controller.engine_back(engine, self.now_s))
+
+    def token(self, request_id: str, count: int = 1) -> None:
+        """A token shows that the request does no harm."""
+        self.strikes.pop(request_id, None)
+        super().token(request_id, count)
+
+    def other(self, command: Command) -> None:
+        """A request that lost its group fails only if it cannot go on, or is suspected."""
+        assert isinstance(command, Fail)
+        stream = self.open.pop(command.request_id)
+        assert stream.group is not None and not self.lost.isdisjoint(stream.group)
+        suspected = self.strikes.get(command.request_id, 0) >= MOST_LOSSES
+        assert suspected or (stream.tokens > 0 and not stream.spec.can_migrate)
+        assert "engine was lost" in command.why
+        self.failed.append(command.request_id)
+
+    def _dispatch(self, command: Dispatch) -> None:
+        assert self.lost.isdisjoint(command.group)
+        super()._dispatch(command)
+
+    def _recall(self, command: Recall) -> None:
+        stream = self.open[command.request_id]
+        if self.lost.isdisjoint(command.group):
+            super()._recall(command)
+            return
+        assert (stream.group, command.offer) == (command.group, None)
+        assert self.strikes.get(command.request_id, 0) < MOST_LOSSES
+        stream.group = stream.kv = None
