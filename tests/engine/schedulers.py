@@ -253,9 +253,9 @@ class FakeScheduler:
         """A request arrives that is new."""
         self.add_request(Request(request_id, prompt, max_tokens))
 
-    def finish_requests(self, request_ids: Iterable[str], status: Any) -> None:
-        """What vLLM's does when requests are aborted."""
-        for request_id in request_ids:
+    def finish_requests(self, request_ids: Iterable[str] | None, status: Any) -> None:
+        """What vLLM's does when requests are aborted; None: all of them."""
+        for request_id in list(self.requests) if request_ids is None else request_ids:
             self.end(request_id, status)
 
     def end(self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_STOPPED) -> None:
