@@ -34,7 +34,8 @@ class FakeVllm:
     """What the channel uses of vLLM's client."""
 
     def __init__(self) -> None:
-        self.core_engines = [bytes([engine]) for engine in range(4)]
+        self.core_engines = [engine.to_bytes(2, "little") for engine in range(4)]
+        self.core_engine = self.core_engines[0]
         self.client_index = 0
         self.encoder = MsgpackEncoder()
         self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,0 +1,44 @@
+"""Pulse: counters that rise while their process runs; Silence: for how long one has not."""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_serving.comm.pulse import Pulse, Silence
+from tests.live import wait_until
+
+
+@pytest.mark.parametrize(("devices", "processes"), [(1, 1), (2, 3)])
+def test_each_process_of_an_engine_has_a_counter(devices: int, processes: int) -> None:
+    """An engine of several devices is a process itself, beside one for each; one of one device is one process."""
+    with TemporaryDirectory(dir="/dev/shm") as run_dir:
+        watched, mine = Pulse(run_dir, 2, devices), Pulse(run_dir, 2, devices)
+        assert [list(watched.of(engine)) for engine in (0, 1)] == [[0] * processes] * 2
+        mine.beat(1)
+        for device in range(devices) if devices > 1 else ():
+            mine.beat(1, device)
+        wait_until(lambda: min(watched.of(1)) >= 3)
+        assert list(watched.of(0)) == [0] * processes
+        assert Path(run_dir, "pulse").stat().st_mode & 0o777 == 0o600
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sets(st.sampled_from([0, 1, 2]))), max_size=30))
+def test_silence_is_that_of_the_most_silent_counter(looks: list[tuple[float, set[int]]]) -> None:
+    """Time for which nobody looked counts as one second at most: the watcher may have been stopped itself."""
+    silence, now_s, counters = Silence(longest_look_s=1.0), 100.0, [5, 5, 5]
+    silence.look(counters, now_s)
+    expected_s = [0.0, 0.0, 0.0]
+    for passed_s, rising in looks:
+        now_s += passed_s
+        for which in range(3):
+            counters[which] += which in rising
+            expected_s[which] = 0.0 if which in rising else expected_s[which] + min(passed_s, 1.0)
+        assert silence.look(counters, now_s) == pytest.approx(max(expected_s), abs=1e-6)
+
+
+def test_nothing_is_silent_at_the_first_look() -> None:
+    assert Silence().look([3, 7], time.monotonic()) == 0.0

@@ -1,0 +1,216 @@
+"""Engines: a process that ends or falls silent is noticed, told to all, and started again; or too few are left."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flying_serving.comm.pulse import Pulse
+from flying_serving.errors import EngineLost
+from flying_serving.server import engines
+from flying_serving.server.engines import Engines
+from tests.server.doubles import ABORT, ADD, UTILITY, FakeVllm, Server
+
+DEADLINE_S = 20.0
+LIMIT_S = 0.5
+
+
+class Life:
+    """A process: a pipe whose other end is closed when it ends."""
+
+    def __init__(self) -> None:
+        self.sentinel, self._alive = os.pipe()
+        self.kills = 0
+
+    def die(self) -> None:
+        """It ends, as a watcher sees it."""
+        os.close(self._alive)
+
+    def kill(self) -> None:
+        self.kills += 1
+        self.die()
+
+
+class Peers(FakeVllm):
+    """Engines that answer what is asked of them, but for those that are `stopped`; `peers`: what they were told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped: set[int] = set()
+        self.peers: list[tuple[int, list[int | None]]] = []
+
+    def _send_input(self, kind: Any, content: Any, engine: bytes) -> asyncio.Future[None]:
+        sent = super()._send_input(kind, content, engine)
+        sent.set_result(None)
+        if kind is UTILITY:
+            if content[2] == "flying_peers":
+                self.peers.append((engine[0], content[3][0]))
+            if engine[0] not in self.stopped:
+                answer = self.utility_results[content[1]]
+                asyncio.get_running_loop().call_soon(lambda: answer.done() or answer.set_result(None))
+        return sent
+
+
+class Node:
+    """A server of four engines, their lives, and what is done with them.
+
+    `failing`: how often a start fails. `starts`: incarnations at each start.
+    """
+
+    def __init__(self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0) -> None:
+        self.vllm = Peers()
+        self.server = Server(vllm=self.vllm)
+        flying = self.server.calls.deployment.flying.model_copy(
+            update={"min_engines": min_engines, "engine_timeout_s": timeout_s}
+        )
+        told = {"run_dir": str(run_dir), "flying": flying, "survives": True}
+        self.server.calls.deployment = self.server.calls.deployment.model_copy(update=told)
+        self.lives = [Life() for _ in range(4)]
+        self.failing = 0
+        self.starts: list[list[int | None]] = []
+        self.ended: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.engines = Engines(self.server.shell, self.lives, self._restart, self.ended.append)
+
+    async def _restart(self, engine: int, incarnations: list[int | None], started: Callable[[Any], None]) -> None:
+        self.starts.append(incarnations)
+        life = Life()
+        started(life)
+        await self.gate.wait()
+        if self.failing:
+            self.failing -= 1
+            raise EngineLost("injected")
+        self.lives[engine] = life
+
+    async def until(self, true: Callable[[], object]) -> None:
+        """Wait until something is so."""
+        until_s = time.monotonic() + DEADLINE_S
+        while not true():
+            assert time.monotonic() < until_s
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def node(run_dir: Path, **options: Any) -> AsyncIterator[Node]:
+    """A node that is watched."""
+    made = Node(run_dir, **options)
+    made.engines.watch()
+    yield made
+    for task in made.server.calls.tasks.copy():
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: Path) -> None:
+    """Its requests go on elsewhere, and other engines know that before."""
+    async with node(tmp_path) as one:
+        one.server.open_request("a")
+        one.server.open_request("b")
+        assert one.vllm.messages[:2] == [(ADD, "a", 0), (ADD, "b", 1)]
+        one.lives[1].die()
+        await one.until(lambda: one.starts)
+        assert one.starts == [[0, 1, 0, 0]]
+        assert one.vllm.peers[:3] == [(engine, [0, None, 0, 0]) for engine in (0, 2, 3)]
+        assert (ADD, "b+1", 2) in one.vllm.messages and (ABORT, "b", 1) not in one.vllm.messages
+        await one.until(lambda: len(one.vllm.peers) == 7)
+        assert one.vllm.peers[3:] == [(engine, [0, 1, 0, 0]) for engine in range(4)]
+        await one.until(lambda: not one.server.controller.lost)
+        assert one.server.controller.layout.to_lists() == [[0], [1], [2], [3]]
+        assert one.engines.incarnations == [0, 1, 0, 0] and one.engines.records[1].losses == 1
+        assert len(one.vllm.core_engines) == 4
+
+
+async def test_what_a_lost_engine_was_asked_fails_at_once(tmp_path: Path) -> None:
+    """And so does what it is asked later, until it is back."""
+    async with node(tmp_path) as one:
+        one.gate.clear()
+        one.vllm.stopped.add(2)
+        asked = asyncio.ensure_future(one.server.calls.utility(2, "flying_check"))
+        await asyncio.sleep(0)
+        one.lives[2].die()
+        with pytest.raises(EngineLost, match="engine 2 was lost: its process has ended"):
+            await asyncio.wait_for(asked, 5)
+        with pytest.raises(EngineLost, match="engine 2 was lost"):
+            one.server.calls.utility(2, "flying_check")
+        assert one.server.calls.engines == [0, 1, 3]
+        assert one.engines.lost[2].why == "engine 2 was lost: its process has ended"
+        one.vllm.stopped.clear()
+        one.gate.set()
+        await one.until(lambda: one.server.calls.engines == [0, 1, 2, 3])
+
+
+async def test_an_engine_without_a_sign_of_life_is_killed(tmp_path: Path) -> None:
+    """Before its requests run elsewhere; one that beats is not. The reason names the flag."""
+    async with node(tmp_path, timeout_s=LIMIT_S) as one:
+        beating = Pulse(str(tmp_path), 4, 1)
+        for engine in (0, 1, 2):
+            beating.beat(engine)
+        one.gate.clear()
+        await one.until(lambda: one.engines.lost)
+        assert [life.kills for life in one.lives] == [0, 0, 0, 1]
+        assert one.engines.lost[3].why == "engine 3 was lost: it gave no sign of life for 0.5 s (--engine-timeout-s)"
+
+
+async def test_a_start_that_falls_silent_is_killed(tmp_path: Path) -> None:
+    async with node(tmp_path, timeout_s=LIMIT_S) as one:
+        beating = Pulse(str(tmp_path), 4, 1)
+        for engine in (0, 1, 2):
+            beating.beat(engine)
+        one.gate.clear()
+        await one.until(lambda: one.starts)
+        started = one.engines.records[3].process
+        await one.until(lambda: started.kills)  # type: ignore[attr-defined]
+
+
+async def test_a_start_that_fails_is_repeated_later_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are started meanwhile; the log says that it is a crash loop."""
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def shortly(delay_s: float) -> None:
+        waits.append(delay_s)
+        await sleep(min(delay_s, 0.01))
+
+    async with node(tmp_path) as one:
+        monkeypatch.setattr(engines.asyncio, "sleep", shortly)
+        one.failing = 4
+        one.lives[0].die()
+        await one.until(lambda: len(one.starts) == 5)
+        assert [delay_s for delay_s in waits if delay_s >= 1.0] == [1.0, 2.0, 4.0, 8.0]
+        await one.until(lambda: not one.engines.lost)
+        assert one.engines.records[0].incarnation == 5
+
+
+async def test_two_that_are_lost_together_know_of_each_other(tmp_path: Path) -> None:
+    """They are started one after the other, so that neither misses the other's return."""
+    async with node(tmp_path) as one:
+        one.lives[0].die()
+        one.lives[3].die()
+        await one.until(lambda: len(one.starts) == 2 and not one.engines.lost)
+        assert sorted(one.starts, key=str) == sorted([[1, 0, 0, None], [1, 0, 0, 1]], key=str)
+        assert [told for engine, told in one.vllm.peers if engine == 1][-1] == [1, 0, 0, 1]
+
+
+async def test_too_few_engines_end_the_server(tmp_path: Path) -> None:
+    """It is said how many are left, how many are needed, and by which flag."""
+    async with node(tmp_path, min_engines=4) as one:
+        one.lives[1].die()
+        await one.until(lambda: one.ended)
+        assert one.ended == [
+            "engine 1 was lost: its process has ended; 3 engines are left, at least 4 are needed (--min-engines)"
+        ]
+        assert one.starts == []
+
+
+async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.server.calls.ending = True
+        one.lives[1].die()
+        await asyncio.sleep(0.05)
+        assert not one.engines.lost and not one.starts
