@@ -6,7 +6,7 @@ from flying_serving.controller.commands import Command, Dispatch, Fail, Recall
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.surviving import MOST_LOSSES, SurvivingController
 from flying_serving.layout.groups import Layout
-from tests.controller.shell import Shell
+from tests.controller.shell import TOKENS, Shell
 from tests.policy.costs import Costs
 
 
@@ -56,8 +56,19 @@ class MortalShell(Shell):
         assert "engine was lost" in command.why
         self.failed.append(command.request_id)
 
+    def is_apart(self, command: Dispatch) -> bool:
+        """One that is suspected has a narrow group for itself."""
+        return bool(self.strikes.get(command.request_id))
+
     def _dispatch(self, command: Dispatch) -> None:
-        assert self.lost.isdisjoint(command.group)
+        name, group = command.request_id, command.group
+        assert self.lost.isdisjoint(group)
+        if self.is_apart(command):
+            suspects = [
+                other for other, stream in self.open.items() if stream.group == group and self.strikes.get(other)
+            ]
+            narrow = min(size for size, tokens in TOKENS.items() if tokens >= self._needed(self.open[name]))
+            assert not suspects and len(group) == (self.open[name].spec.degree or narrow)
         super()._dispatch(command)
 
     def _recall(self, command: Recall) -> None:

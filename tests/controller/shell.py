@@ -312,7 +312,7 @@ class Shell:
         assert stream.group is None, "dispatched twice"
         assert group == aligned_group(group[0], len(group))
         goes_on_there = command.migrated_from is not None and command.migrated_from.group == group
-        assert group in self.layout.groups or spec.degree == len(group) or goes_on_there
+        assert group in self.layout.groups or spec.degree == len(group) or goes_on_there or self.is_apart(command)
         assert spec.degree in (None, len(group))
         assert goes_on_there or not self._keeps_narrow_waiting(command.request_id, group)
         assert spec.tokens <= holds
@@ -338,6 +338,10 @@ class Shell:
         stream.group, stream.had_group = group, True
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.dispatched.append((command.request_id, group))
+
+    def is_apart(self, command: Dispatch) -> bool:
+        """Whether a request may have a group that the layout lacks."""
+        return False
 
     def _keeps_narrow_waiting(self, request_id: str, group: Group) -> bool:
         """Whether engines of a narrower group have to become idle for a request that waits and goes before this one."""

@@ -1,0 +1,76 @@
+"""A request that kills the engines it comes to is failed, with an error that says so; no other request is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.live import Server, wait_until
+
+pytestmark = pytest.mark.server
+
+DEADLY = 77
+"""An engine that computes a prompt with this token first is killed."""
+PREAMBLE = f"""
+import os, signal
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+step = GPUModelRunner.execute_model
+def deadly(self, scheduler_output, intermediate_tensors=None):
+    if any((new.prompt_token_ids or [0])[0] == {DEADLY} for new in scheduler_output.scheduled_new_reqs):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, scheduler_output, intermediate_tensors)
+GPUModelRunner.execute_model = deadly
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Yield a server whose engines such a request kills."""
+    with Server("llama", 4, preamble=PREAMBLE) as running:
+        yield running
+
+
+def ask(server: Server, first: int, **fields: Any) -> Any:
+    """Return the answer to a request."""
+    body = {"model": server.model, "prompt": [first, *range(5, 25)], "max_tokens": 200, "seed": 1, "ignore_eos": True}
+    return server.http.post("/v1/completions", json=body | {"temperature": 1.0, "return_token_ids": True} | fields)
+
+
+def is_whole(server: Server) -> bool:
+    """Return whether all engines are there."""
+    return len(server.http.get("/flying/status").json()["engines"]) == 4
+
+
+@pytest.mark.parametrize("layout", [[[0], [1], [2], [3]], [[0, 1], [2, 3]]])  # in a group it kills all members
+def test_it_is_failed_and_others_are_served(server: Server, layout: list[list[int]]) -> None:
+    """It is tried twice; what ran beside it gives the tokens that it gives alone."""
+    wait_until(lambda: is_whole(server))
+    assert server.http.post("/flying/layout", json={"groups": layout}).status_code == 200
+    alone = ask(server, 3).json()["choices"][0]["token_ids"]
+    with ThreadPoolExecutor(12) as pool:
+        others = [pool.submit(ask, server, 3) for _ in range(8)]
+        deadly = pool.submit(ask, server, DEADLY)
+        later = [pool.submit(ask, server, 3) for _ in range(3)]
+        answer = deadly.result(60)
+        assert answer.status_code == 500
+        assert (
+            "its engine was lost 2 times while it computed the prompt of this request"
+            in answer.json()["error"]["message"]
+        )
+        for each in (*others, *later):
+            assert each.result(60).json()["choices"][0]["token_ids"] == alone
+    wait_until(lambda: is_whole(server))
+    wait_until(lambda: sorted(server.http.get("/flying/status").json()["layout"]) == layout)
+
+
+def test_a_stream_of_it_ends_with_the_error(server: Server) -> None:
+    wait_until(lambda: is_whole(server))
+    answer = ask(server, DEADLY, stream=True)
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    errors = [json.loads(event) for event in events if event != "[DONE]"]
+    assert "its engine was lost 2 times" in errors[-1]["error"]["message"]
+    assert server.http.get("/health").status_code == 200
