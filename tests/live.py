@@ -62,6 +62,7 @@ class Server(ServerProcess):
         program: what `python -m` runs; by default `flying-serving serve` is forked.
         preamble: Python code that runs before the server, if it is forked.
         key: the API key that it asks for, and that the client gives.
+        port: by default a free one.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Server(ServerProcess):
         program: Sequence[str] | None = None,
         preamble: str = "",
         key: str | None = None,
+        port: int | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         self.model = str(tiny(model) if isinstance(model, str) else model)
         arguments = [
             self.model,

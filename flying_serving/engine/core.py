@@ -23,6 +23,7 @@ from flying_serving.vllm_adapter import table
 from flying_serving.vllm_adapter.client import engine_classes
 from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
 
@@ -63,7 +64,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
 
     def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
         self.leave_guard = LeaveGuard(vllm_config.shutdown_timeout)
-        with told_to_server(deployment_of(vllm_config.additional_config).run_dir, engine_index):
+        run_dir = deployment_of(vllm_config.additional_config).run_dir
+        note_in(run_dir)
+        with told_to_server(run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
     # ---- what the loop asks of vLLM's engine: `Host`

@@ -5,10 +5,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _SHARED_MEMORY = "/dev/shm"
 _PREFIX = "flying-"
+_SEGMENT = "psm_*"
+"""What Python calls shared memory."""
 _OWNER = "owner"
 """File that a server and its engines hold locked: the kernel drops the lock when the last of them ends."""
 
@@ -44,8 +47,19 @@ def _remove_left(parent: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _unlink_segments(path)
             shutil.rmtree(path, ignore_errors=True)
         except BlockingIOError:
             pass
         finally:
             os.close(lock)
+
+
+def _unlink_segments(run_dir: Path) -> None:
+    """Remove the shared memory whose names a server has noted there (`vllm_adapter/queues.py`)."""
+    owner = run_dir.stat().st_uid
+    for note in run_dir.glob(_SEGMENT):
+        segment = Path(_SHARED_MEMORY, note.name)
+        with suppress(OSError):
+            if segment.stat().st_uid == owner:  # what else it may be called, a user's note removes nobody else's
+                segment.unlink()

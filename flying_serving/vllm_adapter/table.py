@@ -103,6 +103,12 @@ PATCHES: tuple[Patch, ...] = (
         "a request that goes on in another group has its outputs so far, and has drawn its random numbers",
     ),
     Patch(
+        "vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.__init__(self, n_reader, max_chunk_bytes, "
+        "max_chunks, name)",
+        _HOOKS + "queues:make_noted",
+        "if all processes of a server are killed, the next start can remove this shared memory",
+    ),
+    Patch(
         "vllm.triton_utils.dispatcher:_rebind_kernels(overrides)",
         _HOOKS + "loading:rebind_without_llvmlite",
         "it looks into every module, and fails on llvmlite, which our shared-memory collectives load (through numba)",

@@ -18,6 +18,7 @@ from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import distributed, loading, table
 from flying_serving.vllm_adapter.kv import kv_memory_from
+from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
@@ -41,6 +42,7 @@ class LaneWorker:
         table.install()
         worker: Any = self
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
+        note_in(deployment.run_dir)
         self.engine = worker.parallel_config.data_parallel_index
         phase(self.engine, worker.rank, f"joining {deployment.engines} engines of {deployment.devices} devices")
         shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,34 @@ def test_what_a_killed_server_has_left_goes_at_the_next_start(tmp_path: Path, st
     end(alive)
     end(last)
     assert [p.name for p in tmp_path.iterdir()] == ["flying-carpet"]
+
+
+@pytest.fixture
+def segments() -> Iterator[list[Path]]:
+    """Yield three pieces of shared memory, which their maker does not remove during the test."""
+    made = [shared_memory.SharedMemory(create=True, size=1) for _ in range(3)]
+    yield [Path("/dev/shm", segment.name) for segment in made]
+    for segment in made:
+        segment.close()
+        with suppress(FileNotFoundError):
+            segment.unlink()
+
+
+def test_shared_memory_that_it_names_goes_with_it(tmp_path: Path, stack: ExitStack, segments: list[Path]) -> None:
+    """At the next start after a kill; what nobody has named does not, nor what a server names that lives."""
+    noted, used, other = segments
+    killed, left = server(stack, tmp_path)
+    alive, kept = server(stack, tmp_path)
+    (left / noted.name).touch()
+    (left / "psm_gone").touch()
+    (kept / used.name).touch()
+    killed.kill()
+    killed.wait(60)
+    last, path = server(stack, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {kept.name, path.name}
+    assert [segment.exists() for segment in (noted, used, other)] == [False, True, True]
+    end(alive)
+    end(last)
 
 
 def test_it_stays_while_an_engine_lives(tmp_path: Path, stack: ExitStack) -> None:
