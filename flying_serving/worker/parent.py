@@ -31,6 +31,15 @@ def forget_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def leave_signals_to_parent() -> None:
+    """Ignore SIGTERM and interrupts, which may come to all processes of a server: its workers end with their engine.
+
+    An engine that is told to end may have requests to finish first, and needs its workers for them.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def forget_port() -> None:
     """Drop the TCP sockets that a forked process has of its parent: the port is taken as long as one is open."""
     nothing = os.open(os.devnull, os.O_RDWR)

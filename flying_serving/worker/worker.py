@@ -22,7 +22,7 @@ from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
-from flying_serving.worker.parent import end_with_parent
+from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 
 
 class LaneWorker:
@@ -122,6 +122,8 @@ class LaneWorker:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.lanes.calibrate()
+        if self.deployment.devices > 1:  # it is a process of its own; while it starts, vLLM ends it by a signal
+            leave_signals_to_parent()
         give_back_freed()
         return times
 

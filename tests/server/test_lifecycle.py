@@ -8,10 +8,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
 
 import httpx
 import psutil
@@ -20,39 +18,19 @@ import pytest
 from flying_serving.server.rundir import _remove_left
 from tests.forked import by_shell, run
 from tests.live import COMMAND, Server, tiny, wait_until
-from tests.stock.requests import tokens
+from tests.server.lifetimes import (
+    SHARED_MEMORY,
+    START_S,
+    Parts,
+    bodies,
+    wait_until_logged,
+    wait_until_nothing_is_left,
+)
 from tests.streams import Stream, begin, stream, streamed_body
 
 pytestmark = pytest.mark.server
 
-START_S, TERM_S, DEATH_S, DRAIN_S = 120.0, 15.0, 30.0, 60.0
-SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a server consists of."""
-
-    engines: list[psutil.Process]
-    others: list[psutil.Process]
-    run_dir: Path
-
-    @classmethod
-    def of(cls, server: Server) -> Self:
-        root = psutil.Process(server.process.pid)
-        engines, others = [], [root]
-        for child in root.children(recursive=True):
-            (others if "resource_tracker" in " ".join(child.cmdline()) else engines).append(child)
-        engines.sort(key=lambda process: process.pid)
-        opened = [Path(file.path) for file in engines[0].open_files()]
-        run_dirs = {path.parent for path in opened if path.is_relative_to(SHARED_MEMORY) and path.name == "order"}
-        assert len(run_dirs) == 1, opened
-        return cls(engines, others, run_dirs.pop())
-
-    def left(self) -> list[str]:
-        """What is still there."""
-        processes = [p for p in (*self.engines, *self.others) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        return [str(process) for process in processes] + [str(self.run_dir)] * self.run_dir.exists()
+TERM_S, DEATH_S, DRAIN_S = 15.0, 30.0, 60.0
 
 
 def two_engines(*flags: str) -> Server:
@@ -64,23 +42,6 @@ def two_engines(*flags: str) -> Server:
 def server() -> Iterator[Server]:
     with Server("llama", 2) as live:
         yield live
-
-
-def wait_until_nothing_is_left(server: Server, parts: Parts, timeout_s: float) -> None:
-    """Return once its process has ended and left none of its parts behind."""
-
-    def is_over() -> bool:
-        return server.process.poll() is not None and not parts.left()
-
-    wait_until(is_over, lambda: f"{parts.left()}\n{server.log()[-3000:]}", timeout_s)
-
-
-def bodies(server: Server, count: int, max_tokens: int, degrees: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Streamed completions, of degrees in turn."""
-    xargs = [{"vllm_xargs": {"tp_degree": degree}} for degree in degrees] or [{}]
-    prompts = [tokens(number, 20) for number in range(count)]
-    fields = {"max_tokens": max_tokens, "ignore_eos": True}
-    return [streamed_body(server.model, prompt, **fields, **xargs[i % len(xargs)]) for i, prompt in enumerate(prompts)]
 
 
 async def streams_until(
@@ -146,9 +107,11 @@ async def stream_while_it_ends(server: Server, count: int, max_tokens: int) -> l
     return streams
 
 
-def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
-    """Those that run and those that wait, though the signal comes to the engines too, as from a terminal or systemd."""
+@pytest.mark.parametrize("devices", [1, 2])
+def test_requests_in_groups_end_within_the_shutdown_timeout(devices: int) -> None:
+    """Those that run and those that wait, though the signal comes to engines and workers too, as from systemd."""
     flags = ("--policy=static-tp", f"--shutdown-timeout={DRAIN_S:g}", "--max-num-seqs=8")
+    flags += (f"--tensor-parallel-size={devices}",)
     with two_engines(*flags) as server:
         parts = Parts.of(server)
         began_s, before = time.monotonic(), len(server.log())
@@ -156,6 +119,34 @@ def test_requests_in_groups_end_within_the_shutdown_timeout() -> None:
         assert [(into.finish_reason, len(into.tokens)) for into in streams] == [("length", 150)] * 12
         wait_until_nothing_is_left(server, parts, TERM_S)
         assert time.monotonic() - began_s < DRAIN_S
+        assert server.process.returncode == 0
+        assert_quiet(server.log()[before:])
+
+
+async def ends_at_the_deadline(server: Server) -> tuple[list[str], list[httpx.Response]]:
+    """How long streams in both lanes end after SIGTERM, and what is answered to a request before and one after it."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
+        whole = {**bodies(server, 1, 2000)[0], "stream": False, "stream_options": None}
+        _, tasks = await begin(http, bodies(server, 4, 2000, (2, 4)))
+        before = asyncio.create_task(http.post("/v1/completions", json=whole))
+        await asyncio.to_thread(wait_until, lambda: sum(server.status()["requests"].values()) == 5)
+        server.process.terminate()
+        await asyncio.sleep(0.2)
+        after = await http.post("/v1/completions", json=whole)
+        assert not any(task.done() for task in (*tasks, before))
+        return [str(end) for end in await asyncio.gather(*tasks, return_exceptions=True)], [await before, after]
+
+
+def test_at_the_deadline_requests_are_told_why_they_end() -> None:
+    """With workers of their own too; a request that comes before the deadline is refused at once."""
+    with two_engines("--shutdown-timeout=3", "--tensor-parallel-size=2") as server:
+        parts, before = Parts.of(server), len(server.log())
+        ends, answers = asyncio.run(ends_at_the_deadline(server))
+        assert all("the server is shutting down" in end for end in ends), ends
+        assert [(answer.status_code, answer.json()["error"]["message"]) for answer in answers] == [
+            (503, "the server is shutting down")
+        ] * 2
+        wait_until_nothing_is_left(server, parts, TERM_S)
         assert server.process.returncode == 0
         assert_quiet(server.log()[before:])
 
@@ -254,12 +245,6 @@ def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
         assert not re.findall(r".*(?:never retrieved|never awaited|Exception ignored).*", log), log
     finally:
         server.stop()
-
-
-def wait_until_logged(server: Server, text: str) -> None:
-    """Return once the server's log has the text."""
-    wait_until(lambda: text in server.log() or server.process.poll() is not None, within_s=START_S)
-    assert server.process.poll() is None, server.log()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
-"""What a forked engine drops of its parent."""
+"""What a forked engine drops of its parent, and what a worker leaves to it."""
 
 import multiprocessing
 import os
+import signal
 import socket
 
-from flying_serving.worker.parent import forget_port
+from flying_serving.worker.parent import forget_port, leave_signals_to_parent
 
 
 def _forget(listening: socket.socket, pair: socket.socket) -> None:
@@ -32,3 +33,17 @@ def test_a_forked_engine_does_not_keep_the_servers_port() -> None:
     assert child.exitcode == 0
     ours.close()
     theirs.close()
+
+
+def _heeds_nothing() -> None:
+    leave_signals_to_parent()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    os._exit(3)
+
+
+def test_a_worker_heeds_no_signal_that_its_engine_hears_too() -> None:
+    child = multiprocessing.get_context("fork").Process(target=_heeds_nothing)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 3
