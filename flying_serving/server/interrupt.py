@@ -2,15 +2,17 @@
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
+
+from flying_serving.server.rundir import remove_run_dir
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _END_S = 5.0
@@ -34,7 +36,7 @@ def ended_by_signals(run_dir: str) -> Iterator[None]:
         if os.getpid() == server:  # else an engine that has not dropped the handler yet
             sys.stderr.write("flying-serving: ended while it was starting\n")
             _kill_engines()
-            shutil.rmtree(run_dir, ignore_errors=True)
+            remove_run_dir(Path(run_dir))
             sys.stderr.flush()
         os._exit(128 + number)
 

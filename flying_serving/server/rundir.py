@@ -32,10 +32,19 @@ def make_run_dir(parent: str | None = None) -> str:
 
     def remove() -> None:
         if os.getpid() == owner:  # engines are forked, with what is registered here
-            shutil.rmtree(path, ignore_errors=True)
+            remove_run_dir(path)
 
     atexit.register(remove)
     return str(path)
+
+
+def remove_run_dir(path: Path) -> None:
+    """Remove a run directory, its lock last: without it, what a kill leaves now could not be told from another's."""
+    with suppress(OSError):
+        for found in path.iterdir():
+            if found.name != _OWNER:
+                found.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_left(parent: str) -> None:
@@ -48,7 +57,7 @@ def _remove_left(parent: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _unlink_segments(path)
-            shutil.rmtree(path, ignore_errors=True)
+            remove_run_dir(path)
         except BlockingIOError:
             pass
         finally:

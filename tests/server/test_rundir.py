@@ -1,6 +1,7 @@
 """The run directory goes with its server; one whose server was killed goes at the next start, and no other."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.server.rundir import _remove_left
+from flying_serving.server.rundir import _remove_left, remove_run_dir
 
 ALONE = """
 import sys
@@ -106,6 +107,20 @@ def test_shared_memory_that_it_names_goes_with_it(tmp_path: Path, stack: ExitSta
     assert [segment.exists() for segment in (noted, used, other)] == [False, True, True]
     end(alive)
     end(last)
+
+
+def test_its_lock_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the next start removes what a server leaves that is killed while it removes it."""
+    run_dir = tmp_path / "flying-1-x"
+    run_dir.mkdir()
+    for name in ("a", "owner", "z"):
+        (run_dir / name).touch()
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)
+        remove_run_dir(run_dir)
+    assert [path.name for path in run_dir.iterdir()] == ["owner"]
+    _remove_left(str(tmp_path))
+    assert not run_dir.exists()
 
 
 def test_it_stays_while_an_engine_lives(tmp_path: Path, stack: ExitStack) -> None:
