@@ -14,7 +14,7 @@ def to_migrate(
     """Of requests in groups that `layout` lacks: prompts that their group has not come to; or with `streams` all.
 
     Beside each whether there is KV of it: of one that was not begun, only if that came with it. Those that ask for a
-    degree, that may not move or that no group of `layout` holds stay.
+    degree, that may not move, that may have killed engines or that no group of `layout` holds stay.
     """
     begun: Counter[Group] = Counter()
     sizes = {len(group) for group in layout.groups}
@@ -24,7 +24,7 @@ def to_migrate(
         early = state.prefill_tokens > 0 and begun[state.group] >= settings.limits.max_num_batched_tokens
         begun[state.group] += state.prefill_tokens  # perhaps in the step under way, or in the last one
         spec = state.spec
-        fits = spec.degree is None and sizes.intersection(state.fitting(settings.capacity.tokens))
+        fits = spec.degree is None and not state.losses and sizes.intersection(state.fitting(settings.capacity.tokens))
         if fits and (early or (streams and spec.can_migrate)):
             found.append((state, not early or state.kv is not None))
     return found
