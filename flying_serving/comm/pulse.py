@@ -12,12 +12,14 @@ BEAT_S = 0.1
 class Pulse(MappedArray):
     """Counters of all processes of a server's engines, in one small file that they map. Each has one writer.
 
-    An engine of one device is one process; one of several has another one for each device.
+    An engine of one device is one process; one of several has another one for each device. Beside them each engine
+    says whether it ends because it was told to.
     """
 
     def __init__(self, run_dir: str, engines: int, devices: int) -> None:
         self._processes = 1 if devices == 1 else 1 + devices
-        super().__init__(f"{run_dir}/pulse", engines * self._processes, "Q")
+        self._left = engines * self._processes
+        super().__init__(f"{run_dir}/pulse", self._left + engines, "Q")
 
     def beat(self, engine: int, device: int | None = None) -> None:
         """Raise a counter from now on, as long as this process runs: that of a device, or the engine's own."""
@@ -28,6 +30,14 @@ class Pulse(MappedArray):
         stop = threading.Event()
         while not stop.wait(BEAT_S):
             self.numbers[place] += 1
+
+    def leave(self, engine: int, *, leaves: bool = True) -> None:
+        """Say that an engine ends because a signal has told it to, or not, as it has just begun."""
+        self.numbers[self._left + engine] = int(leaves)
+
+    def has_left(self, engine: int) -> bool:
+        """Whether it has said so."""
+        return bool(self.numbers[self._left + engine])
 
     def of(self, engine: int) -> Iterable[int]:
         """The counters of an engine's processes."""

@@ -57,7 +57,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         end_with_parent()
         forget_port()
         deployment = deployment_of(kwargs["vllm_config"].additional_config)
-        Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(kwargs["dp_rank"])
+        pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
+        pulse.leave(kwargs["dp_rank"], leaves=False)
+        pulse.beat(kwargs["dp_rank"])
         table.install()
         with engine_classes(FlyingEngineCore):
             EngineCoreProc.run_engine_core(*args, **kwargs)
@@ -119,6 +121,8 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         """The loop, until the engine is shut down."""
         with self.leave_guard.quietly(self):
             self.loop.run()
+        deployment = deployment_of(self.vllm_config.additional_config)
+        Pulse(deployment.run_dir, deployment.engines, deployment.devices).leave(self.engine_index)
         raise SystemExit
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:

@@ -25,6 +25,8 @@ class EngineCalls:
         self.deployment = deployment
         self.ending = False
         """Whether the server was told to end."""
+        self.leaving = False
+        """Whether its engines may end."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.lost: dict[int, str] = {}
         """Engines that are not there, and why."""

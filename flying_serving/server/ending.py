@@ -58,6 +58,7 @@ class Ending:
 
     def _end_in(self, loop: asyncio.AbstractEventLoop, until_s: float) -> None:
         if in_loop(loop):  # which runs nothing until this returns
+            self._calls.leaving = True
             self._refuse_requests()
             self._channel.fail_calls(ServerEnds())
             for engine in self._calls.engines:
@@ -76,6 +77,7 @@ class Ending:
                 if time.monotonic() >= until_s:
                     break
                 await asyncio.sleep(LOOK_S)
+            self._calls.leaving = True
             self._refuse_requests()
             if drains:
                 await self._let_engines_leave(until_s)

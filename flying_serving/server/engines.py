@@ -14,6 +14,8 @@ from flying_serving.server.shell import Shell
 
 LOOK_S = 0.2
 """How often signs of life are looked for."""
+LEFT_S = 1.0
+"""How long after an engine that a signal has ended the server may get the same signal."""
 STABLE_S = 60.0
 """An engine that was back for so long is started again at once; else later each time, up to so much."""
 STEADY = 3
@@ -112,9 +114,17 @@ class Engines:
 
     def _ended(self, engine: int, sentinel: int) -> None:
         """The process of an engine has ended."""
-        asyncio.get_running_loop().remove_reader(sentinel)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sentinel)
+        if self._pulse.has_left(engine):  # the signal that told it to end may be on its way to the server too
+            loop.call_later(LEFT_S, self._lose, engine)
+        else:
+            self._lose(engine)
+
+    def _lose(self, engine: int) -> None:
+        """An engine is no more, and the server does not end."""
         one = self.records[engine]
-        if self._calls.ending or self._calls.channel.engines_dead:
+        if self._calls.leaving or self._calls.channel.engines_dead:
             return
         why = f"engine {engine} was lost: {one.killed or 'its process has ended'}"
         logger.error(why)

@@ -210,7 +210,36 @@ async def test_too_few_engines_end_the_server(tmp_path: Path) -> None:
 
 async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
-        one.server.calls.ending = True
+        one.server.calls.ending = one.server.calls.leaving = True
         one.lives[1].die()
         await asyncio.sleep(0.05)
         assert not one.engines.lost and not one.starts
+
+
+async def test_while_requests_drain_an_engine_is_lost_but_not_started_again(tmp_path: Path) -> None:
+    """What it ran ends on others."""
+    async with node(tmp_path) as one:
+        one.server.open_request("a")
+        one.server.calls.ending = True
+        one.lives[0].die()
+        await one.until(lambda: (ADD, "a+1", 1) in one.vllm.messages)
+        await asyncio.sleep(0.05)
+        assert not one.starts
+
+
+async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have got the signal too, as it goes to all processes of a group."""
+    monkeypatch.setattr(engines, "LEFT_S", 0.1)
+    async with node(tmp_path) as one:
+        for engine in (1, 2):
+            Pulse(str(tmp_path), 4, 1).leave(engine)
+        one.lives[1].die()
+        await asyncio.sleep(0.02)
+        assert not one.engines.lost
+        await one.until(lambda: one.engines.lost)
+        one.lives[2].die()
+        one.server.calls.leaving = True
+        await asyncio.sleep(0.2)
+        assert 2 not in one.engines.lost
