@@ -99,7 +99,7 @@ class Controller(Lender):
         is_full = self.lending.holds(group) <= state.context_tokens or not state.spec.can_migrate
         kv = None if state.offer is None else KVOffer(group, state.offer)
         if not self.settings.forms_groups:
-            sizes &= {len(group) for group in self.layout.groups}
+            sizes &= self._sizes_ahead()
         if sizes and self._may_go_on(state):
             commands = self._unsplit(request_id, undone=True)
             self._to_pool(state, now_s, kv)

@@ -178,6 +178,10 @@ class Dispatcher:
         state.offer = next(self._offers) if offers else None
         return Dispatch(state.request_id, group, state.output_tokens, limit, state.kv, state.offer)
 
+    def _sizes_ahead(self) -> set[int]:
+        """Sizes of groups that there are, or will be without a decision."""
+        return {len(group) for group in self.layout.groups}
+
     def _may_exceed(self, state: RequestState, group: Group) -> bool:
         """Whether there are groups that hold a request which is as long as `group` holds."""
         most_tokens = self.settings.capacity.most_tokens[len(group)]

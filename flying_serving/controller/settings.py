@@ -14,12 +14,14 @@ from flying_serving.predict.work import Objective
 @dataclass(frozen=True)
 class Capacity:
     """KV `tokens` that a group of each size holds, and in one of its blocks, and `devices` per engine, to speak in
-    degrees. `lent_tokens`: what a widest group holds while it lends its weights to its KV cache; 0 if none does."""
+    degrees. `lent_tokens`: what a widest group holds while it lends its weights to its KV cache; 0 if none does.
+    `spare`: sizes that there are only while an engine is lost; nobody may ask for them."""
 
     tokens: Mapping[int, int]
     devices: int
     block_tokens: Mapping[int, int] = field(default_factory=dict)
     lent_tokens: int = 0
+    spare: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -52,7 +54,7 @@ class Capacity:
     @property
     def degrees(self) -> list[int]:
         """Every degree that may be asked for."""
-        return [self.degree(size) for size in sorted(self.tokens)]
+        return [self.degree(size) for size in sorted(self.tokens) if size not in self.spare]
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class SurvivingController(Controller):
         self._restored = None
         return super().order(layout, mode, weave_steps, now_s, decision)
 
+    def _sizes_ahead(self) -> set[int]:
+        """As the controller; and those of the layout that is made again."""
+        restored = () if self._restored is None else self._restored.groups
+        return super()._sizes_ahead() | {len(group) for group in restored}
+
     def _restore(self, now_s: float) -> list[Command]:
         """Once all engines of the layout that was ordered are there, it is made again."""
         layout = self._restored

@@ -1,7 +1,7 @@
 """The controller's settings from vLLM's configuration and ours, and what operators are shown of it."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from flying_serving.config import Deployment
@@ -19,8 +19,11 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> S
     flying = deployment.flying
     policy = POLICIES[flying.policy]
     sizes = deployment.group_sizes
+    spare: frozenset[int] = frozenset()
     if policy.pinned_size is not None:
-        sizes = (policy.pinned_size(sizes),)
+        pinned = policy.pinned_size(sizes)
+        spare = frozenset({1} - {pinned}) if deployment.survives else frozenset()
+        sizes = (*spare, pinned)
     scheduler = vllm_config.scheduler_config
     capacity = Capacity.of(
         sizes,
@@ -30,6 +33,7 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> S
         vllm_config.model_config.get_total_num_kv_heads(),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
+    capacity = replace(capacity, spare=spare)
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
