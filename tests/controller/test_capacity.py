@@ -43,3 +43,10 @@ def test_a_wider_group_never_holds_less(blocks: int, block_tokens: int, kv_heads
     for size in SIZES[:-1]:
         assert capacity.tokens[size] <= capacity.tokens[2 * size] <= 2 * capacity.tokens[size]
     assert capacity.tokens[1] == (blocks - 1) * block_tokens
+
+
+def test_nobody_may_ask_for_a_spare_size() -> None:
+    """Which a fixed layout has while an engine is lost; a request may have it all the same."""
+    capacity = Capacity({1: 100, 4: 400}, 2, spare=frozenset({1}))
+    assert capacity.degrees == [8]
+    assert capacity.fitting_sizes(50) == [1, 4]

@@ -163,3 +163,24 @@ def test_rank_device_p_plus_e_is_device_of_the_groups_engine_e(engines: int, dev
     for device in range(devices):
         for place, engine in enumerate(group):
             assert ranks[device * len(group) + place] == world_rank(engine, device, engines)
+
+
+@given(layouts(), st.data())
+def test_engines_that_are_lost_leave_their_members_alone(
+    drawn: tuple[int, list[list[int]]], data: st.DataObject
+) -> None:
+    """Groups without one stay; what an operator orders then names those that are there, and no other."""
+    engines, groups = drawn
+    layout = Layout.parse(groups, engines, SIZES)
+    lost = data.draw(st.sets(st.integers(0, engines - 1), max_size=engines - 1))
+    left = layout.without(lost)
+    assert left.engines == set(range(engines)) - lost
+    for group in left.groups:
+        assert group in layout.groups or len(group) == 1
+    assert {group for group in layout.groups if lost.isdisjoint(group)} <= set(left.groups)
+    assert left.apart().groups == tuple((engine,) for engine in sorted(left.engines))
+    assert Layout.parse(left.to_lists(), engines, SIZES, lost) == left
+    assert left.without(lost) == left
+    if lost:
+        with pytest.raises(LayoutError, match=f"engine {min(lost)} is lost, and is started again"):
+            Layout.parse(layout.to_lists(), engines, SIZES, lost)

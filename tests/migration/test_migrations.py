@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.layout.groups import Group
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
@@ -515,6 +515,41 @@ def test_a_request_that_leaves_while_members_write_is_kept_after_that() -> None:
     assert at.at(A).counts() == MigrationCounts(1, 12, 0)
     run_out(at)
     assert all_free(at)
+
+
+# ---- a group that loses a member
+
+
+@pytest.mark.parametrize("after", ["is retained", "arrives", "is being written", "is pulled ahead"])
+def test_nothing_of_a_group_that_is_dissolved_is_left(after: str) -> None:
+    """Neither what leaves it nor what comes to it; other lanes of its engines keep theirs."""
+    at = node()
+    before, other = begin(at, BOTH), begin(at, A, "c", family=5)
+    at.at(A).retain("c", 8)
+    if after == "is retained":
+        at.at(BOTH).retain("a", 5)
+    else:
+        at.at(BOTH).source.offer("a", 2, 6, early=True)
+        at.at(BOTH).source.publish()
+        source = KVSource(B, 5)
+        made = begin(at, B, "b", family=4)
+        at.at(B).retain("b", 5)
+        ahead = 4 if after == "is pulled ahead" else None
+        at.expect(again(made, "b+1"), BOTH, source, ahead)
+        if after == "is being written":
+            at.at(BOTH).advance(at.now_s, None)
+            assert at.at(BOTH).is_pulling()
+    at.at(BOTH).dissolve(2)
+    at.lanes[BOTH].scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    at.inboxes[0].clear()
+    at.inboxes[1].clear()
+    assert at.lanes[BOTH].free() == at.lanes[BOTH].pool.total
+    assert not at.at(BOTH).target.arrivals and not at.at(BOTH).is_pulling()
+    assert list(at.at(A).source.retained) == [8]
+    for number in (5, 6):
+        offer = at.read(KVSource(BOTH, number))
+        assert offer is None or offer == CLOSED
+    assert (before.num_tokens, other.num_tokens) == (13, 13)
 
 
 # ---- what is retained

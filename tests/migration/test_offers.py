@@ -83,6 +83,14 @@ def test_peers_find_tables_in_the_run_directory(tmp_path: Path, monkeypatch: pyt
     assert peers.physical(1, 2, [8]) == [4]
     made[0].revoke(1)
     assert peers.read(KVSource((0, 1), 1)) == CLOSED
+    peers.lost = {1}
+    assert peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED  # its groups' are revoked
+    assert peers.physical(1, 2, [8]) == [4]  # who copies may go on
+    peers.lost = set()
+    make_table(str(tmp_path), 1, 4, 9).publish(7, 3, [2], final=True)  # another process
+    assert peers.read(KVSource((1,), 1)) == Offer(2, is_final=True, blocks=[5])
+    peers.map([1])
+    assert peers.read(KVSource((1,), 7)) == Offer(3, is_final=True, blocks=[2])
     monkeypatch.setattr("flying_serving.memory.arena.ANNOUNCED_S", 0.05)
     with pytest.raises(PeerMemory, match=r"offers of engine 2: not announced in .*/offers-2"):
         peers.read(KVSource((2,), 1))
