@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from flying_serving.observe.view.terminal import loss
 
 if TYPE_CHECKING:
     from flying_serving.cli.checks import Finding
@@ -34,6 +38,7 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
     requests = answer["requests"]
     capacity = ", ".join(f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items())
     return Group(
+        *_lost(answer["lost"]),
         f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
         f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
         f"KV tokens that one request may use: {capacity}",
@@ -42,6 +47,15 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
         _engines(answer),
         "lane n: requests running + waiting in groups of n engines, told by the first engine of each group",
     )
+
+
+def _lost(lost: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Which engines are lost, since when and why."""
+    return [Text(f"degraded since {_clock(one['since'])}: {loss(one)}", style="red") for one in lost]
+
+
+def _clock(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).astimezone().isoformat(" ", "seconds")
 
 
 def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
@@ -61,8 +75,10 @@ def _engines(answer: Mapping[str, Any]) -> Table:
         number = engine["engine"]
         lent = [str(engine["lent_blocks"].get(str(size), UNKNOWN)) for size in sizes[1:]]
         lanes = [_lane(engine["lanes"].get(str(size))) for size in sizes]
-        group = ",".join(map(str, group_of[number]))
+        group = ",".join(map(str, group_of.get(number, ()))) or UNKNOWN  # one that is back joins in a moment
         table.add_row(str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes)
+    for one in answer["lost"]:
+        table.add_row(str(one["engine"]), "lost", *[UNKNOWN] * (2 + len(columns)))
     return table
 
 

@@ -1,5 +1,7 @@
 """Engines that are lost and come back: their requests go on elsewhere, and no layout has them meanwhile."""
 
+from dataclasses import dataclass
+
 from flying_serving.controller.commands import Command, Fail
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
@@ -13,12 +15,21 @@ MOST_LOSSES = 2
 """A request whose groups have lost engines so often, with no token in between, is not tried again."""
 
 
+@dataclass
+class OrphanCounts:
+    """Requests whose group has lost an engine: those that wait for another again, and those that failed."""
+
+    requeued: int = 0
+    failed: int = 0
+
+
 class SurvivingController(Controller):
     """A controller that may lose engines. A group that lacks one is no more: its other members are alone then."""
 
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)
         self.lost = self.placing.lost
+        self.orphans = OrphanCounts()
         self._restored: Layout | None = None
         """What an operator, or a fixed policy, has ordered, and an engine is missing for."""
 
@@ -82,7 +93,9 @@ class SurvivingController(Controller):
         elif state.output_tokens and not state.spec.can_migrate:
             why = "its engine was lost, and another cannot go on with this request"
         if why is None:
+            self.orphans.requeued += 1
             return [self._to_pool(state, now_s, None)]
+        self.orphans.failed += 1
         del self.started[state.request_id]
         self.loads.remove(state)
         self.switches.ended(state.request_id, now_s)

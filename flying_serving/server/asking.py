@@ -43,5 +43,7 @@ class LastFigures:
             figures = await self._calls.utility(engine, "flying_metrics")
         except (EngineLost, EngineDeadError):
             return  # for how long is what /metrics shows
+        if engine in self._calls.lost:  # meanwhile
+            return
         self.known[engine] = figures
         self._unanswered_since_s.pop(engine, None)

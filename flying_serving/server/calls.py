@@ -8,13 +8,16 @@ from http import HTTPStatus
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType
 
 from flying_serving import wire
 from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost, ServerEnds
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.channel import ClientChannel
+from flying_serving.vllm_adapter.channel import ClientChannel, idle
+
+_NONE = object()
+"""In place of the answer of an engine that is lost."""
 
 
 class EngineCalls:
@@ -66,6 +69,12 @@ class EngineCalls:
         """As the channel's; of what concerns a request nothing is left in an engine that is lost."""
         return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
 
+    def received(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+        """What an engine has sent; one that is lost was sending, and is idle now."""
+        if outputs.engine_index in self.lost:
+            outputs.scheduler_stats = idle()
+        return outputs
+
     def lose(self, engine: int, why: str) -> None:
         """An engine is lost: what it has not answered fails, and so does what it is asked until it is back."""
         self.lost[engine] = why
@@ -79,6 +88,14 @@ class EngineCalls:
     def all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
         """Call a utility of every engine that is there; the answers are to be awaited together."""
         return [self.utility(engine, method, *args) for engine in self.engines]
+
+    async def gather(self, method: str, *args: Any) -> list[Any]:
+        """The answers of all engines that are there; of one that is lost meanwhile there is none.
+
+        Raises as `utility`.
+        """
+        answers = [self._unless_lost(engine, self.utility(engine, method, *args)) for engine in self.engines]
+        return [answer for answer in await asyncio.gather(*answers) if answer is not _NONE]
 
     def tell(self, engine: int, method: str, *args: Any) -> None:
         """Call a utility of one engine without awaiting it. A failure is logged: engines and requests go on."""
@@ -107,6 +124,14 @@ class EngineCalls:
         except TimeoutError:
             raise EngineLost(f"engine {engine} did not answer {method} within {timeout_s} s") from None
         return wire.decode(method, plain)
+
+    async def _unless_lost(self, engine: int, answer: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await answer
+        except EngineLost:
+            if engine not in self.lost:
+                raise
+        return _NONE
 
     async def _told(self, answer: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -133,7 +133,7 @@ class FlyingClient(AsyncMPClient):
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
         """vLLM calls this for each batch of outputs: see `Shell.take`."""
-        await self.shell.take(outputs)
+        await self.shell.take(self._calls.received(outputs))
 
     async def get_output_async(self) -> Any:
         """vLLM's outputs, without an error at the end of a server that was told to end."""

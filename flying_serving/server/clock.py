@@ -51,7 +51,7 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
         controller.migrates = fit_migrations(rows)
         layout, now_s = controller.layout, shell.clock()
         if layout.widest > 1:
-            orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in calls.engines)
+            orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in sorted(layout.engines))
             await asyncio.gather(*(calls.utility(*order) for order in orders))
     started.set()
 

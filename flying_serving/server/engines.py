@@ -10,6 +10,7 @@ from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls
+from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 
 LOOK_S = 0.2
@@ -28,14 +29,6 @@ class Process(Protocol):
     sentinel: int
 
     def kill(self) -> None: ...
-
-
-@dataclass
-class Loss:
-    """An engine that is not there: since when (as `time`), and why."""
-
-    since: float
-    why: str
 
 
 @dataclass
@@ -126,11 +119,12 @@ class Engines:
         one = self.records[engine]
         if self._calls.leaving or self._calls.channel.engines_dead:
             return
-        why = f"engine {engine} was lost: {one.killed or 'its process has ended'}"
+        frozen, loss = one.killed is not None, Loss(time.time(), one.killed or "its process has ended")
+        why = f"engine {engine} was lost: {loss.why}"
         logger.error(why)
         now_s = time.monotonic()
         one.quick = one.quick + 1 if now_s - one.back_s < STABLE_S else 0
-        one.losses, one.killed, one.loss = one.losses + 1, None, Loss(time.time(), why)
+        one.losses, one.killed, one.loss = one.losses + 1, None, loss
         self._calls.lose(engine, why)
         left = len(self.records) - len(self.lost)
         least = self._deployment.flying.min_engines
@@ -139,6 +133,7 @@ class Engines:
             return
         told = self._tell_all()
         self._calls.channel.lose(engine)
+        self._shell.losses.lost(engine, loss, self._shell.controller.layout, frozen=frozen)
         self._shell.orders.lose(EngineLost(why))
         self._shell.figures.forget(engine)
         self._shell.carry_out(self._shell.controller.engine_lost(engine, self._shell.clock()))
@@ -177,6 +172,7 @@ class Engines:
             await self._restart(engine, incarnations, started)
         except FlyingError as error:
             logger.error("engine %d could not be started again: %s", engine, one.killed or error)
+            self._shell.losses.not_started(engine, one.killed or str(error))
             one.quick, one.killed = one.quick + 1, None
             return False
         finally:
@@ -189,6 +185,7 @@ class Engines:
                 logger.error("not all engines know that engine %d is back: %s", engine, problem)
         if one.loss is None:
             self._calls.channel.gain(engine)
+            self._shell.losses.back(engine, self._shell.controller.layout)
             self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))
             logger.info("engine %d is back", engine)
         return True

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.server.figures.page import (
+    Page,
+    Published,
+    put_controller,
+    put_engine,
+    put_lanes,
+    put_losses,
+    put_switches,
+)
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.server.shell import Shell
@@ -28,6 +36,7 @@ class ServerMetrics:
         self._controller = shell.controller
         self._weights = shell.weights
         self._figures = shell.figures
+        self._losses = shell.losses
         self._model_name = shell.model_config.served_model_name
         self._tally = SwitchTally()
         self._predictions = Predictions(shell.controller.settings.objective)
@@ -41,17 +50,19 @@ class ServerMetrics:
 
     async def page(self) -> Page:
         """The metrics of this moment."""
-        await asyncio.wait(self._figures.ask(range(self._calls.deployment.engines)), timeout=PATIENCE_S)
+        if asked := self._figures.ask(self._calls.engines):
+            await asyncio.wait(asked, timeout=PATIENCE_S)
         now_s = time.monotonic()
         self.tick(now_s)
         deployment = self._calls.deployment
         page = Page(self._model_name)
         put_controller(page, self._controller, deployment.devices, now_s)
         put_lanes(page, self._controller, deployment.group_sizes, self._figures.known)
-        for engine in range(deployment.engines):
+        for engine in self._calls.engines:
             page.put("flying:engine_unanswered_seconds", self._figures.unanswered_s(engine, now_s), engine)
         for engine, figures in self._figures.known.items():
             put_engine(page, engine, figures)
+        put_losses(page, self._losses, self._controller.orphans)
         put_switches(page, self._tally, self._predictions)
         page.put("flying:weight_loans_total", self._weights.loans)
         page.put("flying:weight_fetch_seconds", self._weights.fetch_s)

@@ -54,7 +54,7 @@ class LayoutOrders:
         policy = deployment.flying.policy
         if policy != "manual":
             raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
-        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._calls.lost)
+        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.placing.lost)
         if mode not in MODES:
             raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
@@ -65,7 +65,7 @@ class LayoutOrders:
                 await self._until(earlier)
             if self._calls.ending:
                 raise ServerEnds
-            layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._calls.lost)
+            layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.placing.lost)
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
             done = self._switched[switch.number] = retrieved(asyncio.get_running_loop().create_future())
             sent = self._carry_out(commands)
@@ -106,13 +106,13 @@ class LayoutOrders:
         return switch
 
     def tell_engines(self, switch: Switch, weave_steps: int) -> None:
-        """Tell every engine its group; their answers go to the controller."""
+        """Tell every engine of a layout its group; their answers go to the controller."""
         worked_s, switch.wall_time_s = time.thread_time(), time.time()
         answers = {
             engine: self._calls.utility(
                 engine, "flying_switch", list(switch.new.group_of(engine)), switch.mode, weave_steps, switch.ordered_s
             )
-            for engine in self._calls.engines
+            for engine in sorted(switch.new.engines)
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         self._calls.background(self._await_answers(switch, answers))

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
@@ -78,13 +79,14 @@ router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["f
 
 @router.get("/status")
 async def status(request: Request) -> Any:
-    """Layout, capacity, and what each engine holds."""
+    """Layout, capacity, what each engine holds, and which are lost."""
     shell = shell_of(request)
     try:
-        reports = await asyncio.gather(*shell.calls.all("flying_report"))
+        reports = await shell.calls.gather("flying_report")
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
-    return describe(shell.controller, shell.calls.deployment) | {"engines": to_builtins(reports)}
+    known = describe(shell.controller, shell.calls.deployment) | shell.losses.to_json()
+    return known | {"orphaned_requests": asdict(shell.controller.orphans), "engines": to_builtins(reports)}
 
 
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
@@ -142,9 +144,9 @@ async def switches(request: Request) -> Any:
 
 @router.post("/check", dependencies=_JSON)
 async def check(request: Request) -> Any:
-    """Check the block bookkeeping of every engine; 500 with what does not add up."""
+    """Check the block bookkeeping of every engine that is there; 500 with what does not add up."""
     try:
-        await asyncio.gather(*shell_of(request).calls.all("flying_check"))
+        await shell_of(request).calls.gather("flying_check")
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
     except Exception as error:  # noqa: BLE001 - vLLM reports every failure of a utility as a bare Exception

@@ -34,6 +34,7 @@ from flying_serving.log import logger
 from flying_serving.server.asking import LastFigures
 from flying_serving.server.calls import EngineCalls, refusal, retrieved
 from flying_serving.server.encoding import check_encodable
+from flying_serving.server.figures.losses import Losses
 from flying_serving.server.orders import LayoutOrders
 from flying_serving.server.streams import Streams, prompt_length
 from flying_serving.server.weights import WeightOrders
@@ -58,6 +59,7 @@ class Shell:
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
         self.figures = LastFigures(calls)
+        self.losses = Losses(settings.engines)
 
     # ---- requests
 

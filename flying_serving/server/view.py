@@ -37,6 +37,7 @@ async def view(request: Request) -> JSONResponse:
         shared.flying_rolling,
         shell.figures.known,
         time.monotonic(),
+        **shell.losses.view(),
         started=shared.flying_started,
         model=shell.model_config.served_model_name,
         devices_per_engine=deployment.devices,

@@ -18,6 +18,11 @@ def _identity(engine: int) -> bytes:
     return engine.to_bytes(2, "little")
 
 
+def idle() -> SchedulerStats:
+    """What vLLM shows of an engine without requests."""
+    return SchedulerStats()
+
+
 class ClientChannel:
     """The way to the engines and back: vLLM's AsyncMPClient, which need not be set up before the first message."""
 
@@ -75,8 +80,7 @@ class ClientChannel:
         """An engine is lost: vLLM sends it nothing by itself, and counts no request of it."""
         self._client.core_engines.remove(_identity(engine))
         self._client.core_engine = next(iter(self._client.core_engines), self._client.core_engine)
-        idle = EngineCoreOutputs(engine_index=engine, scheduler_stats=SchedulerStats())
-        self._client.outputs_queue.put_nowait(idle)
+        self._client.outputs_queue.put_nowait(EngineCoreOutputs(engine_index=engine, scheduler_stats=idle()))
 
     def gain(self, engine: int) -> None:
         """An engine is there again."""

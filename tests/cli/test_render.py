@@ -1,6 +1,7 @@
 """What `status` and `switches` print: why the layout changed, or why it stays."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
+from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.settings import describe
 from tests.controller.shell import Shell, settings
 
@@ -25,11 +27,11 @@ def drawn(shown: RenderableType) -> str:
     return captured.get()
 
 
-def status(shell: Shell) -> dict[str, Any]:
+def status(shell: Shell, losses: Losses | None = None) -> dict[str, Any]:
     """The answer of `GET /flying/status`, without what engines say."""
     flying = FlyingConfig()
     deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
-    return describe(shell.controller, deployment) | {"engines": []}
+    return describe(shell.controller, deployment) | (losses or Losses(2)).to_json() | {"engines": []}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,20 @@ def test_status_says_why_the_layout_stays() -> None:
     text = drawn(render.status(status(shell)))
     assert "stays: 0,1 would gain 5.00 request-s and has to gain more than 7.50" in text
     assert "0 running, 0 waiting for a group" in text
+
+
+def test_status_names_a_lost_engine_since_when_and_why() -> None:
+    """Reasons are no markup. One that is back, and in no layout so far, is shown too."""
+    shell, losses = Shell(settings("auto", 2)), Losses(2)
+    assert "degraded" not in drawn(render.status(status(shell)))
+    losses.lost(1, Loss(0.0, "[red]killed"), shell.controller.layout, frozen=False)
+    shell.controller.layout = shell.controller.layout.without({1})
+    report = {"engine": 1, "blocks": 9, "free_blocks": 8, "lent_blocks": {}, "lanes": {}}
+    text = drawn(render.status(status(shell, losses) | {"engines": [report]}))
+    assert "engine 1 is lost: [red]killed" in text
+    assert re.search(r"degraded since (1969|1970)-\d\d-\d\d \d\d:\d\d:\d\d", text)
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+    assert rows == [["1", "-", "9", "8", *["-"] * 3], ["1", "lost", *["-"] * 5]]
 
 
 def test_a_dry_run_shows_what_it_would_do_with_gain_and_cost() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from flying_serving.cli import top as command
 from flying_serving.cli.admin import app
 from flying_serving.observe.view.terminal import duration, room, top
+from flying_serving.server.figures.losses import Loss, Losses
 from tests.server.figures.states import look, switched
 
 
@@ -38,6 +39,19 @@ def test_everything_is_shown(shown: dict[str, Any]) -> None:
     assert "TTFT 500 ms (P90 500 ms), TPOT 100 ms (longest gap 100 ms)" in text
     assert "1+1+1+1" in text and "2+1+1" in text
     assert "ordered by an operator" in text and "2.00 ms" in text and "under way" in text
+
+
+def test_a_lost_engine_is_named_with_since_when_and_why(shown: dict[str, Any]) -> None:
+    """Above the groups of the others. Reasons are no markup."""
+    assert "degraded" not in drawn(shown)
+    losses = Losses(4)
+    controller, rolling = switched()
+    losses.lost(3, Loss(0.0, "[red]killed"), controller.layout, frozen=False)
+    losses.not_started(3, "not ready")
+    controller.engine_lost(3, 8.0)
+    text = drawn(look(controller, rolling, 9.0, {}, losses) | {"time": 65.0})
+    assert "degraded: engine 3 is lost: [red]killed (2 losses so far); last start: not ready, 1 min ago" in text
+    assert text.count("TP 1 ─") == 1 and text.count("TP 2 ─") == 1
 
 
 def test_lent_weights_are_shown_where_there_are_any(shown: dict[str, Any]) -> None:

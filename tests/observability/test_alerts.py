@@ -1,20 +1,18 @@
 """The alert rules: by promtool with series as they may be, and by a real Prometheus that scrapes a live server."""
 
-import os
 import re
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from flying_serving.observe.metrics.table import TABLE
 from tests.live import WAIT_S, Server, wait_until
+from tests.losing import is_whole, kill, lost, process
 from tests.observability.dashboards import DASHBOARD, OBSERVABILITY, expressions
 from tests.observability.programs import Prometheus, promtool
 from tests.stock.requests import tokens
@@ -55,7 +53,7 @@ def impatient(path: Path, port: int) -> Path:
     text = re.sub(r"(_seconds) > \d+$", r"\1 > 2", re.sub(r"for: \d+[sm]$", "for: 2s", text, flags=re.M), flags=re.M)
     (path / "alerts.yml").write_text(text, encoding="utf-8")
     changed = {name for name, rule in rules(path / "alerts.yml").items() if rule != rules()[name]}
-    assert changed >= {"FlyingServerDown", "FlyingEngineLost", "FlyingTaskPoolTooOld"}
+    assert changed >= {"FlyingServerDown", "FlyingEngineSilent", "FlyingTaskPoolTooOld"}
     config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
@@ -65,7 +63,7 @@ def impatient(path: Path, port: int) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    flags = ("--policy=auto", "--max-num-seqs=1", "--collective-timeout-s=240")
+    flags = ("--policy=auto", "--max-num-seqs=1", "--collective-timeout-s=240", "--engine-timeout-s=240")
     with Server("llama", 2, *flags) as live:
         yield live
 
@@ -74,14 +72,6 @@ def server() -> Iterator[Server]:
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with Prometheus(impatient(tmp_path_factory.mktemp("prometheus"), server.port)) as live:
         yield live
-
-
-def engines(server: Server) -> list[psutil.Process]:
-    """The processes of the engines, in the order of their numbers."""
-    children = psutil.Process(server.process.pid).children()
-    found = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
-    assert len(found) == 2, children
-    return sorted(found, key=lambda process: process.pid)
 
 
 def complete(server: Server, seed: int, max_tokens: int, over: threading.Event | None = None) -> int:
@@ -143,21 +133,59 @@ def test_an_old_request_in_the_pool_fires(server: Server, prometheus: Prometheus
 @pytest.mark.server
 def test_an_engine_that_does_not_answer_fires(server: Server, prometheus: Prometheus) -> None:
     """Its process is stopped. The alert ends when it goes on."""
-    engine = engines(server)[1]
+    engine = process(server, 1)
     engine.suspend()
     try:
-        wait_until(lambda: "FlyingEngineLost" in prometheus.firing(), prometheus.firing)
-        labels = prometheus.firing()["FlyingEngineLost"]
+        wait_until(lambda: "FlyingEngineSilent" in prometheus.firing(), prometheus.firing)
+        labels = prometheus.firing()["FlyingEngineSilent"]
     finally:
         engine.resume()
     assert labels["engine"] == "1"
-    wait_until(lambda: "FlyingEngineLost" not in prometheus.firing(), prometheus.firing)
+    wait_until(lambda: "FlyingEngineSilent" not in prometheus.firing(), prometheus.firing)
     assert complete(server, 7, 5) == 200
 
 
 @pytest.mark.server
-def test_an_engine_that_is_killed_fires(server: Server, prometheus: Prometheus) -> None:
-    """vLLM ends the server then. The last of these tests, for that reason."""
-    os.kill(engines(server)[0].pid, signal.SIGKILL)
+def test_a_lost_engine_fires_and_has_no_gauges(server: Server, prometheus: Prometheus) -> None:
+    """Its requests, which go on elsewhere, are not shown as its own; vLLM's gauges show it idle."""
+    over = threading.Event()
+
+    def running() -> dict[tuple[str, ...], float]:
+        return server.metric("vllm:num_requests_running", "engine")
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(complete, server, seed, 1900, over) for seed in range(2, 6)]
+        wait_until(lambda: sum(running().values()) == len(server.status()["layout"]), running)
+        with lost(server, 1):
+            assert server.metric("flying:engine_up", "engine") == {("0",): 1, ("1",): 0}
+            wait_until(lambda: running()[("1",)] == 0, running)
+            for gauge in ("engine_degree", "engine_unanswered_seconds", "lent_weight_bytes"):
+                assert set(server.metric(f"flying:{gauge}", "engine")) == {("0",)}
+            orphaned = server.metric("flying:orphaned_requests_total", "outcome")
+            assert orphaned[("requeued",)] >= 1 and orphaned[("failed",)] == 0
+            wait_until(lambda: "FlyingEngineLost" in prometheus.firing(), prometheus.firing)
+        over.set()
+        assert {request.result(2 * WAIT_S) for request in asked} == {200}
+    assert prometheus.firing()["FlyingEngineLost"]["engine"] == "1"
+    assert server.metric("flying:engine_up", "engine") == {("0",): 1, ("1",): 1}
+    assert server.metric("flying:engine_back_seconds_count") == {(): 1}
+    assert server.metric("flying:engine_losses_total", "engine", "reason")[("1", "ended")] == 1
+    assert "FlyingEngineCrashLoop" not in prometheus.firing()
+
+
+@pytest.mark.server
+def test_an_engine_that_is_lost_again_and_again_fires(server: Server, prometheus: Prometheus) -> None:
+    """Two more times after the test before."""
+    for _ in range(2):
+        kill(server, 1)
+        wait_until(lambda: is_whole(server), server.log)
+    wait_until(lambda: "FlyingEngineCrashLoop" in prometheus.firing(), prometheus.firing)
+    assert prometheus.firing()["FlyingEngineCrashLoop"]["engine"] == "1"
+
+
+@pytest.mark.server
+def test_a_server_that_is_killed_fires(server: Server, prometheus: Prometheus) -> None:
+    """The last of these tests, for that reason."""
+    server.process.kill()
     wait_until(lambda: "FlyingServerDown" in prometheus.firing(), prometheus.firing)
     assert prometheus.firing()["FlyingServerDown"]["job"] == "flying-serving"

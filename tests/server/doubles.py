@@ -1,6 +1,7 @@
 """The server's shell over a vLLM client without engines, which keeps messages until a test sends them."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.commands import Command
+from flying_serving.errors import EngineLost
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.calls import EngineCalls
 from flying_serving.server.client import until_the_end
+from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
@@ -24,6 +27,16 @@ ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, En
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 ANSWERS: dict[str, Any] = {
     "flying_switch": {"in_flight_ms": 1.0, "overhead_ms": 0.1, "work_ms": 0.1},
+    "flying_report": {
+        "engine": 0,
+        "pid": 1,
+        "lanes": {},
+        "blocks": 9,
+        "free_blocks": 9,
+        "lent_blocks": {},
+        "steps": {},
+        "migrations": {"migrated": 0, "migrated_tokens": 0, "prefilled_again": 0},
+    },
     "flying_steps": [],
     "flying_calibration": [],
     "flying_migration_costs": [],
@@ -144,6 +157,16 @@ class Server:
         self.sent()
         await asyncio.wait_for(processing, 5)
         return [output.request_id for output in outputs.outputs]
+
+    def lose(self, engine: int) -> None:
+        """An engine is lost, as `Engines` tells of it."""
+        why = f"engine {engine} was lost: injected"
+        self.calls.lose(engine, why)
+        self.calls.channel.lose(engine)
+        self.shell.losses.lost(engine, Loss(time.time(), "injected"), self.controller.layout, frozen=False)
+        self.shell.orders.lose(EngineLost(why))
+        self.shell.figures.forget(engine)
+        self.shell.carry_out(self.controller.engine_lost(engine, 0.0))
 
     async def read(self) -> Any:
         """The next outputs that vLLM reads."""

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
+from flying_serving.errors import EngineLost
 from flying_serving.server import routes
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from tests.server.doubles import Server
@@ -159,6 +160,48 @@ async def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server() 
     await app()(scope, receive, send)
     assert sent[0]["status"] == 400
     assert b"the client has left" in sent[1]["body"]
+
+
+@pytest.mark.parametrize(("path", "method"), [("/flying/status", "flying_report"), ("/flying/check", "flying_check")])
+async def test_an_engine_that_is_lost_while_it_is_asked_is_left_out(path: str, method: str) -> None:
+    """The others answer, and status says which it is."""
+    server = Server()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(server)), base_url="http://test") as client:
+        verb = "POST" if path == "/flying/check" else "GET"
+        asking = asyncio.ensure_future(client.request(verb, path, headers=KEY | TYPE, content="{}"))
+        while len(server.told(method)) < 4:
+            await asyncio.sleep(0)
+        server.lose(2)
+        server.sent()
+        answer = await asyncio.wait_for(asking, 5)
+        assert answer.status_code == 200, answer.text
+        if path == "/flying/status":
+            found = answer.json()
+            assert found["degraded"] and [one["engine"] for one in found["lost"]] == [2]
+            assert found["losses"] == {"0": 0, "1": 0, "2": 1, "3": 0}
+            assert found["layout"] == [[0], [1], [3]]
+            assert found["orphaned_requests"] == {"requeued": 0, "failed": 0}
+            assert len(found["engines"]) == 3
+        server.messages.clear()
+        asking = asyncio.ensure_future(client.request(verb, path, headers=KEY | TYPE, content="{}"))
+        while len(server.told(method)) < 3:
+            await asyncio.sleep(0)
+        server.sent()
+        assert (await asyncio.wait_for(asking, 5)).status_code == 200
+        assert server.told(method) == [0, 1, 3]
+
+
+async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it holds nothing can be said."""
+    server = Server()
+
+    async def unanswered(*_: Any) -> Any:
+        raise EngineLost("engine 1 did not answer")
+
+    monkeypatch.setattr(server.calls, "_answer", unanswered)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(server)), base_url="http://test") as client:
+        answer = await client.get("/flying/status", headers=KEY)
+    assert message(answer, 503) == "engine 1 did not answer"
 
 
 @pytest.mark.parametrize("wrong", [None, "2 pages belong to weights and to KV"])

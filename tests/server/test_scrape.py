@@ -34,20 +34,25 @@ class Watching(Predictions):
 
 
 class FakeCalls:
-    """Two engines that answer with how often they were asked, or not while `silent` or `lost` names them."""
+    """Two engines that answer with how often they were asked, or not if `silent`, `refusing` or `lost` names them."""
 
     def __init__(self) -> None:
         self.deployment = SimpleNamespace(engines=2, devices=1, group_sizes=(1, 2))
         self.asked = [0, 0]
         self.silent: dict[int, asyncio.Event] = {}
-        self.lost: set[int] = set()
+        self.refusing: set[int] = set()
+        self.lost: dict[int, str] = {}
+
+    @property
+    def engines(self) -> list[int]:
+        return [engine for engine in (0, 1) if engine not in self.lost]
 
     async def utility(self, engine: int, method: str) -> EngineFigures:
         assert method == "flying_metrics"
         self.asked[engine] += 1
         if engine in self.silent:
             await self.silent[engine].wait()
-        if engine in self.lost:
+        if engine in self.refusing:
             raise EngineLost(f"engine {engine} did not answer")
         requests, nothing = {1: (self.asked[engine], 0)}, MigrationCounts(0, 0, 0)
         return EngineFigures(False, requests, {}, {}, {}, nothing, EngineMemory(0, 0))
@@ -98,15 +103,35 @@ async def test_an_engine_that_is_silent_keeps_its_figures_and_is_asked_once(call
     assert values(page, "flying:engine_unanswered_seconds") == [0, 0]
 
 
-async def test_an_engine_that_is_lost_is_asked_again(calls: FakeCalls) -> None:
+async def test_an_engine_that_is_late_is_asked_again(calls: FakeCalls) -> None:
     """The time still counts from the first question."""
     metrics = metrics_of(calls)
-    calls.lost.add(0)
+    calls.refusing.add(0)
     first = values(await metrics.page(), "flying:engine_unanswered_seconds")
     second = values(await metrics.page(), "flying:engine_unanswered_seconds")
     assert calls.asked == [2, 2]
     assert second[0] > first[0] > 0
     assert values(await metrics.page(), "flying:lane_requests_running") == [3], "it has said nothing so far"
+
+
+async def test_a_lost_engine_is_not_asked_and_shows_no_figures(calls: FakeCalls) -> None:
+    """Nor for how long it has not answered; also an answer that was on its way is not shown."""
+    metrics = metrics_of(calls)
+    calls.silent[1] = asyncio.Event()
+    await metrics.page()
+    calls.lost[1] = "it was killed"
+    calls.silent.pop(1).set()
+    await asyncio.sleep(0)
+    page = await metrics.page()
+    assert calls.asked == [2, 1]
+    assert values(page, "flying:lane_requests_running") == [2]
+    assert values(page, "flying:engine_unanswered_seconds") == [0]
+
+
+async def test_a_scrape_without_any_engine_is_answered(calls: FakeCalls) -> None:
+    """The server is about to end."""
+    calls.lost = {0: "it was killed", 1: "so was this"}
+    assert values(await metrics_of(calls).page(), "flying:engine_unanswered_seconds") == []
 
 
 async def test_requests_wherever_they_are_are_watched(calls: FakeCalls) -> None:

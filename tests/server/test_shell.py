@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import FinishReason
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
 from flying_serving.layout.groups import Layout
@@ -38,6 +39,29 @@ async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -
     assert await server.outputs("a", [9], over=True) == []
     assert await server.outputs("a+1", [9], over=True) == ["a"]
     assert server.controller.running == 0
+
+
+async def test_statistics_of_a_lost_engine_are_those_of_an_idle_one() -> None:
+    """Also what was on its way: vLLM would show its requests for ever. Those of another are as they were sent."""
+    server = Server()
+    server.lose(2)
+    idle = await server.read()
+    assert (idle.engine_index, idle.scheduler_stats.num_running_reqs) == (2, 0)
+    for engine, running in ((2, 0), (1, 5)):
+        delayed = EngineCoreOutputs(engine_index=engine, scheduler_stats=SchedulerStats(num_running_reqs=5))
+        await server.shell.take(server.calls.received(delayed))
+        assert delayed.scheduler_stats is not None
+        assert delayed.scheduler_stats.num_running_reqs == running
+
+
+async def test_a_layout_is_ordered_of_the_engines_that_it_has() -> None:
+    """One that answers again, and has not joined the layout, is told later."""
+    server = Server()
+    server.lose(2)
+    server.calls.gain(2)
+    server.messages.clear()
+    await server.switch([[0, 1], [3]], "weave")
+    assert server.told() == [0, 1, 3]
 
 
 async def test_leaders_hear_of_all_that_leave_them_in_one_message() -> None:

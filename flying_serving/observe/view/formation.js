@@ -36,6 +36,8 @@ function room(bytes) {
   return `${short(bytes / 1024 ** power)}\u00a0${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
+const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString([], { hour12: false });
+
 const members = (engines) => (engines.length > 2 ? `${engines[0]}–${engines.at(-1)}` : engines.join(", "));
 
 const tiles = { hulls: [], engines: [], last: null };
@@ -56,7 +58,7 @@ function build(count) {
   }
   for (let e = 0; e < count; e++) {
     const engine = make("div", "engine", make("div", "weights"), make("div", "loan"), make("div", "level"),
-      make("div", "name", make("strong", "", String(e)), make("p", "kv", "KV ", make("b"), make("span"), make("small", "lent"))), make("div", "olds"));
+      make("div", "name", make("strong", "", String(e)), make("p", "kv", "KV ", make("b"), make("span"), make("small", "lent"))), make("div", "olds"), make("p", "why"));
     tiles.engines.push(engine);
   }
   box.append(...tiles.hulls, ...tiles.engines);
@@ -79,7 +81,7 @@ function arrange(state) {
   const wide = (box.clientWidth + GAP) / columns, roomy = columns === count && box.clientWidth >= 640, pad = box.clientWidth < 640 ? 12 : 16;
   const high = HEAD + (roomy ? ROOMY_HEIGHT : CELL_HEIGHT) + FOOT + GAP;
   box.style.height = `${(count / columns) * high - GAP}px`;
-  for (const group of state.groups) {
+  for (const group of [...state.groups, ...state.lost.map((each) => ({ engines: [each.engine] }))]) {
     const across = Math.min(group.engines.length, columns), down = group.engines.length / across;
     const first = group.engines[0];
     const left = (first % columns) * wide, top = Math.floor(first / columns) * high;
@@ -143,10 +145,38 @@ function drawEngine(tile, engine, group, others) {
   });
 }
 
+/* An engine that is not there has a place of its own, which says since when and why. */
+function drawLost(hull, tile, lost, state) {
+  const text = (name, content) => write(hull.querySelector(name), content);
+  delete hull.dataset.degree;
+  delete tile.dataset.degree;
+  tile.dataset.group = "";
+  text(".badge", "lost");
+  text(".who", `engine ${lost.engine}`);
+  hull.querySelector(".load").title = "";
+  write(hull.querySelector(".load b"), "");
+  write(hull.querySelector(".load span"), lasting(1000 * Math.max(0, state.time - lost.since)));
+  const often = lost.losses > 1 ? `, ${lost.losses} losses so far` : "";
+  const again = lost.start_problem ? `; last start: ${lost.start_problem}` : "";
+  hull.title = `since ${clock(lost.since)}: ${lost.why}${often}${again}`;
+  write(tile.querySelector(".why"), hull.title);
+}
+
 function drawFormation(state) {
   tiles.last = state;
   if (tiles.engines.length !== state.engines.length) build(state.engines.length);
   arrange(state);
+  tiles.hulls.forEach((hull, e) => {
+    const lost = state.lost.find((each) => each.engine === e);
+    for (const element of [hull, tiles.engines[e]]) element.classList.toggle("gone", Boolean(lost));
+    if (!lost) {
+      hull.title = "";
+      return write(tiles.engines[e].querySelector(".why"), "");
+    }
+    hull.classList.remove("merged");
+    hull.setAttribute("aria-hidden", "false");
+    drawLost(hull, tiles.engines[e], lost, state);
+  });
   for (const group of state.groups) {
     group.engines.forEach((e, i) => {
       tiles.hulls[e].classList.toggle("merged", i > 0);

@@ -9,6 +9,11 @@ function link(name, text) {
   write(one("link"), text);
 }
 
+function lostOnes(lost) {
+  const engines = lost.map((each) => each.engine);
+  return engines.length > 1 ? `engines ${engines.join(", ")} are` : `engine ${engines[0]} is`;
+}
+
 function draw(state) {
   write(one("model"), state.model);
   one("model").title = state.model;
@@ -20,7 +25,8 @@ function draw(state) {
   drawFormation(state);
   drawSplits(state);
   drawSwitches(state);
-  link("live", state.changing ? "switching" : "live");
+  if (state.degraded) link("degraded", `degraded: ${lostOnes(state.lost)} lost${state.changing ? ", switching" : ""}`);
+  else link("live", state.changing ? "switching" : "live");
 }
 
 function askForKey(why) {

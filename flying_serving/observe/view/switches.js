@@ -17,9 +17,9 @@ function glyph(groups, devices) {
   return made;
 }
 
-/* [begin, end, groups] of each layout since `from_s`, as far back as the server told of switches. */
+/* [begin, end, groups] of each layout since `from_s`, as far back as the server told of switches, losses and returns. */
 function epochs(state, from_s) {
-  const done = state.switches.filter((each) => each.time > 0);
+  const done = [...state.switches, ...state.regroupings].filter((each) => each.time > 0).sort((a, b) => a.time - b.time);
   const found = [];
   let end = state.time, groups = state.layout;
   for (const each of done.toReversed()) {
@@ -44,8 +44,8 @@ function drawBand(state) {
     while (row.children.length < found.length) row.append(make("i"));
     found.forEach(([begin_s, end_s, groups], i) => {
       const mark = row.children[i], group = groups.find((each) => each.includes(e));
-      mark.dataset.degree = group.length * state.devices_per_engine;
-      mark.dataset.place = group.length === 1 ? "" : e === group[0] ? "first" : e === group.at(-1) ? "last" : "inner";
+      mark.dataset.degree = group ? group.length * state.devices_per_engine : "lost";
+      mark.dataset.place = !group || group.length === 1 ? "" : e === group[0] ? "first" : e === group.at(-1) ? "last" : "inner";
       mark.style.left = `${((begin_s - from_s) / SPAN_S) * 100}%`;
       mark.style.width = `${((end_s - begin_s) / SPAN_S) * 100}%`;
     });

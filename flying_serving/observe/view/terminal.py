@@ -25,7 +25,8 @@ BAR, FIRST, SECOND = 24, "green", "magenta"
 def top(state: Mapping[str, Any]) -> RenderableType:
     """All of it: the server, its groups, the last switches."""
     groups = [_group(state, group) for group in state["groups"]]
-    return Group(_server(state), Columns(groups, padding=(0, 1)), *_others(state), *_splits(state), _switches(state))
+    below = [*_others(state), *_splits(state), _switches(state)]
+    return Group(_server(state), *_lost(state), Columns(groups, padding=(0, 1)), *below)
 
 
 def _server(state: Mapping[str, Any]) -> RenderableType:
@@ -42,6 +43,20 @@ def _server(state: Mapping[str, Any]) -> RenderableType:
         f"(P90 {duration(rolling['ttft_p90_ms'])}), TPOT [bold]{duration(rolling['tpot_mean_ms'])}[/bold] "
         f"(longest gap {duration(rolling['worst_gap_ms'])}), [bold]{rolling['tokens_per_s']:.0f}[/bold] tokens/s"
     )
+
+
+def _lost(state: Mapping[str, Any]) -> list[RenderableType]:
+    """A line for each engine that is not there."""
+    return [
+        Text(f"degraded: {loss(one)}, {_ago(state['time'] - one['since'])} ago", style="red") for one in state["lost"]
+    ]
+
+
+def loss(one: Mapping[str, Any]) -> str:
+    """Which engine is lost, why and how often; what is wrong with its last start."""
+    often = f" ({one['losses']} losses so far)" if one["losses"] > 1 else ""
+    start = f"; last start: {one['start_problem']}" if one["start_problem"] else ""
+    return f"engine {one['engine']} is lost: {one['why']}{often}{start}"
 
 
 def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:

@@ -7,9 +7,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.surviving import OrphanCounts
 from flying_serving.layout.groups import aligned_group
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import LANE_STATES, STEP_BOUNDS_S, TABLE
+from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally, shape
 from flying_serving.wire import EngineFigures
@@ -57,8 +59,8 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
 
 
 def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
-    """The state of each engine's lane for each group size."""
-    for engine in range(controller.settings.engines):
+    """The state of each lane of the engines that are in the layout, for each group size."""
+    for engine in sorted(controller.layout.engines):
         hard = engine in figures and figures[engine].hard
         for size in sizes:
             group = aligned_group(engine, size)
@@ -87,6 +89,17 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
     page.put("flying:kv_prefilled_again_requests_total", figures.migrations.prefilled_again, engine)
     for size, row in figures.steps.items():
         page.put("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
+
+
+def put_losses(page: Page, losses: Losses, orphans: OrphanCounts) -> None:
+    """Which engines are there, losses since the start, and what became of requests."""
+    for engine, counts in losses.counts.items():
+        page.put("flying:engine_up", float(engine not in losses.now), engine)
+        for reason, count in counts.items():
+            page.put("flying:engine_losses_total", count, engine, reason)
+    page.put("flying:engine_back_seconds", losses.back_s)
+    page.put("flying:orphaned_requests_total", orphans.requeued, "requeued")
+    page.put("flying:orphaned_requests_total", orphans.failed, "failed")
 
 
 def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> None:

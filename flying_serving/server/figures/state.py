@@ -83,7 +83,7 @@ def _splits(controller: Controller) -> dict[str, Any]:
 
 def to_ask(controller: Controller, known: Mapping[int, EngineFigures]) -> list[int]:
     """Engines of whose memory the last that they have said is nothing, or may not be so any more."""
-    engines = range(controller.settings.engines)
+    engines = sorted(controller.layout.engines)
     return [e for e in engines if e not in known or known[e].memory.lent_bytes or controller.lending.lends_now(e)]
 
 

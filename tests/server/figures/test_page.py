@@ -11,11 +11,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.surviving import OrphanCounts, SurvivingController
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.figures.page import Page, Published, put_controller, put_engine, put_lanes, put_switches
+from flying_serving.server.figures.losses import Loss, Losses
+from flying_serving.server.figures.page import (
+    Page,
+    Published,
+    put_controller,
+    put_engine,
+    put_lanes,
+    put_losses,
+    put_switches,
+)
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts, decode, encode
@@ -115,6 +125,37 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
         set_ = sorted(name for name, value in read(put_lanes, controller, (1, 2), figures).items() if value)
         present = [f"flying:lane_state{{{engine},2,present}}" for engine in (0, 1)]
         assert set_ == sorted([*present, f"flying:lane_state{{{group[0]},1,{state}}}"])
+
+
+def test_a_lost_engine_has_no_lane_and_no_group() -> None:
+    """Nor has the group that it was in; the others have theirs."""
+    controller = SurvivingController(settings("manual", engines=2))
+    controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
+    controller.acknowledged([ANSWER], 2.1)
+    controller.engine_lost(1, 3.0)
+    found = read(put_lanes, controller, (1, 2), {})
+    assert {name for name, value in found.items() if value} == {"flying:lane_state{0,1,present}"}
+    assert [name for name in found if name.startswith("flying:lane_state{1")] == []
+    found = read(put_controller, controller, 1, 4.0)
+    assert found["flying:engine_degree{0}"] == 1 and "flying:engine_degree{1}" not in found
+
+
+def test_losses_are_counted_by_engine_and_reason() -> None:
+    """From 0, so that rates begin there; an engine is up again when it is back."""
+    losses, orphans, layout = Losses(2), OrphanCounts(4, 1), Layout.uniform(2, 1)
+    for frozen in (False, True):
+        losses.lost(1, Loss(1.0, "why"), layout, frozen=frozen)
+    losses.not_started(1, "no")
+    found = read(put_losses, losses, orphans)
+    assert [found[f"flying:engine_up{{{engine}}}"] for engine in (0, 1)] == [1, 0]
+    reasons = ("ended", "frozen", "start")
+    assert [found[f"flying:engine_losses_total{{1,{reason}}}"] for reason in reasons] == [1, 1, 1]
+    assert [found[f"flying:engine_losses_total{{0,{reason}}}"] for reason in reasons] == [0, 0, 0]
+    assert found["flying:engine_back_seconds_count{}"] == 0
+    assert [found[f"flying:orphaned_requests_total{{{what}}}"] for what in ("requeued", "failed")] == [4, 1]
+    losses.back(1, layout)
+    found = read(put_losses, losses, orphans)
+    assert (found["flying:engine_up{1}"], found["flying:engine_back_seconds_count{}"]) == (1, 1)
 
 
 def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:

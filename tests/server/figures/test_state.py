@@ -11,6 +11,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES, to_ask
 from flying_serving.wire import EngineMemory
 from tests.controller.shell import ANSWER, settings
@@ -84,6 +85,20 @@ def test_engines_are_asked_for_memory_that_may_change() -> None:
     controller.lending.stages[group] = Stage.WHOLE
     lent = having(EngineMemory(900, 500, 400))
     assert to_ask(controller, dict.fromkeys(group, whole) | {1: lent}) == [1]
+
+
+def test_a_lost_engine_is_in_no_group_and_not_asked() -> None:
+    """And what it has held is not shown as held."""
+    controller, rolling = switched()
+    losses = Losses(4)
+    losses.lost(0, Loss(5.0, "killed"), controller.layout, frozen=False)
+    controller.engine_lost(0, 6.0)
+    found = look(controller, rolling, 9.0, {}, losses)
+    assert [group["engines"] for group in found["groups"]] == [[1], [2], [3]]
+    assert found["others"] == [] and found["degraded"]
+    assert found["engines"][0] == {"engine": 0, "kv_usage": 0.0, "memory": None}
+    assert to_ask(controller, {}) == [1, 2, 3]
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_the_task_pool() -> None:

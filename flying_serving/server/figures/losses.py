@@ -1,0 +1,86 @@
+"""Which engines are lost and what losses there were: what status, metrics and the live view say of them."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from flying_serving.layout.groups import Layout
+from flying_serving.observe.metrics.histogram import Histogram
+from flying_serving.observe.metrics.table import BACK_BOUNDS_S, LOSS_REASONS
+
+KEPT = 100
+"""Changes of layout by losses that the live view is told of."""
+
+
+@dataclass
+class Loss:
+    """An engine that is not there: since when (as `time`, and `at_s` as `monotonic`), and why.
+
+    `start_problem`: why the last try to start it again failed.
+    """
+
+    since: float
+    why: str
+    start_problem: str | None = None
+    at_s: float = field(default_factory=time.monotonic)
+
+
+class Losses:
+    """The losses of one server's engines since its start.
+
+    `now`: of engines that are not there. `counts`: by engine and reason. `back_s`: seconds from a loss to the return.
+    """
+
+    def __init__(self, engines: int) -> None:
+        self.now: dict[int, Loss] = {}
+        self.counts = {engine: dict.fromkeys(LOSS_REASONS, 0) for engine in range(engines)}
+        self.back_s = Histogram(BACK_BOUNDS_S)
+        self._regroupings: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    def lost(self, engine: int, loss: Loss, layout: Layout, *, frozen: bool) -> None:
+        """An engine of `layout` is lost. One that had not joined a layout again is lost since it was lost before."""
+        self.counts[engine]["frozen" if frozen else "ended"] += 1
+        if engine in self.now:
+            self.now[engine].why = loss.why
+        else:
+            self.now[engine] = loss
+            self._regrouped(engine, layout, is_back=False)
+
+    def not_started(self, engine: int, problem: str) -> None:
+        """A lost engine could not be started again."""
+        self.counts[engine]["start"] += 1
+        self.now[engine].start_problem = problem
+
+    def back(self, engine: int, layout: Layout) -> None:
+        """An engine that was lost works again; `layout`: the one that lacked it."""
+        self.back_s.observe(time.monotonic() - self.now.pop(engine).at_s)
+        self._regrouped(engine, layout, is_back=True)
+
+    def total(self, engine: int) -> int:
+        """How often an engine was lost, or could not be started again."""
+        return sum(self.counts[engine].values())
+
+    def to_json(self) -> dict[str, Any]:
+        """What `GET /flying/status` shows."""
+        return {
+            "degraded": bool(self.now),
+            "lost": [
+                {
+                    "engine": engine,
+                    "since": loss.since,
+                    "why": loss.why,
+                    "losses": self.total(engine),
+                    "start_problem": loss.start_problem,
+                }
+                for engine, loss in sorted(self.now.items())
+            ],
+            "losses": {str(engine): self.total(engine) for engine in self.counts},
+        }
+
+    def view(self) -> dict[str, Any]:
+        """What `GET /flying/view` shows: also which layouts losses and returns ended, oldest first."""
+        return self.to_json() | {"regroupings": list(self._regroupings)}
+
+    def _regrouped(self, engine: int, layout: Layout, *, is_back: bool) -> None:
+        self._regroupings.append({"time": time.time(), "engine": engine, "is_back": is_back, "from": layout.to_lists()})
