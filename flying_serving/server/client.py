@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import multiprocessing
 import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -92,6 +93,7 @@ class FlyingClient(AsyncMPClient):
         """Start an engine again. Raises EngineLost if it is not ready within vLLM's deadline, or ends before."""
         parent, loop = self._parent, asyncio.get_running_loop()
         assert parent is not None
+        multiprocessing.active_children()  # reaps the one before, if this process has forked it
         deployment = self._calls.deployment.model_copy(update={"incarnations": incarnations, "restarts": True})
         config = restart.again(self.vllm_config, deployment, self._blocks[engine])
         known: list[EngineProcess] = []
@@ -102,15 +104,16 @@ class FlyingClient(AsyncMPClient):
             loop.call_soon_threadsafe(started, process)
 
         starting = asyncio.to_thread(restart.start, parent.start, self, engine, config, note)
+        is_ready = False
         try:
             await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)
             await asyncio.wait_for(self.input_socket.recv_multipart(), READY_S)  # its first message, on its own way
+            is_ready = True
         except TimeoutError:
             raise EngineLost("it was not ready in time") from None
-        except BaseException:
-            for process in known:
+        finally:
+            for process in known if not is_ready else ():
                 process.kill()
-            raise
 
     def _end_server(self, problem: str) -> None:
         """Too few engines are left: end as vLLM does when an engine dies."""
@@ -142,6 +145,10 @@ class FlyingClient(AsyncMPClient):
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
         return (await self.call_utility_all_async(method, *args))[0]
+
+    async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
+        """vLLM's way to call one engine; it raises EngineLost if that is lost."""
+        return (await self._calls.call(int.from_bytes(engine, "little"), method, args))[1]
 
     # ---- vLLM's routes of dev mode
 

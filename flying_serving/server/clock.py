@@ -45,9 +45,9 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
     """Take what the engines measured when they started, and put them into the first layout of a fixed policy."""
     calls, controller = shell.calls, shell.controller
     with contextlib.suppress(EngineLost):
-        for rows in await asyncio.gather(*calls.all("flying_calibration")):
+        for rows in await calls.gather("flying_calibration"):
             controller.steps.calibrate(Step.measured(rows))
-        rows = [astuple(row) for each in await asyncio.gather(*calls.all("flying_migration_costs")) for row in each]
+        rows = [astuple(row) for each in await calls.gather("flying_migration_costs") for row in each]
         controller.migrates = fit_migrations(rows)
         layout, now_s = controller.layout, shell.clock()
         if layout.widest > 1:

@@ -62,6 +62,7 @@ class CleanParent:
     def __init__(self, run: Callable[..., None]) -> None:
         """`run`: what an engine's process does with its keyword arguments."""
         context = multiprocessing.get_context("fork")
+        self._starts = 0
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, run), name="flying-clean-parent")
         self._process.start()
@@ -73,10 +74,15 @@ class CleanParent:
         Raises:
             EngineLost: if that fails.
         """
+        self._starts += 1
         try:
-            self._ours.send((name, dict(arguments)))
-            if self._ours.poll(STARTED_S):
-                return EngineProcess(self._ours.recv(), name)
+            self._ours.send((self._starts, name, dict(arguments)))
+            while self._ours.poll(STARTED_S):
+                number, pid = self._ours.recv()
+                process = EngineProcess(pid, name)
+                if number == self._starts:
+                    return process
+                process.kill()  # of an earlier start that was given up
         except (OSError, EOFError) as error:
             raise EngineLost(f"{name} cannot be started: {error!r}") from None
         raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
@@ -98,7 +104,7 @@ def _serve(orders: Connection, run: Callable[..., None]) -> None:
         multiprocessing.active_children()  # reaps those that have ended
         if not orders.poll(_REAP_S):
             continue
-        name, arguments = orders.recv()
+        number, name, arguments = orders.recv()
         process = context.Process(target=run, kwargs=arguments, name=name)
         process.start()
-        orders.send(process.pid)
+        orders.send((number, process.pid))
