@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import os
 import time
@@ -15,14 +14,16 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 from msgspec import to_builtins
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from flying_serving.config import MODES
+from flying_serving.config import MAX_ENGINES, MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, LayoutError, OrderDropped
+from flying_serving.server.access import authorise
 from flying_serving.server.bodies import read_json
 from flying_serving.server.figures.page import Published
 from flying_serving.server.metrics import FreshMetrics
@@ -34,13 +35,17 @@ MAX_SHOWN = 400
 """Characters of a name, a value or a reason that an answer repeats."""
 
 
+_GROUP: JsonDict = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_ENGINES - 1}}
+_GROUPS: JsonDict = {"type": "array", "items": _GROUP}
+
+
 class LayoutOrder(BaseModel):
     """Body of `POST /flying/layout`; the client checks `groups` and `mode`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    groups: Any = Field(default=None, examples=[[[0, 1], [2], [3]]])
-    mode: Any = Field(default="weave", examples=list(MODES))
+    groups: Any = Field(default=None, examples=[[[0, 1], [2], [3]]], json_schema_extra=_GROUPS)
+    mode: Any = Field(default="weave", json_schema_extra={"enum": list(MODES)})
     weave_steps: int | None = Field(default=None, ge=1, le=1000)
 
     @classmethod
@@ -54,16 +59,6 @@ class LayoutOrder(BaseModel):
         except ValidationError as error:
             field, value, allowed = first_problem(cls, error)
             raise LayoutError(field or "body", value, allowed) from None
-
-
-async def authorise(request: Request) -> None:
-    """The server's API key guards these routes too (vLLM's middleware guards /v1 and others by prefix)."""
-    keys = [key for key in (request.app.state.flying_keys or ()) if key]
-    if not keys:
-        return
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not any(hmac.compare_digest(token.encode(), key.encode()) for key in keys):
-        raise HTTPException(401, "Unauthorized")
 
 
 def shell_of(request: Request) -> Shell:
@@ -103,7 +98,7 @@ async def layout(request: Request) -> Any:
         order = LayoutOrder.parse(body)
         switch = await _unless_it_leaves(request, shell_of(request).orders.switch(**order.model_dump()))
     except LayoutError as error:
-        return JSONResponse({"error": _refusal(error)}, 400)  # vLLM's handler of HTTPException takes text alone
+        return JSONResponse({"error": refusal_of(error)}, 400)  # vLLM's handler of HTTPException takes text alone
     except OrderDropped as error:
         raise HTTPException(409, str(error)) from None
     except EngineLost as error:
@@ -154,7 +149,7 @@ async def check(request: Request) -> Any:
     return {"ok": True}
 
 
-def _refusal(error: LayoutError) -> dict[str, object]:
+def refusal_of(error: LayoutError) -> dict[str, object]:
     """The error in vLLM's form, with three more fields."""
     field, allowed = _shown(error.field), _shown(error.allowed)
     message = f"{field}={_shown(repr(error.value))}: {allowed}"

@@ -8,18 +8,18 @@ from starlette.responses import HTMLResponse, JSONResponse
 
 from flying_serving.observe.view import page
 from flying_serving.observe.view.rolling import Rolling
+from flying_serving.server.access import authorise, keys_of, refuse_others
 from flying_serving.server.figures.state import state, to_ask
-from flying_serving.server.routes import authorise, shell_of
+from flying_serving.server.routes import shell_of
 from flying_serving.vllm_adapter.stats import roll
 
 router = APIRouter(prefix="/flying", tags=["flying"])
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/", response_class=HTMLResponse, dependencies=[Depends(refuse_others)])
 async def live_view(request: Request) -> HTMLResponse:
     """The live view. It loads without the API key and asks for it, since a browser cannot send it before."""
-    needs_key = any(request.app.state.flying_keys or ())
-    return HTMLResponse(page.document(needs_key=needs_key), headers=page.headers())
+    return HTMLResponse(page.document(needs_key=bool(keys_of(request))), headers=page.headers())
 
 
 @router.get("/view", dependencies=[Depends(authorise)])
