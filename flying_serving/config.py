@@ -43,6 +43,8 @@ class FlyingConfig(BaseModel):
     """Milliseconds between two tokens of a request, at most: steps take fewer prompt tokens; default: no limit."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
     """More requests than this are answered with 429."""
+    max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
+    """Requests with a longer body are answered with 413."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
     """Seconds after which a waiting request gets every second place, whatever the priorities."""
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)

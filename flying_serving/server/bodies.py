@@ -1,54 +1,118 @@
-"""Bodies of requests to the admin routes: read up to a bound, once the request is known to be allowed."""
+"""Bodies of requests, bounded: an order's once its sender is known to be allowed, all others before vLLM reads them."""
 
 import json
+import re
 from typing import Any
 
+import numpy as np
 from fastapi import HTTPException, Request
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 16 * 1024
-"""A layout of eight engines, with spaces and line breaks, has some hundred."""
+"""Of an order: a layout of eight engines, with spaces and line breaks, has some hundred."""
 MAX_BODY_DEPTH = 8
-"""Lists and objects within each other; an order has three."""
+"""Of an order: lists and objects within each other; a layout has three."""
+MAX_REQUEST_DEPTH = 100
+"""Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each level."""
+ADMIN = "/flying/"
+_ESCAPE, _TEXT = re.compile(rb"\\.", re.DOTALL), re.compile(rb'"[^"]*"?')
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
+
+
+class BoundedBodies:
+    """Middleware: reads bodies before vLLM does; refuses those that are too long (413) or nested too deeply (400)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or _is_admin(scope):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        flying = request.app.state.engine_client.engine_core.shell.calls.deployment.flying
+        try:
+            content = await _read(request, flying.max_body_bytes, " (--max-body-bytes)")
+            if not request.headers.get("content-type", "").startswith("multipart/"):
+                _check_depth(content, MAX_REQUEST_DEPTH)
+        except HTTPException as error:
+            refusal = await request.app.exception_handlers[HTTPException](request, error)
+            await refusal(scope, receive, send)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+        async def receive_whole() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, receive_whole, send)
+
+
+def _is_admin(scope: Scope) -> bool:
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path.startswith(ADMIN)
 
 
 async def read_json(request: Request) -> Any:
-    """The body as JSON. Nothing is read before this is called, and little more than MAX_BODY_BYTES then.
+    """The body of an order as JSON. Nothing is read before this is called, and little more than MAX_BODY_BYTES then.
 
     FastAPI would read and parse the body of a route that declares one before it calls what the route depends on.
 
     Raises:
         HTTPException: 413 if the body is too long; 400 if it is no JSON, is nested too deeply, or ends too early.
     """
-    content = await _read(request)
+    content = await _read(request, MAX_BODY_BYTES)
+    _check_depth(content, MAX_BODY_DEPTH)
     try:
-        body = json.loads(content)
-        too_deep = _depth(body) > MAX_BODY_DEPTH
-    except RecursionError:
-        too_deep = True
+        return json.loads(content)
     except ValueError as error:
         raise HTTPException(400, f"body: JSON decode error: {error}") from None
-    if too_deep:
-        raise HTTPException(400, f"body: must be nested at most {MAX_BODY_DEPTH} deep")
-    return body
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, most: int, flag: str = "") -> bytes:
+    """The body, of at most so many bytes; one that says it is longer is not read."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:18]) > most:
+        raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {length[:18]}")
     content = bytearray()
     try:
         async for chunk in request.stream():  # whatever Content-Length says
             content += chunk
-            if len(content) > MAX_BODY_BYTES:
-                raise HTTPException(413, f"body: must be at most {MAX_BODY_BYTES} bytes long")
+            if len(content) > most:
+                raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {len(content)} or longer")
     except ClientDisconnect:
         raise HTTPException(400, "body: the client has left before its end") from None
     return bytes(content)
 
 
-def _depth(body: object) -> int:
-    """How many lists and objects are within each other; without recursion, however many they are."""
-    depth, level = 0, [body]
-    while level := [value for value in level if isinstance(value, list | dict)]:
-        depth += 1
-        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
-    return depth
+def _check_depth(content: bytes, most: int) -> None:
+    if is_deeper(content, most):
+        raise HTTPException(400, f"body: must be nested at most {most} deep")
+
+
+def is_deeper(content: bytes, most: int) -> bool:
+    """Whether more than so many lists and objects are within each other in this JSON, up to where it is none any more.
+
+    Without recursion and without a parser, which would build all of it, and in time linear in its length.
+    """
+    text = _as_utf8(content)
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
+    if b"\\" in text:
+        text = _ESCAPE.sub(b"", text)
+    brackets = np.frombuffer(_TEXT.sub(b"", text).translate(None, _NO_BRACKET), dtype=np.uint8)
+    depths = np.cumsum(_STEPS[brackets], dtype=np.int32)
+    return bool(depths.max(initial=0) > most)
+
+
+def _as_utf8(content: bytes) -> bytes:
+    """JSON's parser takes UTF-16 and UTF-32 too, in which a bracket is not one byte."""
+    encoding = json.detect_encoding(content)
+    if encoding.startswith("utf-8"):
+        return content
+    try:
+        return content.decode(encoding, "surrogatepass").encode(errors="surrogatepass")
+    except UnicodeError:
+        return content

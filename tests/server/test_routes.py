@@ -3,17 +3,15 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from flying_serving.errors import EngineLost
 from flying_serving.server import routes
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from tests.server.apps import app
 from tests.server.doubles import Server
 
 KEY = {"Authorization": "Bearer secret"}
@@ -33,17 +31,6 @@ class Body:
         for _ in range(self.chunks):
             self.taken += 1
             yield CHUNK
-
-
-def app(server: Server | None = None) -> FastAPI:
-    """Return an app with our routes, an API key, and a client of four engines."""
-    made = FastAPI()
-    made.state.args = SimpleNamespace(log_error_stack=False)
-    made.state.flying_keys = ["secret"]
-    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=(server or Server()).shell))
-    init_exception_handler(made)
-    made.include_router(routes.router)
-    return made
 
 
 async def ask(method: str, path: str, content: Any, headers: Mapping[str, str]) -> httpx.Response:
@@ -86,8 +73,16 @@ async def test_a_body_is_read_up_to_its_bound(length: dict[str, str]) -> None:
     """The bytes that come are counted, whatever the length that it claims."""
     body = Body()
     answer = await ask("POST", "/flying/layout", body, KEY | TYPE | length)
-    assert message(answer, 413) == "body: must be at most 16384 bytes long"
+    assert message(answer, 413) == "body: must be at most 16384 bytes long, is 20480 or longer"
     assert body.taken == MAX_BODY_BYTES // len(CHUNK) + 1
+
+
+async def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
+    """The answer has the length that it claims."""
+    body = Body()
+    answer = await ask("POST", "/flying/layout", body, KEY | TYPE | {"Content-Length": "4096000"})
+    assert message(answer, 413) == "body: must be at most 16384 bytes long, is 4096000"
+    assert body.taken == 0
 
 
 async def test_a_body_as_long_as_its_bound_is_read_but_no_byte_more() -> None:

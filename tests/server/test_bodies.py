@@ -1,0 +1,149 @@
+"""Bodies of requests to vLLM's routes: read up to a bound, with no more levels than the stack has room for."""
+
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+
+from flying_serving.config import FlyingConfig
+from flying_serving.server.bodies import MAX_REQUEST_DEPTH, BoundedBodies, is_deeper
+
+MOST = 4096
+LISTS, OBJECTS = (b"[", b"]"), (b'{"a":', b"}")
+values = st.recursive(
+    st.none() | st.integers() | st.text('[]{}"\\a\n☃', max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"\\', max_size=2), inner, max_size=3),
+)
+
+
+def app(root_path: str = "") -> FastAPI:
+    """Return an app whose only route answers with the length of what it reads."""
+    made = FastAPI(root_path=root_path)
+    made.state.args = SimpleNamespace(log_error_stack=False)
+    deployment = SimpleNamespace(flying=FlyingConfig(max_body_bytes=MOST))
+    shell = SimpleNamespace(calls=SimpleNamespace(deployment=deployment))
+    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=shell))
+
+    async def read(request: Request) -> int:
+        return len(await request.body())
+
+    for path in ("/v1/completions", "/flying/x"):
+        made.add_api_route(path, read, methods=["POST", "GET"])
+    init_exception_handler(made)
+    made.add_middleware(BoundedBodies)
+    return made
+
+
+async def post(content: Any, path: str = "/v1/completions", root_path: str = "", **headers: str) -> httpx.Response:
+    """Return the answer to a body."""
+    transport = httpx.ASGITransport(app(root_path))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test:8000") as client:
+        return await client.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def message(answer: httpx.Response, status: int) -> str:
+    """Return what a refusal with this status says."""
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def depth_of(value: object) -> int:
+    """How many lists and objects are within each other."""
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+async def chunks(count: int, taken: list[int]) -> AsyncIterator[bytes]:
+    """Yield chunks of 1,024 bytes, without a Content-Length; `taken` gets a number for each."""
+    for number in range(count):
+        taken.append(number)
+        yield b" " * 1024
+
+
+async def test_a_body_up_to_the_bound_reaches_its_route() -> None:
+    for length in (0, 1, MOST):
+        assert (await post(b" " * length)).json() == length
+    assert (await post(chunks(4, []))).json() == MOST
+
+
+async def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
+    """The answer names the limit, its flag, and the length."""
+    taken: list[int] = []
+    answer = await post(chunks(1000, taken), Content_Length="1024000")
+    assert message(answer, 413) == "body: must be at most 4096 bytes long (--max-body-bytes), is 1024000"
+    assert taken == []
+    assert message(await post(b"", Content_Length="9" * 5000), 413)
+
+
+@pytest.mark.parametrize("length", [{}, {"Content_Length": "2"}, {"Content_Length": "many"}])
+async def test_a_body_of_unknown_length_is_read_up_to_the_bound(length: dict[str, str]) -> None:
+    taken: list[int] = []
+    answer = await post(chunks(1000, taken), **length)
+    assert message(answer, 413) == "body: must be at most 4096 bytes long (--max-body-bytes), is 5120 or longer"
+    assert len(taken) == 5
+
+
+@pytest.mark.parametrize(("begin", "end"), [LISTS, OBJECTS], ids=["lists", "objects"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
+async def test_a_body_nested_too_deeply_is_refused(begin: bytes, end: bytes, encoding: str) -> None:
+    """In every encoding that JSON's parser takes; whether it ends or not."""
+    for depth, refused in ((MAX_REQUEST_DEPTH, False), (MAX_REQUEST_DEPTH + 1, True)):
+        for text in (begin * depth + b"1" + end * depth, begin * depth):
+            answer = await post(text.decode().encode(encoding))
+            if refused:
+                assert message(answer, 400) == f"body: must be nested at most {MAX_REQUEST_DEPTH} deep"
+            else:
+                assert answer.status_code == 200
+
+
+async def test_brackets_in_text_and_in_files_are_not_levels() -> None:
+    assert (await post(json.dumps("[" * 1000))).status_code == 200
+    assert (await post(b"[" * 1000, Content_Type="multipart/form-data; boundary=x")).status_code == 200
+    assert (await post(json.dumps([[number] for number in range(500)]))).status_code == 200
+
+
+async def test_the_admin_routes_read_for_themselves() -> None:
+    """Once a request is allowed, and up to a bound of their own; also below a root path."""
+    assert (await post(b" " * 2 * MOST, "/flying/x")).json() == 2 * MOST
+    assert (await post(b" " * 2 * MOST, "/api/flying/x", "/api")).json() == 2 * MOST
+    assert (await post(b" " * 2 * MOST, "/v1/completions", "/api")).status_code == 413
+
+
+async def test_a_client_that_leaves_within_its_body_reaches_no_route() -> None:
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(part: Any) -> None:
+        sent.append(part)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    await app()(scope, receive, send)
+    assert b"the client has left" in sent[1]["body"]
+
+
+@given(value=values, most=st.integers(0, 6), ascii=st.booleans(), encoding=st.sampled_from(["utf-8", "utf-16"]))
+def test_levels_are_counted_as_the_parser_finds_them(value: object, most: int, ascii: bool, encoding: str) -> None:
+    text = json.dumps(value, ensure_ascii=ascii)
+    assert is_deeper(text.encode(encoding), most) is (depth_of(value) > most)
+
+
+@given(content=st.binary(max_size=60) | st.text('[]{}":,\\1 ', max_size=60).map(str.encode))
+def test_what_has_as_few_levels_is_parsed_or_is_no_json(content: bytes) -> None:
+    """Never is there more in it than was counted."""
+    deeper = is_deeper(content, 2)
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return
+    assert deeper is (depth_of(found) > 2)
