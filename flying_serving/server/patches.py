@@ -56,6 +56,25 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
+def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps `OpenAIServingResponses._generate_with_builtin_tools`, which calls `generate` in its stream.
+
+    Raises: as `check_before_stream`.
+    """
+    given = dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
+    checked = {"prompt": "engine_input", "sampling_params": "sampling_params", "request_id": "request_id"}
+    of_request = {name: given[theirs] for name, theirs in checked.items()} | {"priority": given.get("priority", 0)}
+    check_before_stream(lambda *_, **__: None, self=self.engine_client, **of_request)
+    return original(self, *args, **kwargs)
+
+
+def end_by_event(original: Any, generator: Any) -> Any:
+    """Wraps `_convert_stream_to_sse_events` of /v1/responses."""
+    from flying_serving.server.refusals import ended_by_event
+
+    return ended_by_event(original(generator))
+
+
 def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
     """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the engines are gone."""
     from flying_serving.server.client import FlyingClient
@@ -69,12 +88,14 @@ def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
     original(app, supported_tasks)
-    from flying_serving.server import routes, view
+    from flying_serving.server import refusals, routes, view
 
     routes.attach(app, app.state.args)
     view.attach(app)
+    refusals.attach()
 
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
-    hook.__name__: hook for hook in (make_client, check_before_stream, end_in_order, add_routes)
+    hook.__name__: hook
+    for hook in (make_client, check_before_stream, check_response, end_by_event, end_in_order, add_routes)
 }

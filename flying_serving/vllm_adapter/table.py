@@ -160,6 +160,18 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "a streamed request that no layout can run is HTTP 400, not an error inside a stream that has begun with 200",
     ),
     Patch(
+        "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._generate_with_builtin_tools(self, "
+        "request_id, engine_input, sampling_params, context, tok_params, lora_request, priority, trace_headers, "
+        "session_id, reasoning_parser_kwargs)",
+        HANDED + ":check_response",
+        "the same for /v1/responses, whose stream calls `generate` when it has begun",
+    ),
+    Patch(
+        "vllm.entrypoints.openai.responses.api_router:_convert_stream_to_sse_events(generator)",
+        HANDED + ":end_by_event",
+        "a stream of /v1/responses that fails ends with an event `error`, not with a broken connection",
+    ),
+    Patch(
         "vllm.v1.engine.async_llm:AsyncLLM._add_request(self, request, prompt, parent_req, index, queue)",
         _HOOKS + "client:abort_if_refused",
         "a request that is refused or left while it waits would stay in the output processor, and in the task pool",

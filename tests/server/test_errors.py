@@ -26,13 +26,14 @@ from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import MODES, Deployment, FlyingConfig
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
+from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.servers import free_port
 from flying_serving.vllm_adapter import table
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
 from tests.live import KEY, ROOT, Server, wait_until
+from tests.server.apps import app as admin_app
 
 DOCUMENT = ROOT / "docs" / "errors.md"
 
@@ -227,6 +228,7 @@ FLAG_CASES: tuple[Start, ...] = (
         "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp', 'split' or 'manual'",
     ),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
+    _flag("max-body-bytes", "0", "must be a whole number from 1024 up to 1099511627776"),
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
     _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
     _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),
@@ -384,6 +386,7 @@ def _groups(what: str, groups: Any, problem: str, at: int | None = None) -> Case
     return Case(what, f"{field}={value!r}: {problem}", 400, {"groups": groups})
 
 
+_NO_KEY_SET = "without an API key (--api-key, VLLM_API_KEY) the admin routes answer"
 LAYOUT_CASES = (
     _groups("an engine in two groups", [[0, 1], [1], [2], [3]], "engine 1 is in more than one group"),
     _groups("an engine twice in a group", [[0, 0], [1], [2], [3]], ALIGNED, 0),
@@ -416,7 +419,19 @@ LAYOUT_CASES = (
     Case("a lone surrogate as `mode`", f"mode='\\ud800': {A_MODE}", 400, {"groups": ALONE, "mode": "\ud800"}),
     Case("a lone surrogate as a field", "\\ud800=1: unknown; known are groups", 400, {"groups": ALONE, "\ud800": 1}),
 )
+BODY_CASES = (
+    LONG_BODY := Case(
+        "a body of more than 16777216 bytes", "body: must be at most 16777216 bytes long (--max-body-bytes), is", 413
+    ),
+    DEEP_BODY := Case(
+        f"a body nested more than {MAX_REQUEST_DEPTH} deep", f"body: must be nested at most {MAX_REQUEST_DEPTH} deep"
+    ),
+)
 ROUTE_CASES = (
+    OTHERS := Case(
+        "no API key is set: another machine, or a proxy's request", f"{_NO_KEY_SET} this machine alone", 403
+    ),
+    PAGES := Case("no API key is set: a page of another site", f"{_NO_KEY_SET} no pages of other sites", 403),
     WRONG_KEY := Case("a wrong API key, on every route", "Unauthorized", 401),
     NO_KEY := Case("no API key, on every route", "Unauthorized", 401),
     NO_JSON := Case("a body that is not JSON", "JSON decode error"),
@@ -488,10 +503,11 @@ OTHER_ROUTES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 @pytest.mark.server
 @pytest.mark.parametrize("name", OTHER_ROUTES)
 @pytest.mark.parametrize("value", [3, "x", 2.0], ids=str)
-def test_wrong_degree_on_another_route(server: Server, name: str, value: Any) -> None:
-    """Each says the same."""
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_wrong_degree_on_another_route(server: Server, name: str, value: Any, stream: bool) -> None:
+    """Each says the same, before a stream begins."""
     path, body = OTHER_ROUTES[name]
-    answer = server.http.post(path, json={"model": server.model, **body(value)})
+    answer = server.http.post(path, json={"model": server.model, "stream": stream, **body(value)})
     expect(answer, _degree(value, ""))
     if name != "messages":  # Anthropic's errors have no such field
         assert answer.json()["error"]["param"] == "vllm_xargs.tp_degree"
@@ -519,6 +535,35 @@ def test_wrong_key(server: Server, method: str, path: str, header: str | None) -
     headers = {} if header is None else {"Authorization": header}
     answer = httpx.request(method, server.url + path, headers=headers, json={"groups": ALONE}, timeout=30)
     expect(answer, NO_KEY if header is None else WRONG_KEY)
+
+
+async def test_without_a_key_only_this_machine_is_answered() -> None:
+    """A proxy on it may speak for others, and a browser on it for other sites."""
+    for peer, headers, case in (
+        ("10.0.0.7", {}, OTHERS),
+        ("127.0.0.1", {"X-Forwarded-For": "10.0.0.7"}, OTHERS),
+        ("127.0.0.1", {"Origin": "https://example.com"}, PAGES),
+    ):
+        transport = httpx.ASGITransport(admin_app(keys=()), client=(peer, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test:8000") as client:
+            expect(await client.get("/flying/switches", headers=headers), case)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("path", ["/v1/completions", *(path for path, _ in OTHER_ROUTES.values())])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_wrong_body(server: Server, path: str, chunked: bool) -> None:
+    """On every route that takes requests, whether its length is known or not; and without the key it is not read."""
+
+    def post(content: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        sent = (content[at : at + 2**20] for at in range(0, len(content), 2**20)) if chunked else content
+        return httpx.post(server.url + path, content=sent, headers={"Content-Type": "application/json", **headers})
+
+    for content, case in ((b" " * (2**24 + 1), LONG_BODY), (b"[" * 50_000 + b"]" * 50_000, DEEP_BODY)):
+        expect(post(content, server.http.headers), case)
+        if path != "/invocations":  # SageMaker's route needs no key in vLLM
+            assert post(content, {}).status_code == 401
+    assert completion(server).status_code == 200
 
 
 @pytest.mark.server
@@ -598,10 +643,10 @@ def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server
 
 @pytest.mark.server
 def test_zz_nothing_of_this_hurt_the_server(server: Server) -> None:
-    """Runs after all wrong requests: the server answers, its blocks add up, and no engine has logged a traceback."""
+    """Runs after all wrong requests: the server answers, its blocks add up, and nobody has logged a traceback."""
     assert completion(server, vllm_xargs={"tp_degree": 4}).status_code == 200
     server.check()
-    assert not [line for line in server.log().splitlines() if "EngineCore" in line and "Traceback" in line]
+    assert "Traceback" not in server.log()
 
 
 # ---- commands
@@ -671,6 +716,7 @@ TABLES: dict[str, tuple[Case, ...]] = {
     "flags": tuple(case for _, case in FLAG_CASES),
     "features": tuple(case for _, case in FEATURE_CASES),
     "requests": REQUEST_CASES,
+    "bodies": BODY_CASES,
     "layouts": LAYOUT_CASES,
     "routes": ROUTE_CASES,
     "commands": COMMAND_CASES,

@@ -1,0 +1,43 @@
+"""Refusals where vLLM has none for a client: in streams of /v1/responses, and without the traceback in the log."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
+
+from flying_serving.log import logger
+
+
+async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """The events of a stream of /v1/responses; what ends it early is its last event, `error`, as with OpenAI.
+
+    vLLM lets the exception through, after HTTP 200: the connection breaks, without a word for the client.
+    """
+    number = 0
+    try:
+        async for event in events:
+            number += 1
+            yield event
+    except Exception as error:
+        if not isinstance(error, VLLMError):
+            logger.exception("a stream of /v1/responses has failed")
+        found = create_error_response(error).error
+        said = {"code": str(int(found.code)), "message": found.message, "param": found.param}
+        yield f"event: error\ndata: {json.dumps({'type': 'error', **said, 'sequence_number': number})}\n\n"
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Filter of vLLM's log: what a client got wrong, or may try again, is one line. Some of its routes log more."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, VLLMValidationError | GracefulHTTPError):
+        record.exc_info = record.exc_text = None
+        record.msg, record.args = f"{record.getMessage()} ({error})".replace("\n", " "), ()
+    return True
+
+
+def attach() -> None:
+    """Add the filter to what writes vLLM's log."""
+    for handler in logging.getLogger("vllm").handlers:
+        handler.addFilter(without_traceback)
