@@ -68,13 +68,14 @@ class Clock(Decimal):
             if found is None:
                 raise ValueError
             zone = (found[3] or "Z").replace("Z", "+00:00")
-            passed = datetime.fromisoformat(found[1] + zone) - datetime(1970, 1, 1, tzinfo=UTC)
-        except ValueError:
+            passed = datetime.fromisoformat(found[1] + zone).astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        except (ValueError, OverflowError):  # a time zone can lead out of what a datetime holds
             raise WorkloadError("TIMESTAMP", cell, "a time like 2023-11-16 18:17:03.9799600") from None
         return cls(passed // timedelta(seconds=1) + Decimal(found[2] or 0))
 
     def __repr__(self) -> str:
-        return str(datetime.fromtimestamp(float(self), UTC))
+        second = math.floor(self)
+        return str(datetime.fromtimestamp(second, UTC).replace(microsecond=int((self - second) * 1_000_000)))
 
 
 class AzureRow(Row, frozen=True, rename=_AZURE):
