@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from tests.fuzz.bodies import Sent
+from tests.fuzz.drawing import Sent
 
 DEEP = b"[" * 200
 """Nested so deeply that a recursive check of it fails."""
@@ -55,3 +55,12 @@ def fails_in_stock(sent: Sent, status: int, text: str) -> str | None:
         if asked and re.match(known.answer, f"{status} {text}"):
             return known.why
     return None
+
+
+LOGGED = r"AttributeError: '(list|int|float|str|bool)' object has no attribute 'get'$"
+"""The first of the above: uvicorn logs it with the traceback."""
+
+
+def logged_by_stock(error: str) -> bool:
+    """Whether a traceback that ends with this line is stock vLLM's, of a kind of 5xx above."""
+    return re.match(LOGGED, error) is not None

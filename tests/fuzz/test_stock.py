@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fuzz.bodies import Sent
+from tests.fuzz.drawing import Sent
 from tests.fuzz.stock import DEEP, fails_in_stock
 
 EMPTY = '{"error":{"message":"","type":"InternalServerError"}}'
