@@ -81,7 +81,7 @@ def checked(decode: Callable[[G], T], given: G, file: str, line: int) -> T:
             if isinstance(error.__cause__, WorkloadError):
                 raise error.__cause__ from None
             column, allowed = _problem(str(error))
-            raise WorkloadError(column, _value(given, column), allowed) from None
+            raise WorkloadError(_printable(column), _value(given, column), _printable(allowed)) from None
         except (msgspec.DecodeError, RecursionError) as error:
             raise WorkloadError("row", given, f"one JSON object ({error})") from None
 
@@ -94,6 +94,11 @@ def _problem(message: str) -> tuple[str, str]:
     if place is None:
         return "row", message
     return re.split(r"[.\[]", place["path"])[0] or "row", message[: place.start()]
+
+
+def _printable(text: str) -> str:
+    """With escapes for line ends and control characters, which a file may have in the name of a field."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _value(given: Any, column: str) -> Any:

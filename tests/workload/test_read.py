@@ -208,6 +208,13 @@ def test_what_is_wrong_is_named_with_its_place(write: Write, text: str | bytes, 
     assert error.allowed
 
 
+def test_what_is_wrong_is_said_on_one_line_of_plain_text(write: Write) -> None:
+    """A field's name may have what a terminal obeys."""
+    path = write(OWN.replace('"arrival_s":0.5', '"arrival_s":0.5,"a\\n\\u001b[31mb":1'))
+    with pytest.raises(WorkloadError, match=r"unknown field `a\\n\\x1b\[31mb`"):
+        read_workload(path)
+
+
 def test_a_failed_request_of_burstgpt_is_explained(write: Write) -> None:
     """Their files with failures have zeros."""
     with pytest.raises(WorkloadError, match="without_fails"):
