@@ -7,7 +7,7 @@ from tests.fuzz.sending import Found, end_is_clean
 from tests.live import Server, tiny
 
 COUNT = 200
-ENOUGH = 1 / 20
+ENOUGH = 1 / 100
 """This share of requests is right, at least."""
 
 
