@@ -26,6 +26,11 @@ def told_to_server(run_dir: str, engine: int) -> Iterator[None]:
         raise
 
 
+def forget_start_error(run_dir: str) -> None:
+    """An engine is started again: what went wrong before is no reason any more."""
+    (Path(run_dir) / _NAME).unlink(missing_ok=True)
+
+
 def start_error(run_dir: str) -> str | None:
     """What `told_to_server` noted, None if nothing was."""
     try:

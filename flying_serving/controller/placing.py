@@ -66,13 +66,15 @@ class Placing:
 
         A degree that is asked for is met exactly: by a present group if there is one, else by any group of that size,
         whose steps are then woven into the present layout's (every engine keeps a lane for each size). A request that
-        may have killed engines gets as few of them as hold it, and no group with another such request.
+        may have killed engines gets as few of them as hold it, if there are any none of its last group, whose loss may
+        be noticed one after the other, and no group with another such request.
         """
-        groups = [group for group in layout.groups if len(group) in (state.sizes[:1] if state.losses else state.sizes)]
-        if not groups and (state.losses or state.spec.degree is not None):
+        groups = [group for group in layout.groups if len(group) in state.sizes]
+        if state.losses or (state.spec.degree is not None and not groups):
             every = Layout.uniform(self._engines, state.sizes[0]).groups
             groups = [group for group in every if self.lost.isdisjoint(group)]
         if state.losses:
+            groups = [group for group in groups if state.avoids.isdisjoint(group)] or groups
             groups = [one for one in groups if not any(other.losses for other in loads[one].requests.values())]
         needed, lending = needed_tokens(state), self.lending
         groups = [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]

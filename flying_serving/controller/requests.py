@@ -52,7 +52,8 @@ class RequestState:
     has not finished yet, 0 after the first token. `admitted`: some group had it, so its client reads a stream and its
     deadline is met. `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if there
     is none. `offer`: the number under which its group offers its KV when it ends there, if it may go on elsewhere then.
-    `losses`: how often its group has lost an engine before it gave a token to it, since the last token.
+    `losses`: how often its group has lost an engine before it gave a token to it, since the last token; `avoids`: the
+    engines of the last one.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class RequestState:
     kv: KVOffer | None = None
     offer: int | None = None
     losses: int = 0
+    avoids: frozenset[int] = frozenset()
 
     @property
     def context_tokens(self) -> int:

@@ -86,7 +86,8 @@ class SurvivingController(Controller):
 
     def _orphaned(self, state: RequestState, now_s: float) -> list[Command]:
         """A request has lost its group: it begins anew with the tokens that its client has."""
-        state.losses += state.prefill_tokens > 0
+        if state.prefill_tokens:
+            state.losses, state.avoids = state.losses + 1, frozenset(state.group or ())
         why = None
         if state.losses >= MOST_LOSSES:
             why = f"its engine was lost {state.losses} times while it computed the prompt of this request"

@@ -10,6 +10,7 @@ from vllm.v1.engine.utils import CoreEngine, CoreEngineLaunch, EngineZmqAddresse
 
 from flying_serving.config import KEY, Deployment
 from flying_serving.errors import EngineLost
+from flying_serving.start_error import forget_start_error
 
 
 def again(vllm_config: Any, deployment: Deployment, blocks: int) -> Any:
@@ -52,6 +53,7 @@ def start(
             "dp_rank": engine,
             "local_dp_rank": engine,
         }
+        forget_start_error(run_dir)
         process = fork(f"EngineCore_DP{engine}", arguments)
         started(process)
         ends = [

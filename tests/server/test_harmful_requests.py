@@ -62,7 +62,9 @@ def test_it_is_failed_and_others_are_served(server: Server, layout: list[list[in
             in answer.json()["error"]["message"]
         )
         for each in (*others, *later):
-            assert each.result(60).json()["choices"][0]["token_ids"] == alone
+            found = each.result(60)
+            assert found.status_code == 200, found.text
+            assert found.json()["choices"][0]["token_ids"] == alone
     wait_until(lambda: is_whole(server))
     wait_until(lambda: sorted(server.http.get("/flying/status").json()["layout"]) == layout)
 
