@@ -128,7 +128,7 @@ class FlyingClient(AsyncMPClient):
         request.client_index = self.client_index
         self._ensure_output_queue_task()
         self._ensure_clock()
-        await self.shell.add(request)
+        await add(self.shell, request)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """See `Shell.abort`."""
@@ -199,6 +199,15 @@ class FlyingClient(AsyncMPClient):
             self._parent.close()
         if not self._calls.ending:
             let_streams_end(loop)
+
+
+async def add(shell: Shell, request: EngineCoreRequest) -> None:
+    """See `Shell.add`; if that fails, or the client leaves meanwhile, nobody has the request any more."""
+    try:
+        await shell.add(request)
+    except BaseException:  # vLLM has noted it, and ends nothing that it was not given back
+        await shell.abort(shell.calls.channel.forget(request.request_id))
+        raise
 
 
 async def until_the_end(calls: EngineCalls, reading: Awaitable[Any]) -> Any:

@@ -100,6 +100,15 @@ class ClientChannel:
         if ends:
             self._client.outputs_queue.put_nowait(EngineCoreOutputs(outputs=ends, finished_requests=set(request_ids)))
 
+    def forget(self, request_id: str) -> list[str]:
+        """Have vLLM forget a request that it has begun to add, and those that go with it (`n`). Returns their ids."""
+        state = None if self.outputs is None else self.outputs.request_states.get(request_id)
+        if state is None:
+            return [request_id]
+        whole = request_id if state.parent_req is None else state.parent_req.request_id
+        forgotten: list[str] = self.outputs.abort_requests([whole], internal=True)
+        return forgotten
+
     def fail_request(self, request_id: str, why: str) -> None:
         """End a request with HTTP 500 and this text, in whatever way its client reads it."""
         state = None if self.outputs is None else self.outputs.request_states.get(request_id)

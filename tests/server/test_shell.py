@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from vllm.exceptions import GracefulHTTPError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
 from flying_serving.layout.groups import Layout
+from flying_serving.server.client import add
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
 from flying_serving.wire import SwitchAnswer
-from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
+from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server, request
 
 
 async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -> None:
@@ -298,3 +300,44 @@ async def test_a_recalled_request_whose_group_is_full_waits_on() -> None:
     server.controller.finished(["a"], 0.0, aborted=True)
     assert server.controller.group_of("a") is None
     assert server.controller.group_full("a", 0.0) == []
+
+
+class Outputs:
+    """What the channel uses of vLLM's output processor: it has begun to add two requests that belong together."""
+
+    def __init__(self, *request_ids: str) -> None:
+        parent = SimpleNamespace(request_id="whole")
+        self.request_states = {one: SimpleNamespace(parent_req=parent, queue=None) for one in request_ids}
+
+    def abort_requests(self, request_ids: list[str], *, internal: bool) -> list[str]:
+        """Forget both."""
+        assert (request_ids, internal) == (["whole"], True)
+        forgotten = list(self.request_states)
+        self.request_states.clear()
+        return forgotten
+
+
+async def test_a_client_that_leaves_while_its_request_is_added_ends_it() -> None:
+    """VLLM aborts only what it was given back, and so would let it run for nobody; so it is with all of its `n`."""
+    server = Server()
+    server.calls.channel.outputs = outputs = Outputs("first", "second")
+    server.open_request("first")
+    task = asyncio.get_running_loop().create_task(add(server.shell, request("second")))
+    await asyncio.sleep(0)
+    assert server.controller.running == 2
+    task.cancel()
+    await asyncio.sleep(0)
+    server.sent()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert server.controller.open_requests == []
+    assert outputs.request_states == {}
+    assert sorted(name for kind, name, _ in server.messages if kind is ABORT) == ["first", "second"]
+
+
+async def test_vllm_forgets_a_request_that_is_refused() -> None:
+    server = Server()
+    server.calls.channel.outputs = outputs = Outputs("long")
+    with pytest.raises(VLLMValidationError):
+        await add(server.shell, request("long", prompt_tokens=1000))
+    assert outputs.request_states == {}
