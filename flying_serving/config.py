@@ -42,7 +42,11 @@ class FlyingConfig(BaseModel):
     tbt_slo_ms: float | None = Field(default=None, gt=0, le=3_600_000)
     """Milliseconds between two tokens of a request, at most: steps take fewer prompt tokens; default: no limit."""
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
-    """More requests than this are answered with 429."""
+    """More requests than this are answered with 429; so are more urgent ones, which are counted alone."""
+    max_waiting_tokens: int = Field(default=4_000_000, ge=1, le=10_000_000_000)
+    """Requests are answered with 429 while prompts with as many tokens wait; urgent ones with twice as many."""
+    max_queue_wait_s: float | None = Field(default=None, gt=0, le=86_400)
+    """Requests that would wait longer, as fast as others leave the queue, are answered with 429; default: no limit."""
     max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
     """Requests with a longer body are answered with 413."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)

@@ -19,6 +19,11 @@ class Changing(Splitter):
         return self._changeover is not None
 
     @property
+    def _held(self) -> bool:
+        """Whether the switch under way keeps requests waiting."""
+        return self._changeover is not None and self._changeover.holds
+
+    @property
     def waits_for_idle(self) -> Switch | None:
         """The switch under way, as long as no engine knows of it: it waits for old requests to end."""
         change = self._changeover

@@ -34,7 +34,7 @@ class Controller(Lender):
     def check(self, spec: RequestSpec) -> tuple[int, ...]:
         """Group sizes that can run a request. Raises RequestError if no layout ever can, PoolFull if too many wait."""
         sizes = self.placing.check(spec.tokens, spec.degree)
-        self.pool.check()
+        self.admission.check(urgent=spec.urgent)
         return sizes
 
     def arrived(self, request_id: str, spec: RequestSpec, now_s: float) -> list[Command]:
@@ -118,6 +118,7 @@ class Controller(Lender):
 
     def tick(self, now_s: float) -> list[Command]:
         """Some time has passed."""
+        self.admission.pace.tick(now_s, waits=len(self.pool) > 0 and not self._held)
         expired = [self.pool.remove(request_id) for request_id in self.pool.expired(now_s)]
         rejects: list[Command] = [Reject(one.request_id, now_s - one.arrived_s) for one in expired if one is not None]
         return rejects + self._go_on(now_s) + self._decide(now_s)
@@ -195,8 +196,7 @@ class Controller(Lender):
         return commands + self._dispatch(now_s)
 
     def _dispatch(self, now_s: float) -> list[Command]:
-        held = self._changeover is not None and self._changeover.holds
-        if held:
+        if self._held:
             return []
         commands = self._place_waiting(now_s, splits=self._changeover is None)
         return commands if self._changeover is not None else commands + self._lend(now_s)

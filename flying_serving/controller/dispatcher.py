@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from itertools import count
 
+from flying_serving.controller.admission import Admission
 from flying_serving.controller.commands import Command, Dispatch, Recall
 from flying_serving.controller.lending import needed_tokens
 from flying_serving.controller.loads import Loads
@@ -36,8 +37,9 @@ class Dispatcher:
         self._sizes = sorted(settings.capacity.tokens)
         pinned = settings.policy.pinned_size
         self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
-        self.pool = TaskPool(settings.most_waiting, settings.aging_s, self.lending.needs_loan)
+        self.pool = TaskPool(settings.aging_s, self.lending.needs_loan)
         self.loads = Loads()
+        self.admission = Admission(settings, self.pool, self.loads)
         self.splits = Splits(self.loads)
         self.steps = StepModel()
         self.migrates: dict[int, MigrationCost] = {}
@@ -117,6 +119,8 @@ class Dispatcher:
             if group is None or group in kept:
                 kept.update(self._kept_for(state))
                 return False
+            if not state.admitted:
+                self.admission.pace.dispatched()
             commands.extend(self._begin(state, group, lanes, kept) if splits else [self._start(state, group, lanes)])
             return True
 

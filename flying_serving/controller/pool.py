@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from flying_serving.controller.requests import RequestState
-from flying_serving.errors import PoolFull
 
 Kind = tuple[int | None, tuple[int, ...], bool]
 
@@ -15,14 +14,11 @@ class TaskPool:
 
     One that came `aging_s` ago is *overdue*. Every second place that groups have is offered to the oldest overdue
     request first, whatever the priorities: with k older ones ahead of it, a request gets one of the next 2k + 2 places.
-    At most `limit` requests may wait. `needs_loan`: whether a group must lend its weights for a request; others that
-    need a group of the same size do not wait for that.
+    `needs_loan`: whether a group must lend its weights for a request; others that need a group of the same size do not
+    wait for that.
     """
 
-    def __init__(
-        self, limit: int, aging_s: float, needs_loan: Callable[[RequestState], bool] = lambda state: False
-    ) -> None:
-        self.limit = limit
+    def __init__(self, aging_s: float, needs_loan: Callable[[RequestState], bool] = lambda state: False) -> None:
         self.aging_s = aging_s
         self._needs_loan = needs_loan
         self.prompt_tokens = 0
@@ -56,11 +52,6 @@ class TaskPool:
     def retry_after_s(self, now_s: float) -> int:
         """Whole seconds until about half of those that wait now will have been dispatched, by how long they wait."""
         return max(1, round((now_s - self.oldest_s) / 2)) if self.oldest_s is not None else 1
-
-    def check(self) -> None:
-        """Raise PoolFull if no more requests may wait."""
-        if len(self._waiting) >= self.limit:
-            raise PoolFull(f"{self.limit} requests wait already (--max-waiting-requests)")
 
     def add(self, state: RequestState) -> None:
         """Let a request wait."""

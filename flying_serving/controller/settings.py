@@ -62,7 +62,7 @@ class Limits:
     """vLLM's settings of the same names: requests per group, and tokens per step, at least one for each request.
 
     `capped`: no more is dispatched ahead of what engines have done; a server whose layout never changes gains nothing
-    by holding back.
+    by holding back, unless its queue is bounded in time.
     """
 
     max_num_seqs: int
@@ -74,9 +74,10 @@ class Limits:
 class Settings:
     """Settings of one server's controller.
 
-    `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`: requests that may wait; more are
-    refused. `aging_s`: after this wait a request is overdue: see `TaskPool`. `dry_run`: decide and record, but change
-    nothing. `tbt_slo_s`: target for the time between two tokens, infinite without one.
+    `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`, `most_waiting_tokens`,
+    `most_wait_s`: requests, prompt tokens and seconds that may wait; more is refused: see `Admission`. `aging_s`: after
+    this wait a request is overdue: see `TaskPool`. `dry_run`: decide and record, but change nothing. `tbt_slo_s`:
+    target for the time between two tokens, infinite without one.
     """
 
     engines: int
@@ -86,6 +87,8 @@ class Settings:
     objective: Objective
     weave_steps: int = 1
     most_waiting: int = 10_000
+    most_waiting_tokens: int = 4_000_000
+    most_wait_s: float = math.inf
     aging_s: float = 30.0
     dry_run: bool = False
     tbt_slo_s: float = math.inf

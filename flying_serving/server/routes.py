@@ -26,6 +26,7 @@ from flying_serving.errors import EngineLost, LayoutError, OrderDropped
 from flying_serving.server.access import authorise
 from flying_serving.server.bodies import BoundedBodies, read_json
 from flying_serving.server.figures.page import Published
+from flying_serving.server.full import RefuseWhenFull
 from flying_serving.server.metrics import FreshMetrics
 from flying_serving.server.settings import describe
 from flying_serving.server.shell import Shell
@@ -204,6 +205,7 @@ def attach(app: FastAPI, args: Any) -> None:
     app.state.flying_keys = configured if isinstance(configured, list) else [configured]
     app.include_router(router)
     app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
+    app.add_middleware(RefuseWhenFull, owner=app)
     app.add_middleware(BoundedBodies)
     app.add_middleware(RetryAfter, owner=app)
     published = Published()

@@ -37,7 +37,9 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> S
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        capped=policy.splits or (policy.name != "manual" and policy.pinned_size is None),
+        capped=policy.splits
+        or flying.max_queue_wait_s is not None
+        or (policy.name != "manual" and policy.pinned_size is None),
     )
     return Settings(
         engines=deployment.engines,
@@ -47,6 +49,8 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> S
         objective=Objective(flying.horizon_s, *flying.slo_s),
         weave_steps=flying.weave_steps,
         most_waiting=flying.max_waiting_requests,
+        most_waiting_tokens=flying.max_waiting_tokens,
+        most_wait_s=math.inf if flying.max_queue_wait_s is None else flying.max_queue_wait_s,
         aging_s=flying.priority_aging_s,
         dry_run=flying.policy_dry_run,
         tbt_slo_s=math.inf if flying.tbt_slo_ms is None else flying.tbt_slo_ms / 1e3,

@@ -1,5 +1,7 @@
 """Controller: what it does at each event. Whatever sequence of events there is: test_machine.py."""
 
+from dataclasses import replace
+
 import pytest
 
 from flying_serving.controller.requests import RequestSpec
@@ -337,6 +339,20 @@ def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
     shell.finish("b")
     assert shell.refused == ["late"]
     assert shell.running() == ["lucky"]
+
+
+def test_an_urgent_request_goes_ahead_of_a_flood() -> None:
+    """Of as many as may wait."""
+    shell = Shell(settings("load", 2, max_num_seqs=1, most_waiting=5000))
+    names = (f"r{number}" for number in range(6000))
+    while len(shell.controller.pool) < 5000:
+        shell.arrive(next(names), SHORT)
+    with pytest.raises(PoolFull):
+        shell.arrive(next(names), SHORT)
+    running = shell.running()
+    shell.arrive("urgent", replace(SHORT, priority=-1))
+    shell.finish(running[0])
+    assert "urgent" in shell.running()
 
 
 def test_too_many_requests_are_told_when_to_come_again() -> None:

@@ -119,6 +119,15 @@ class Episode(RuleBasedStateMachine):
         forms = chosen.forms_groups or self.policy.name == "manual"
         self.most_tokens = max(chosen.capacity.most_tokens.values()) + 3 if forms else min(tokens.values())
 
+    def _waiting(self, *, urgent: bool) -> int:
+        """How many wait that a request like this one counts, in engines too where nothing is held back."""
+        count = [self.shell.open[name].spec.urgent for name in self.shell.waiting()].count(urgent)
+        limits, loads = self.shell.controller.settings.limits, self.shell.controller.loads
+        for group in () if limits.capped else loads.groups:
+            running = [one for one in loads[group].requests.values() if one.spec.urgent or not urgent]
+            count += max(0, len(running) - limits.max_num_seqs)
+        return count
+
     @rule(data=st.data(), passed_s=st.floats(0.0, 0.5))
     def arrive(self, data: st.DataObject, passed_s: float) -> None:
         self.shell.now_s += passed_s
@@ -126,7 +135,7 @@ class Episode(RuleBasedStateMachine):
         spec = data.draw(self.wishes(self.most_tokens))
         holds = self.shell.controller.settings.capacity.most_tokens
         fits = [s for s, tokens in holds.items() if tokens >= spec.tokens and spec.degree in (None, s)]
-        waiting = len(self.shell.waiting())
+        waiting = self._waiting(urgent=spec.urgent)
         if not fits:
             with pytest.raises(RequestError):
                 self.shell.arrive(f"r{self.count}", spec)

@@ -1,4 +1,4 @@
-"""TaskPool: the order of those that wait, sums over them, deadlines and the limit."""
+"""TaskPool: the order of those that wait, sums over them and deadlines."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +7,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from flying_serving.controller.pool import Kind, TaskPool
 from flying_serving.controller.requests import RequestSpec, RequestState
-from flying_serving.errors import PoolFull
 
 AGING_S = 30.0
 KINDS: list[Kind] = [(None, (1, 2)), (None, (2,)), (1, (1,)), (2, (2,))]
@@ -42,7 +41,7 @@ def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
 
 
 def test_more_urgent_then_earlier_ones_come_first_across_kinds() -> None:
-    pool = TaskPool(10, AGING_S)
+    pool = TaskPool(AGING_S)
     for number, priority in enumerate([0, 5, -1, 0, 5]):
         pool.add(state(number, priority=priority, kind=KINDS[number % 2]))
     assert taken(pool) == ["r2", "r0", "r3", "r1", "r4"]
@@ -51,7 +50,7 @@ def test_more_urgent_then_earlier_ones_come_first_across_kinds() -> None:
 
 def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
     """And nothing overtakes within its kind, even if it would fit."""
-    pool = TaskPool(10, AGING_S)
+    pool = TaskPool(AGING_S)
     for number in range(6):
         pool.add(state(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
     tried: list[str] = []
@@ -67,7 +66,7 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
 
 def test_a_request_that_comes_back_has_its_old_place() -> None:
     """It was taken, and is ahead of all that arrived after it."""
-    pool = TaskPool(10, AGING_S)
+    pool = TaskPool(AGING_S)
     first = state(0)
     for one in (first, state(1), state(2)):
         pool.add(one)
@@ -76,21 +75,9 @@ def test_a_request_that_comes_back_has_its_old_place() -> None:
     assert taken(pool) == ["r0", "r2"]
 
 
-def test_the_limit_is_named_when_it_is_reached() -> None:
-    """And not before; what leaves makes room."""
-    pool = TaskPool(2, AGING_S)
-    pool.add(state(0))
-    pool.check()
-    pool.add(state(1))
-    with pytest.raises(PoolFull, match=r"2 requests wait already \(--max-waiting-requests\)"):
-        pool.check()
-    pool.remove("r0")
-    pool.check()
-
-
 def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
     """A request that was in a group is never refused later: its client reads a stream by then."""
-    pool = TaskPool(10, AGING_S)
+    pool = TaskPool(AGING_S)
     expires, admitted = state(0, at_s=1.0, deadline_s=2.0), state(1, at_s=1.0, deadline_s=2.0)
     pool.add(expires)
     pool.add(admitted)
@@ -106,7 +93,7 @@ def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
 @pytest.mark.parametrize("how", ["taken", "removed"])
 def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
     """However far off their deadlines are, and though none of them was ever the first."""
-    pool = TaskPool(10, AGING_S)
+    pool = TaskPool(AGING_S)
     remaining = [state(number, priority=-1, kind=KINDS[number], deadline_s=1e6) for number in range(3)]
     for one in remaining:
         pool.add(one)
@@ -124,7 +111,7 @@ def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
 
 def test_an_overdue_request_is_offered_every_second_place() -> None:
     """Beside a stream of urgent ones; the oldest first, of whatever kind."""
-    pool = TaskPool(100, AGING_S)
+    pool = TaskPool(AGING_S)
     for number in range(4):
         pool.add(state(number, priority=10 - number, kind=KINDS[number % 2]))
     for number in range(4, 14):
@@ -135,7 +122,7 @@ def test_an_overdue_request_is_offered_every_second_place() -> None:
 
 def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> None:
     """It remaining the next one to be offered a place."""
-    pool = TaskPool(100, AGING_S)
+    pool = TaskPool(AGING_S)
     pool.add(state(0, kind=KINDS[1]))
     pool.add(state(1, priority=5))
     for number in range(2, 5):
@@ -154,7 +141,7 @@ def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> Non
 @given(st.data())
 def test_none_waits_for_more_than_twice_those_ahead_of_it(data: st.DataObject) -> None:
     """Whatever comes after a request is overdue, and however urgent it is."""
-    pool = TaskPool(1000, AGING_S)
+    pool = TaskPool(AGING_S)
     priorities = st.integers(-(2**40), 2**40)
     early = data.draw(st.lists(st.tuples(priorities, st.sampled_from(KINDS)), min_size=1, max_size=8))
     for number, (priority, kind) in enumerate(early):
@@ -178,7 +165,7 @@ class Waiting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = TaskPool(8, 2.0)
+        self.pool = TaskPool(2.0)
         self.oldest_next = False
         self.model: dict[str, RequestState] = {}
         self.away: list[RequestState] = []

@@ -112,6 +112,17 @@ def test_more_than_may_wait_are_told_when_to_come_back(server: Server) -> None:
     assert all("--max-waiting-requests" in answer.json()["error"]["message"] for answer in refused)
 
 
+def test_an_urgent_request_is_taken_when_no_other_may_wait(server: Server) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        asked = [threads.submit(server.post, tokens(30 + i, 50), 600, 1) for i in range(12)]
+        wait_until(lambda: any(one.done() and one.result().status_code == 429 for one in asked), server.status)
+        urgent = server.post(tokens(20, 50), 5, priority=-1)
+        refused = server.post(tokens(20, 50), 5, priority=1)
+        assert urgent.status_code == 200, urgent.text
+        assert refused.status_code == 429, refused.text
+        assert not all(one.done() for one in asked)
+
+
 def test_a_queue_deadline_ends_the_wait(server: Server) -> None:
     with ThreadPoolExecutor(8) as threads:
         long = [threads.submit(server.post, tokens(50 + i, 50), 800, 1) for i in range(4)]

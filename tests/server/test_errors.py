@@ -229,6 +229,8 @@ FLAG_CASES: tuple[Start, ...] = (
     ),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
     _flag("max-body-bytes", "0", "must be a whole number from 1024 up to 1099511627776"),
+    _flag("max-waiting-tokens", "0", "must be a whole number from 1 up to 10000000000"),
+    _flag("max-queue-wait-s", "0", "must be a number above 0 up to 86400"),
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
     _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
     _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),

@@ -51,6 +51,7 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
     page.put("flying:pool_requests", len(pool))
     oldest_s = pool.oldest_s
     page.put("flying:pool_oldest_age_seconds", 0.0 if oldest_s is None else now_s - oldest_s)
+    page.put("flying:refused_requests_total", controller.admission.refused)
     counts = controller.splits.counts
     page.put("flying:splits_total", counts.prompt, "prompt")
     page.put("flying:splits_total", counts.output, "output")

@@ -1,0 +1,84 @@
+"""Which requests may wait: what waits is bounded in requests, in prompt tokens and, if asked for, in time."""
+
+import math
+
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.settings import Settings
+from flying_serving.errors import PoolFull
+
+MEMORY_S = 10.0
+"""The pace of the pool is a mean over about this long, of times in which requests waited."""
+LEAST_S = 1.0
+"""So long requests must have waited before their pace is known."""
+
+
+class Pace:
+    """How fast requests leave the pool for their first group, as long as some are left behind."""
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._passed_s = 0.0
+        self._new = 0
+        self._at_s: float | None = None
+
+    def dispatched(self) -> None:
+        """A request has left the pool that no group had before."""
+        self._new += 1
+
+    def tick(self, now_s: float, *, waits: bool) -> None:
+        """Time has passed; `waits`: requests wait that could be dispatched, so it counts."""
+        if waits and self._at_s is not None:
+            passed_s = now_s - self._at_s
+            kept = math.exp(-passed_s / MEMORY_S)
+            self._count = kept * self._count + self._new
+            self._passed_s = kept * self._passed_s + passed_s
+        self._new, self._at_s = 0, now_s if waits else None
+
+    def wait_s(self, ahead: int) -> float:
+        """Seconds until so many requests have left; 0 if that is not known."""
+        if self._passed_s < LEAST_S:
+            return 0.0
+        return ahead * self._passed_s / self._count if self._count else math.inf
+
+
+class Admission:
+    """Refuses requests while too many wait; an urgent one counts only those that are urgent too.
+
+    So urgent requests are taken in a flood of others, and at most twice the bounds wait. Whatever the pace is, as many
+    requests may wait as a group runs at a time. Where requests are dispatched at once, they wait in engines: what a
+    group has beyond that number waits.
+    """
+
+    def __init__(self, settings: Settings, pool: TaskPool, loads: Loads) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._loads = loads
+        self._least = settings.limits.max_num_seqs
+        self.pace = Pace()
+        self.refused = 0
+        """Requests that were refused since the start."""
+
+    def check(self, *, urgent: bool = False) -> None:
+        """Raise PoolFull if no more requests of this kind may wait; who asks is refused then."""
+        problem = self.problem(urgent=urgent)
+        if problem is not None:
+            self.refused += 1
+            raise PoolFull(problem)
+
+    def problem(self, *, urgent: bool = False) -> str | None:
+        """Why no more requests of this kind may wait; None if they may."""
+        settings, pool = self._settings, self._pool
+        ahead, tokens = pool.urgent if urgent else len(pool) - pool.urgent, pool.prompt_tokens
+        if not settings.limits.capped:
+            groups = [self._loads[group] for group in self._loads.groups]
+            ahead += sum(max(0, (one.urgent if urgent else len(one.requests)) - self._least) for one in groups)
+            tokens += sum(one.prefill_tokens for one in groups)
+        if ahead >= settings.most_waiting:
+            return f"{ahead} requests wait already (--max-waiting-requests)"
+        if tokens >= settings.most_waiting_tokens * (1 + urgent):
+            return f"{tokens} prompt tokens wait already (--max-waiting-tokens)"
+        wait_s = self.pace.wait_s(ahead)
+        if wait_s > settings.most_wait_s and ahead >= self._least:
+            return f"{ahead} requests wait already, {wait_s:.0f} s from now on (--max-queue-wait-s)"
+        return None

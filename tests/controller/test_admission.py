@@ -1,0 +1,115 @@
+"""Admission: bounds of what waits, in requests, tokens and time, for urgent requests and others."""
+
+from dataclasses import replace
+
+import pytest
+
+from flying_serving.controller.admission import Admission, Pace
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.settings import Settings
+from flying_serving.errors import PoolFull
+from tests.controller.shell import settings
+from tests.controller.test_pool import AGING_S, state
+
+LEAST = 4
+"""`max_num_seqs` of `settings()`."""
+
+
+def admission(count: int, chosen: Settings, *, priority: int = 0) -> Admission:
+    """With so many requests of 10 tokens in the pool."""
+    pool = TaskPool(AGING_S)
+    for number in range(count):
+        pool.add(state(number, priority=priority))
+    return Admission(chosen, pool, Loads())
+
+
+def ticked(pace: Pace, seconds: float, per_s: float, *, waits: bool = True, at_s: float = 0.0) -> None:
+    """So many requests leave a second, in ticks of 0.1 s."""
+    due = 0.0
+    for number in range(round(seconds * 10)):
+        due += per_s / 10
+        while due >= 1.0:
+            pace.dispatched()
+            due -= 1.0
+        pace.tick(at_s + number / 10, waits=waits)
+
+
+def test_the_limit_is_named_when_it_is_reached() -> None:
+    """And not before."""
+    chosen = settings(most_waiting=2)
+    admission(1, chosen).check()
+    full = admission(2, chosen)
+    with pytest.raises(PoolFull, match=r"^2 requests wait already \(--max-waiting-requests\)$"):
+        full.check()
+    assert full.refused == 1
+
+
+def test_prompt_tokens_are_bounded_whatever_the_number_of_requests() -> None:
+    chosen = replace(settings(), most_waiting_tokens=30)
+    admission(2, chosen).check()
+    with pytest.raises(PoolFull, match=r"^30 prompt tokens wait already \(--max-waiting-tokens\)$"):
+        admission(3, chosen).check()
+
+
+def test_urgent_requests_are_taken_in_a_flood_of_others_up_to_a_bound() -> None:
+    chosen = settings(most_waiting=100)
+    flooded = admission(100, chosen)
+    assert flooded.problem() is not None
+    flooded.check(urgent=True)
+    urgent = admission(100, chosen, priority=-1)
+    urgent.check()
+    with pytest.raises(PoolFull, match="100 requests"):
+        urgent.check(urgent=True)
+
+
+def test_prompts_of_urgent_requests_may_wait_as_well_up_to_a_bound() -> None:
+    chosen = replace(settings(), most_waiting_tokens=1000)
+    flooded = admission(100, chosen)
+    assert flooded.problem() is not None
+    flooded.check(urgent=True)
+    with pytest.raises(PoolFull, match="2000 prompt tokens"):
+        admission(200, chosen).check(urgent=True)
+
+
+def test_what_waits_in_engines_counts_where_nothing_is_held_back() -> None:
+    """Beyond what a group runs at a time."""
+    chosen = replace(settings("manual", capped=False, most_waiting=3), most_waiting_tokens=75)
+    loads = Loads()
+    found = Admission(chosen, TaskPool(AGING_S), loads)
+    for number in range(LEAST + 3):
+        found.check()
+        loads.add(state(number), (0,), 15.0)
+    with pytest.raises(PoolFull, match="3 requests wait already"):
+        found.check()
+    loads.add(state(9), (1,), 15.0)
+    with pytest.raises(PoolFull, match="80 prompt tokens wait already"):
+        Admission(replace(chosen, most_waiting=9), TaskPool(AGING_S), loads).check()
+
+
+def test_requests_that_would_wait_too_long_are_refused() -> None:
+    """By the pace at which others leave, once that is known; as many as can run may wait at any pace."""
+    chosen = replace(settings(), most_wait_s=5.0)
+    for count, per_s, refused in ((60, 10.0, True), (40, 10.0, False), (LEAST, 0.5, True), (LEAST - 1, 0.5, False)):
+        found = admission(count, chosen)
+        assert found.problem() is None
+        ticked(found.pace, 20.0, per_s)
+        assert (found.problem() is not None) is refused, (count, per_s)
+    assert "--max-queue-wait-s" in str(admission_of(chosen).problem())
+
+
+def admission_of(chosen: Settings) -> Admission:
+    """One at which too many wait for the pace of one a second."""
+    found = admission(100, chosen)
+    ticked(found.pace, 20.0, 1.0)
+    return found
+
+
+def test_the_pace_follows_and_counts_only_while_requests_wait() -> None:
+    pace = Pace()
+    ticked(pace, 30.0, 10.0)
+    assert pace.wait_s(50) == pytest.approx(5.0, rel=0.05)
+    ticked(pace, 30.0, 1.0, waits=False, at_s=30.0)
+    assert pace.wait_s(50) == pytest.approx(5.0, rel=0.05)
+    ticked(pace, 40.0, 2.0, at_s=60.0)
+    assert pace.wait_s(50) == pytest.approx(25.0, rel=0.15)
