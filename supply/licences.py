@@ -3,8 +3,9 @@
 python -m supply.licences
 """
 
+import sysconfig
 from collections.abc import Sequence
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, PackageNotFoundError
 
 from supply.pins import LOCKS, ROOT, Pin, locked, parse
 
@@ -33,6 +34,13 @@ def main() -> None:
     print(f"{PAGE.relative_to(ROOT)}: {len(locked())} distributions")
 
 
+def installed(name: str) -> Distribution:
+    """A distribution of this environment, not one that another carries along (setuptools may put such on the path)."""
+    for found in Distribution.discover(name=name, path=[sysconfig.get_path("purelib")]):
+        return found
+    raise PackageNotFoundError(name)
+
+
 def page() -> str:
     """The page, of what is installed. Raises PackageNotFoundError if one is not."""
     tables = [table(path.name, parse(path.read_text(encoding="utf-8"))) for path in LOCKS]
@@ -41,7 +49,7 @@ def page() -> str:
 
 def table(title: str, pins: Sequence[Pin]) -> str:
     """The section of one lock file."""
-    rows = [f"| {pin.name} | {pin.version} | {licence(distribution(pin.name))} |" for pin in pins]
+    rows = [f"| {pin.name} | {pin.version} | {licence(installed(pin.name))} |" for pin in pins]
     return "\n".join([f"## {title}\n", "| distribution | version | licence |", "|---|---|---|", *rows, ""])
 
 

@@ -38,18 +38,22 @@ def settings(
     most_waiting: int = 1000,
     dry_run: bool = False,
     lends: bool = False,
+    spare: bool = False,
 ) -> Settings:
     """Return settings of a small server: an engine holds 100 tokens, a group as many for each of its engines.
 
-    With `lends` the widest group holds 75 more for each while it lends its weights.
+    With `lends` the widest group holds 75 more for each while it lends its weights. With `spare` a fixed layout has
+    engines alone too, while one is lost.
     """
     sizes = [size for size in TOKENS if size <= engines]
-    pinned = POLICIES[policy].pinned_size
+    pinned, spares = POLICIES[policy].pinned_size, frozenset[int]()
     if pinned is not None:
-        sizes, capped = [pinned(sizes)], POLICIES[policy].splits
+        fixed, capped = pinned(sizes), POLICIES[policy].splits
+        spares = frozenset({1} - {fixed} if spare else ())
+        sizes = [*spares, fixed]
     return Settings(
         engines,
-        Capacity({size: TOKENS[size] for size in sizes}, 1, lent_tokens=175 * max(sizes) if lends else 0),
+        Capacity({size: TOKENS[size] for size in sizes}, 1, {}, 175 * max(sizes) if lends else 0, spares),
         POLICIES[policy],
         Limits(max_num_seqs, max_num_batched_tokens, capped),
         Objective(10.0),

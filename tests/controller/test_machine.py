@@ -108,6 +108,7 @@ class Episode(RuleBasedStateMachine):
             most_waiting=MOST_WAITING,
             dry_run=dry_run,
             capped=self.limited or self.policy.name != "manual",
+            spare=self.survives,
             lends=self.always_lends or (lends and self.policy.pinned_size is None and not self.survives),
         )
         tokens = chosen.capacity.tokens
@@ -133,8 +134,9 @@ class Episode(RuleBasedStateMachine):
         self.shell.now_s += passed_s
         self.count += 1
         spec = data.draw(self.wishes(self.most_tokens))
-        holds = self.shell.controller.settings.capacity.most_tokens
-        fits = [s for s, tokens in holds.items() if tokens >= spec.tokens and spec.degree in (None, s)]
+        capacity = self.shell.controller.settings.capacity
+        holding = [size for size, tokens in capacity.most_tokens.items() if tokens >= spec.tokens]
+        fits = holding if spec.degree is None else {spec.degree}.intersection(holding, capacity.degrees)
         waiting = self._waiting(urgent=spec.urgent)
         if not fits:
             with pytest.raises(RequestError):
@@ -303,7 +305,7 @@ class Lending(Episode):
     wishes = staticmethod(long_or_narrow)
     always_lends = True
 
-    @precondition(lambda self: len(self.shell.waiting()) <= MOST_WAITING - 3)
+    @precondition(lambda self: len(self.shell.open) <= MOST_WAITING - 3)
     @rule(narrow_first=st.booleans())
     def long_beside_narrow(self, narrow_first: bool) -> None:
         """A long request comes while a narrower group runs one, and another one for it comes after."""
