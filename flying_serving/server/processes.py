@@ -1,5 +1,6 @@
 """Processes of engines: how one is watched and ended, and how another is started in its place."""
 
+import atexit
 import multiprocessing
 import os
 import select
@@ -67,6 +68,8 @@ class CleanParent:
         self._process = context.Process(target=_serve, args=(theirs, run), name="flying-clean-parent")
         self._process.start()
         theirs.close()
+        self._owner = os.getpid()
+        atexit.register(self.close)  # before multiprocessing waits for its children
 
     def start(self, name: str, arguments: Mapping[str, Any]) -> EngineProcess:
         """Fork an engine. Waits for it, so call it in a thread.
@@ -88,7 +91,9 @@ class CleanParent:
         raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
 
     def close(self) -> None:
-        """End it; engines that it has forked end with it."""
+        """End it; engines that it has forked end with it. Nothing happens in processes that are forked from this one."""
+        if os.getpid() != self._owner:
+            return
         self._process.kill()
         self._process.join(_REAP_S)
         self._ours.close()
