@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy demo bench fuzz experiments zoo clean .venv
+.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy demo bench chaos fuzz experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -63,7 +63,7 @@ licences: $(STAMP)
 # Files are named, as collecting all of them takes half a minute.
 SERVER := $(sort $(shell grep -rl --include='test_*.py' 'mark\.server' tests))
 ALONE := $(addprefix tests/server/test_,auto.py load_switch.py)
-WAITING := $(addprefix tests/server/test_,history.py lifecycle.py injected_faults.py splits.py) \
+WAITING := $(addprefix tests/server/test_,history.py lifecycle.py losses.py injected_faults.py splits.py) \
 	tests/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
 BUSY := $(filter-out $(WAITING) $(ALONE),$(SERVER))
 
@@ -93,6 +93,9 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
