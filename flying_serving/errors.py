@@ -108,3 +108,7 @@ class ServerEnds(EngineLost):
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
+
+
+class TooFewEngines(EngineLost):
+    """The server ends because fewer engines are left than --min-engines; the message says which was the last lost."""

@@ -2,7 +2,10 @@
 
 import sys
 
-from flying_serving.errors import FlyingError
+from flying_serving.errors import FlyingError, TooFewEngines
+
+TOO_FEW_ENGINES = 3
+"""The exit code of a server that ends because too few engines are left."""
 
 
 def main() -> None:
@@ -19,7 +22,7 @@ def main() -> None:
             app()
     except FlyingError as error:
         sys.stderr.write(f"flying-serving: {error}\n")
-        raise SystemExit(2) from None
+        raise SystemExit(TOO_FEW_ENGINES if isinstance(error, TooFewEngines) else 2) from None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
 from flying_serving.engine.core import FlyingEngineCore
-from flying_serving.errors import EngineLost
+from flying_serving.errors import EngineLost, TooFewEngines
 from flying_serving.log import logger
 from flying_serving.memory.peers import KVBlocks, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
@@ -53,6 +53,8 @@ class FlyingClient(AsyncMPClient):
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.metrics = ServerMetrics(self.shell) if log_stats else None
         self.engines = None
+        self.too_few: TooFewEngines | None = None
+        """Why the server ends, if it does because too few engines are left."""
         if self._parent is not None:
             processes = [EngineProcess(one.pid, one.name) for one in self.resources.engine_manager.processes]
             self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that is started again has the same name
@@ -116,7 +118,8 @@ class FlyingClient(AsyncMPClient):
                 process.kill()
 
     def _end_server(self, problem: str) -> None:
-        """Too few engines are left: end as vLLM does when an engine dies."""
+        """Too few engines are left: end as vLLM does when an engine dies, and say so at the end."""
+        self.too_few = TooFewEngines(problem)
         logger.error("the server ends: %s", problem)
         self.resources.engine_dead = True
         threading.Thread(target=self.shutdown, name="flying-end").start()

@@ -76,13 +76,20 @@ def end_by_event(original: Any, generator: Any) -> Any:
 
 
 def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
-    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the engines are gone."""
+    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the engines are gone.
+
+    Raises:
+        TooFewEngines: once, when all is done, if the server ends because of that.
+    """
     from flying_serving.server.client import FlyingClient
 
     client = getattr(self, "engine_core", None)
     if isinstance(client, FlyingClient):
         timeout = client.end(timeout, self.output_processor)
     original(self, timeout)
+    if isinstance(client, FlyingClient) and client.too_few is not None:
+        error, client.too_few = client.too_few, None
+        raise error
 
 
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
