@@ -1,5 +1,7 @@
 """Engines that are lost and come back: their requests go on elsewhere, and no layout has them meanwhile."""
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from flying_serving.controller.commands import Command, Fail
@@ -8,7 +10,7 @@ from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import Decision
 
 MOST_LOSSES = 2
@@ -29,25 +31,30 @@ class SurvivingController(Controller):
     def __init__(self, settings: Settings, placing: Placing | None = None) -> None:
         super().__init__(settings, placing)
         self.lost = self.placing.lost
+        self._step_tokens = settings.limits.max_num_batched_tokens
         self.orphans = OrphanCounts()
         self._restored: Layout | None = None
         """What an operator, or a fixed policy, has ordered, and an engine is missing for."""
 
-    def engine_lost(self, engine: int, now_s: float) -> list[Command]:
-        """An engine is lost, and others are told. What ran in its groups waits again, in its old place, or fails."""
-        self.lost.add(engine)
+    def engines_lost(self, engines: Collection[int], now_s: float) -> list[Command]:
+        """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails."""
+        self.lost.update(engines)
         commands: list[Command] = []
         for request_id, split in list(self.splits.open.items()):
-            if engine in split.kv.group or engine in split.second:
+            if not self.lost.isdisjoint((*split.kv.group, *split.second)):
                 commands += self._unsplit(request_id, undone=True)
         for state in self.pool:
             self._forget_kv(state)
-        for state in [one for one in self.started.values() if one.group is not None and engine in one.group]:
-            commands += self._orphaned(state, now_s)
+        begun: Counter[Group] = Counter()
+        for state in list(self.started.values()):
+            if state.group is not None and not self.lost.isdisjoint(state.group):
+                may_be_computed = state.prefill_tokens > 0 and begun[state.group] < self._step_tokens
+                begun[state.group] += state.prefill_tokens
+                commands += self._orphaned(state, now_s, suspected=may_be_computed)
         for state in self.started.values():
             self._forget_kv(state)
         if self._changeover is not None:
-            self._changeover.switch.failed(f"engine {engine} was lost", now_s)
+            self._changeover.switch.failed(f"engines {sorted(engines)} were lost", now_s)
             self._end_change()
         if self._restored is None and (self.settings.dry_run or not self.settings.policy.decides):
             self._restored = self.layout
@@ -84,9 +91,9 @@ class SurvivingController(Controller):
         self._restored = None
         return [] if layout == self.layout else self.order(layout, "migrate", None, now_s)[1]
 
-    def _orphaned(self, state: RequestState, now_s: float) -> list[Command]:
-        """A request has lost its group: it begins anew with the tokens that its client has."""
-        if state.prefill_tokens:
+    def _orphaned(self, state: RequestState, now_s: float, *, suspected: bool) -> list[Command]:
+        """A request has lost its group, and begins anew with the tokens that it has. `suspected`: it may be why."""
+        if suspected:
             state.losses, state.avoids = state.losses + 1, frozenset(state.group or ())
         why = None
         if state.losses >= MOST_LOSSES:

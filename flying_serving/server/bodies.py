@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from fastapi import HTTPException, Request
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 16 * 1024
@@ -33,6 +34,9 @@ class BoundedBodies:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
+        if all(route.matches(scope)[0] is not Match.FULL for route in request.app.router.routes):
+            await self._app(scope, receive, send)  # which says so without the body
+            return
         flying = request.app.state.engine_client.engine_core.shell.calls.deployment.flying
         try:
             content = await _read(request, flying.max_body_bytes, " (--max-body-bytes)")

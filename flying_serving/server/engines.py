@@ -1,6 +1,7 @@
 """Which engines live: each is watched, its loss is told to all, and it is started again in the background."""
 
 import asyncio
+import select
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -110,34 +111,44 @@ class Engines:
         loop = asyncio.get_running_loop()
         loop.remove_reader(sentinel)
         if self._pulse.has_left(engine):  # the signal that told it to end may be on its way to the server too
-            loop.call_later(LEFT_S, self._lose, engine)
+            loop.call_later(LEFT_S, self._lose, sentinel)
         else:
-            self._lose(engine)
+            self._lose(sentinel)
 
-    def _lose(self, engine: int) -> None:
-        """An engine is no more, and the server does not end."""
-        one = self.records[engine]
-        if self._calls.leaving or self._calls.channel.engines_dead:
+    def _lose(self, sentinel: int) -> None:
+        """This process is no more, nor those that have ended with it, and the server does not end."""
+        there = {one.process.sentinel: engine for engine, one in enumerate(self.records) if one.loss is None}
+        if sentinel not in there or self._calls.leaving or self._calls.channel.engines_dead:
             return
-        frozen, loss = one.killed is not None, Loss(time.time(), one.killed or "its process has ended")
-        why = f"engine {engine} was lost: {loss.why}"
-        logger.error(why)
-        now_s = time.monotonic()
-        one.quick = one.quick + 1 if now_s - one.back_s < STABLE_S else 0
-        one.losses, one.killed, one.loss = one.losses + 1, None, loss
-        self._calls.lose(engine, why)
+        ended = select.select(there, [], [], 0)[0]
+        lost = [there[each] for each in ended if each == sentinel or not self._pulse.has_left(there[each])]
+        reasons = [self._note(engine) for engine in lost]
         left = len(self.records) - len(self.lost)
         least = self._deployment.flying.min_engines
         if left < least:
-            self._end_server(f"{why}; {left} engines are left, at least {least} are needed (--min-engines)")
+            self._end_server(f"{reasons[-1]}; {left} engines are left, at least {least} are needed (--min-engines)")
             return
         told = self._tell_all()
-        self._calls.channel.lose(engine)
+        for engine in lost:
+            self._calls.channel.lose(engine)
+            self._shell.figures.forget(engine)
+        self._shell.orders.lose(EngineLost("; ".join(reasons)))
+        self._shell.carry_out(self._shell.controller.engines_lost(lost, self._shell.clock()))
+        for engine in lost:
+            self._calls.background(self._bring_back(engine, told))
+
+    def _note(self, engine: int) -> str:
+        """An engine is lost. Returns why."""
+        one = self.records[engine]
+        frozen, loss = one.killed is not None, Loss(time.time(), one.killed or "its process has ended")
+        why = f"engine {engine} was lost: {loss.why}"
+        logger.error(why)
+        is_quick = one.losses > 0 and time.monotonic() - one.back_s < STABLE_S
+        one.quick = one.quick + 1 if is_quick else 0
+        one.losses, one.killed, one.loss = one.losses + 1, None, loss
+        self._calls.lose(engine, why)
         self._shell.losses.lost(engine, loss, self._shell.controller.layout, frozen=frozen)
-        self._shell.orders.lose(EngineLost(why))
-        self._shell.figures.forget(engine)
-        self._shell.carry_out(self._shell.controller.engine_lost(engine, self._shell.clock()))
-        self._calls.background(self._bring_back(engine, told))
+        return why
 
     def _tell_all(self) -> asyncio.Future[list[Any]]:
         """Tell all engines which are there. Done when each has answered, or is lost too."""

@@ -91,7 +91,7 @@ class CleanParent:
         raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
 
     def close(self) -> None:
-        """End it; engines that it has forked end with it. Nothing happens in processes that are forked from this one."""
+        """End it; engines that it has forked end with it. Processes that are forked from this one do nothing here."""
         if os.getpid() != self._owner:
             return
         self._process.kill()

@@ -48,7 +48,7 @@ def test_a_lost_engine_is_named_with_since_when_and_why(shown: dict[str, Any]) -
     controller, rolling = switched()
     losses.lost(3, Loss(0.0, "[red]killed"), controller.layout, frozen=False)
     losses.not_started(3, "not ready")
-    controller.engine_lost(3, 8.0)
+    controller.engines_lost([3], 8.0)
     text = drawn(look(controller, rolling, 9.0, {}, losses) | {"time": 65.0})
     assert "degraded: engine 3 is lost: [red]killed (2 losses so far); last start: not ready, 1 min ago" in text
     assert text.count("TP 1 ─") == 1 and text.count("TP 2 ─") == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from flying_serving.controller.commands import Command, Dispatch, Fail, Recall
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.surviving import MOST_LOSSES, SurvivingController
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import Group, Layout
 from tests.controller.shell import TOKENS, Shell
 from tests.policy.costs import Costs
 
@@ -27,12 +29,16 @@ class MortalShell(Shell):
         self.lost.add(engine)
         self.ordered, self.holds, self.is_regrouped = None, False, False
         self.layout = self.layout.without(self.lost)
-        for name, stream in self.open.items():
+        most, begun = self.controller.settings.limits.max_num_batched_tokens, Counter[Group]()
+        for name in self.controller.started:  # in the order in which groups got them
+            stream = self.open[name]
             if stream.group is not None and engine in stream.group:
-                self.strikes[name] = self.strikes.get(name, 0) + 1 if stream.ahead else 0
-            elif stream.group is None and stream.kv is not None and engine in stream.kv.group:
+                self.strikes[name] = self.strikes.get(name, 0) + (stream.ahead > 0 and begun[stream.group] < most)
+                begun[stream.group] += stream.ahead
+        for stream in self.open.values():
+            if stream.group is None and stream.kv is not None and engine in stream.kv.group:
                 stream.kv = None
-        self.carry_out(self.controller.engine_lost(engine, self.now_s))
+        self.carry_out(self.controller.engines_lost([engine], self.now_s))
         assert not any(engine in (one.group or ()) for one in (*self.open.values(), *self.parts.values()))
 
     def revive(self, engine: int) -> None:

@@ -166,7 +166,7 @@ class Server:
         self.shell.losses.lost(engine, Loss(time.time(), "injected"), self.controller.layout, frozen=False)
         self.shell.orders.lose(EngineLost(why))
         self.shell.figures.forget(engine)
-        self.shell.carry_out(self.controller.engine_lost(engine, 0.0))
+        self.shell.carry_out(self.controller.engines_lost([engine], 0.0))
 
     async def read(self) -> Any:
         """The next outputs that vLLM reads."""

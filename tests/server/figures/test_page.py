@@ -132,7 +132,7 @@ def test_a_lost_engine_has_no_lane_and_no_group() -> None:
     controller = SurvivingController(settings("manual", engines=2))
     controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
-    controller.engine_lost(1, 3.0)
+    controller.engines_lost([1], 3.0)
     found = read(put_lanes, controller, (1, 2), {})
     assert {name for name, value in found.items() if value} == {"flying:lane_state{0,1,present}"}
     assert [name for name in found if name.startswith("flying:lane_state{1")] == []

@@ -92,7 +92,7 @@ def test_a_lost_engine_is_in_no_group_and_not_asked() -> None:
     controller, rolling = switched()
     losses = Losses(4)
     losses.lost(0, Loss(5.0, "killed"), controller.layout, frozen=False)
-    controller.engine_lost(0, 6.0)
+    controller.engines_lost([0], 6.0)
     found = look(controller, rolling, 9.0, {}, losses)
     assert [group["engines"] for group in found["groups"]] == [[1], [2], [3]]
     assert found["others"] == [] and found["degraded"]
