@@ -34,6 +34,7 @@ CLIENTS = {"1+1+1+1": 12, "2+2": 8, "4": 12, "2+1+1": 12}
 """By layout: as many as may run at once when it has lost an engine."""
 CROWD = 12
 """The same where lanes are to be short of blocks."""
+NOT_REACHED = "the phase was not reached"
 ROOMY, TIGHT = 16777216, 4718592
 """Bytes of KV of an engine: 128 blocks, or 36, so that groups and lanes ask for each other's."""
 FLAGS = (
@@ -122,7 +123,7 @@ class Chaos:
         await self._load.stop()
         outcome = Outcome(case, self._load.asked)
         if not sprung:
-            outcome.problems.append("the phase was not reached")
+            outcome.problems.append(NOT_REACHED)
         elif not back:
             outcome.problems.append(f"the engine was not back within {BACK_S:g} s")
         else:

@@ -18,7 +18,7 @@ from tests.streams import begin
 
 pytestmark = pytest.mark.server
 
-GONE_S = 5.0
+GONE_S = 30.0
 STREAMS_S = 30.0
 PHASES = ("joining 2 engines", "loading the model", "warming up the group")
 
