@@ -6,14 +6,13 @@ members therefore meet in the same order at both, so engines never wait for each
 """
 
 import fcntl
-import os
-import struct
 from collections.abc import Sequence
 
+from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.mapped import MappedArray
 
 _KEPT = 4096
-"""Of so many of a member's last numbers it is known who took them."""
+"""For how many of each member's latest numbers the sender is recorded."""
 _PLACES = 1 << 40
 """Where in the file, behind all that is in it, each engine holds a byte locked as long as it lives."""
 
@@ -30,12 +29,11 @@ class SequenceNumbers(MappedArray):
 
     def join(self, engine: int) -> None:
         """This process is an engine: as long as it lives, others see it."""
-        fcntl.fcntl(self.file, fcntl.F_OFD_SETLK, _lock_of(engine))
+        hold(self.file, _PLACES + engine)
 
     def is_gone(self, engine: int) -> bool:
         """Whether an engine that has joined does not live any more."""
-        found: bytes = fcntl.fcntl(self.file, fcntl.F_OFD_GETLK, _lock_of(engine))
-        return struct.unpack_from("h", found) == (fcntl.F_UNLCK,)
+        return not is_held(self.file, _PLACES + engine)
 
     def take(self, sender: int, members: Sequence[int]) -> list[int]:
         """The next number of each member, taken in one step: no other leader's numbers fall between them."""
@@ -59,8 +57,3 @@ class SequenceNumbers(MappedArray):
 
     def _place(self, member: int, number: int) -> int:
         return self._engines + member * _KEPT + number % _KEPT
-
-
-def _lock_of(engine: int) -> bytes:
-    """The C `struct flock` for an engine's byte."""
-    return struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _PLACES + engine, 1, 0)

@@ -1,12 +1,11 @@
 """The ranks of a shared-memory group as each of them sees the others: where they are, and which are gone."""
 
 import contextlib
-import fcntl
 import os
-import struct
 import sys
 from collections.abc import Iterable, Sequence
 
+from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.shm_kernels import LINE_BYTES
 from flying_serving.errors import CollectiveTimeout, EngineLost
 
@@ -35,7 +34,7 @@ class GroupRanks:
         place = WORD_BYTES * word(rank, PID)
         if any(os.pread(file, WORD_BYTES, place)):
             return False
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_of(rank))
+        hold(file, rank)
         os.pwrite(file, os.getpid().to_bytes(WORD_BYTES, sys.byteorder), place)
         return True
 
@@ -62,8 +61,7 @@ class GroupRanks:
         """Return whether a rank was attached and is no longer."""
         if not self.words[word(rank, PID)]:  # before the lock is looked at: it is taken before this is set
             return False
-        found: bytes = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _lock_of(rank))
-        return struct.unpack_from("h", found) == (fcntl.F_UNLCK,)
+        return not is_held(self._file, rank)
 
     def _describe(self, ranks: Iterable[int]) -> str:
         """Return the names, processes and sequence numbers of some ranks."""
@@ -83,8 +81,3 @@ class GroupRanks:
 def word(rank: int, field: int) -> int:
     """Return which word of the header a field of a rank is."""
     return (1 + rank) * LINE_BYTES // WORD_BYTES + field
-
-
-def _lock_of(rank: int, kind: int = fcntl.F_WRLCK) -> bytes:
-    """Return the C `struct flock` for a rank's own byte of the file."""
-    return struct.pack("hhqqi", kind, os.SEEK_SET, rank, 1, 0)

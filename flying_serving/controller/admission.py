@@ -36,7 +36,7 @@ class Pace:
         self._new, self._at_s = 0, now_s if waits else None
 
     def wait_s(self, ahead: int) -> float:
-        """Seconds until so many requests have left; 0 if that is not known."""
+        """Seconds until `ahead` requests have left the pool; 0 while the pace is unknown."""
         if self._passed_s < LEAST_S:
             return 0.0
         return ahead * self._passed_s / self._count if self._count else math.inf

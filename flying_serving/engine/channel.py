@@ -72,7 +72,7 @@ class Channel:
 
     def pending(self) -> bool:
         """Whether the next message in order is here, or on its way: its number is taken before it is sent."""
-        return self._order.taken(self._engine) > self._next
+        return self.waiting() > 0
 
     def waiting(self) -> int:
         """How many messages are here or on their way."""

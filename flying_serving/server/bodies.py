@@ -76,7 +76,7 @@ async def read_json(request: Request) -> Any:
 
 
 async def _read(request: Request, most: int, flag: str = "") -> bytes:
-    """The body, of at most so many bytes; one that says it is longer is not read."""
+    """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:18]) > most:
         raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {length[:18]}")
@@ -97,7 +97,7 @@ def _check_depth(content: bytes, most: int) -> None:
 
 
 def is_deeper(content: bytes, most: int) -> bool:
-    """Whether more than so many lists and objects are within each other in this JSON, up to where it is none any more.
+    """Whether lists and objects nest more than `most` deep, in as much of the text as is JSON.
 
     Without recursion and without a parser, which would build all of it, and in time linear in its length.
     """

@@ -21,7 +21,7 @@ LEFT_S = 1.0
 STABLE_S = 60.0
 """An engine that was back for so long is started again at once; else later each time, up to so much."""
 STEADY = 3
-"""So many losses one after another are reported as a crash loop."""
+"""From this many losses in a row on, the log reports a crash loop."""
 
 
 class Process(Protocol):
@@ -123,7 +123,7 @@ class Engines:
         ended = select.select(there, [], [], 0)[0]
         lost = [there[each] for each in ended if each == sentinel or not self._pulse.has_left(there[each])]
         reasons = [self._note(engine) for engine in lost]
-        left = len(self.records) - len(self.lost)
+        left = len(self._calls.engines)
         least = self._deployment.flying.min_engines
         if left < least:
             self._end_server(f"{reasons[-1]}; {left} engines are left, at least {least} are needed (--min-engines)")
