@@ -69,6 +69,9 @@ class FlyingConfig(BaseModel):
     """Blocks that a group asks its members for at a time, at the least."""
     lend_weights: bool = False
     """Give memory of weights that the widest group does not need to the KV cache, while a request needs it."""
+    node_metrics: bool = False
+    """In /metrics, vllm:num_requests_running, vllm:num_requests_waiting and vllm:kv_cache_usage_perc are one series of
+    all engines together, as routers between nodes read them, not one for each engine."""
     trace_out: str | None = None
     """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is overwritten."""
 

@@ -1,9 +1,10 @@
-"""Commands for a running server (`status`, `layout`, `switches`) and for this machine (`doctor`).
+"""Commands for a running server (`status`, `layout`, `switches`, `drain`) and for this machine (`doctor`).
 
 None of them imports vLLM or torch. Errors are one line on stderr. Exit code 2: the request is wrong. Exit code 1: the
 server does not answer, or `doctor` found something bad.
 """
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,8 @@ from flying_serving.cli import render
 from flying_serving.cli.connection import Connection, failed, output
 from flying_serving.cli.flags import flags
 from flying_serving.config import MODES
+
+DRAIN_LOOK_S = 0.2
 
 app = typer.Typer(
     name="flying-serving",
@@ -89,6 +92,31 @@ def switches(
     """Show the last switches: why, predicted gain and cost, measured times."""
     answer = server.ask("GET", "/flying/switches")
     server.show(answer, lambda found: render.switches(found["switches"][-last:]))
+
+
+@app.command()
+@flags
+def drain(
+    server: Connection,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take new requests again.")] = False,
+    wait_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Wait until no request is left, at most this many seconds.")
+    ] = None,
+) -> None:
+    """Take no new requests, so that the server can be stopped without losing any.
+
+    New requests get 503, those that have begun finish. With --wait-s exit code 0 says that none is left.
+    """
+    if cancel and wait_s is not None:
+        raise failed("--cancel or --wait-s is expected, not both", 2)
+    answer = server.ask("DELETE" if cancel else "POST", "/flying/drain", body=None if cancel else {})
+    until_s = time.monotonic() + (wait_s or 0.0)
+    while not answer["ready_to_stop"] and time.monotonic() < until_s:
+        time.sleep(DRAIN_LOOK_S)
+        answer = server.ask("GET", "/flying/drain")
+    server.show(answer, render.drain)
+    if wait_s is not None and not answer["ready_to_stop"]:
+        raise failed(f"{answer['requests']} requests are left after {wait_s:g} s", 1)
 
 
 @app.command(**PASSED_ON, options_metavar="[MODEL] [OPTIONS]")

@@ -39,6 +39,7 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
     capacity = ", ".join(f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items())
     return Group(
         *_lost(answer["lost"]),
+        *_draining(answer["load"]),
         f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
         f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
         f"KV tokens that one request may use: {capacity}",
@@ -49,9 +50,23 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
     )
 
 
+def drain(answer: Mapping[str, Any]) -> RenderableType:
+    """Whether the server takes requests, and how many it has."""
+    if not answer["draining"]:
+        return f"takes new requests; {answer['requests']} are under way"
+    return f"draining: {answer['requests']} requests are left" + ("; ready to stop" if answer["ready_to_stop"] else "")
+
+
 def _lost(lost: Sequence[Mapping[str, Any]]) -> list[Text]:
     """Which engines are lost, since when and why."""
     return [Text(f"degraded since {_clock(one['since'])}: {loss(one)}", style="red") for one in lost]
+
+
+def _draining(load: Mapping[str, Any]) -> list[Text]:
+    """Whether the node takes no new requests, and may be stopped."""
+    if not load["draining"]:
+        return []
+    return [Text("draining: ready to stop" if load["ready_to_stop"] else "draining: requests run", style="yellow")]
 
 
 def _clock(time_s: float) -> str:

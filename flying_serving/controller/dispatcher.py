@@ -50,8 +50,8 @@ class Dispatcher:
         self._narrow_waits: set[Group] = set()
         """Widest groups whose engines a request waits for that asks for a lower degree."""
         self._layouts = Layout.all(settings.engines, self._sizes)
-        self._formable = self._sizes
-        """Sizes of groups of these layouts."""
+        self.formable = self._sizes
+        """Sizes of groups of these layouts: those that engines which are there can form."""
 
     @property
     def running(self) -> int:
@@ -93,7 +93,7 @@ class Dispatcher:
         first = self.pool.first(now_s)
         begins = [*([] if first is None else [first]), *self.loads.unfinished.values()]
         urgent = self.pool.urgent + sum(self.loads[group].urgent for group in self.loads.groups)
-        needs = needs_of(begins, urgent, self._formable, self.settings.engines, self.lending.needs_loan)
+        needs = needs_of(begins, urgent, self.formable, self.settings.engines, self.lending.needs_loan)
         promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
         opens_in_s = self.lending.opens_in_s(now_s)
         return Snapshot(now_s, self.layout, layouts, lanes, loads, work, needs, promised, opens_in_s)

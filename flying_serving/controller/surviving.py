@@ -119,4 +119,4 @@ class SurvivingController(Controller):
         self.layout = layout.without(self.lost)
         every = Layout.all(self.settings.engines, self._sizes)
         self._layouts = list(dict.fromkeys(one.without(self.lost) for one in every))
-        self._formable = sorted({size for one in self._layouts for size in one.shape})
+        self.formable = sorted({size for one in self._layouts for size in one.shape})

@@ -10,7 +10,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flying_serving.errors import PoolFull
 
-GENERATE = ("/completions", "/responses", "/messages", "/generate")
+GENERATE = (
+    "/completions",
+    "/completions/batch",
+    "/responses",
+    "/messages",
+    "/generate",
+    "/v2/chat",
+    "/invocations",
+    "/systemone",
+    "/generative_scoring",
+)
 """Ends of the paths of vLLM's routes that generate."""
 
 
@@ -27,7 +37,7 @@ class RefuseWhenFull:
         self._owner = owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(GENERATE):
+        if not generates(scope):
             await self._app(scope, receive, send)
             return
         admission = self._owner.state.engine_client.engine_core.shell.controller.admission
@@ -39,7 +49,8 @@ class RefuseWhenFull:
             try:
                 admission.check()
             except PoolFull as error:
-                await JSONResponse(_refused(error), HTTPStatus.TOO_MANY_REQUESTS)(scope, receive, send)
+                status = HTTPStatus.TOO_MANY_REQUESTS
+                await JSONResponse(error_body(str(error), status), status)(scope, receive, send)
                 return
         await self._app(scope, _replayed(read, receive), send)
 
@@ -63,7 +74,11 @@ def _replayed(read: deque[Message], receive: Receive) -> Receive:
     return replay
 
 
-def _refused(error: PoolFull) -> dict[str, Any]:
+def generates(scope: Scope) -> bool:
+    """Whether a request is to one of the routes that generate."""
+    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(GENERATE)
+
+
+def error_body(message: str, status: HTTPStatus) -> dict[str, Any]:
     """The body that vLLM gives a `GracefulHTTPError`."""
-    status = HTTPStatus.TOO_MANY_REQUESTS
-    return {"error": {"message": str(error), "type": status.phrase, "param": None, "code": status}}
+    return {"error": {"message": message, "type": status.phrase, "param": None, "code": status}}

@@ -6,15 +6,21 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from flying_serving.controller.node_load import NodeLoad, node_load
 from flying_serving.server.figures.page import (
+    NODE_SERIES,
     Page,
     Published,
+    node_series,
     put_controller,
     put_engine,
     put_lanes,
     put_losses,
+    put_node,
     put_switches,
 )
 from flying_serving.server.figures.predictions import Predictions
@@ -38,6 +44,8 @@ class ServerMetrics:
         self._figures = shell.figures
         self._losses = shell.losses
         self._model_name = shell.model_config.served_model_name
+        self._max_model_len = shell.model_config.max_model_len
+        self._draining = shell.draining
         self._tally = SwitchTally()
         self._predictions = Predictions(shell.controller.settings.objective)
 
@@ -48,6 +56,14 @@ class ServerMetrics:
         if self._predictions.watching:
             self._predictions.sample([*self._controller.pool, *self._controller.started.values()], now_s)
 
+    def load(self) -> NodeLoad:
+        """The load of the whole node at this moment."""
+        return node_load(self._controller, self._max_model_len)
+
+    def node_series(self) -> list[Metric]:
+        """vLLM's gauges of the load as series of the node, where --node-metrics asks for them."""
+        return node_series(self.load(), self._model_name) if self._calls.deployment.flying.node_metrics else []
+
     async def page(self) -> Page:
         """The metrics of this moment."""
         if asked := self._figures.ask(self._calls.engines):
@@ -57,6 +73,7 @@ class ServerMetrics:
         deployment = self._calls.deployment
         page = Page(self._model_name)
         put_controller(page, self._controller, deployment.devices, now_s)
+        put_node(page, self.load(), draining=bool(self._draining))
         put_lanes(page, self._controller, deployment.group_sizes, self._figures.known)
         for engine in self._calls.engines:
             page.put("flying:engine_unanswered_seconds", self._figures.unanswered_s(engine, now_s), engine)
@@ -67,6 +84,14 @@ class ServerMetrics:
         page.put("flying:weight_loans_total", self._weights.loans)
         page.put("flying:weight_fetch_seconds", self._weights.fetch_s)
         return page
+
+
+def drop_engine_series(registry: CollectorRegistry) -> None:
+    """Take vLLM's gauges of NODE_SERIES, which are by engine, out of what `/metrics` shows."""
+    for name in NODE_SERIES:
+        collector = registry._names_to_collectors.get(name)  # noqa: SLF001 - the library finds collectors by no public way
+        if collector is not None:
+            registry.unregister(collector)
 
 
 class FreshMetrics:
@@ -84,5 +109,5 @@ class FreshMetrics:
         if scope["type"] == "http" and scope["path"].rstrip("/").endswith("/metrics"):
             metrics: ServerMetrics | None = self._owner.state.engine_client.engine_core.metrics
             if metrics is not None:
-                self._published.metrics = (await metrics.page()).metrics
+                self._published.metrics = (await metrics.page()).metrics + metrics.node_series()
         await self._app(scope, receive, send)

@@ -95,9 +95,10 @@ def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
     original(app, supported_tasks)
-    from flying_serving.server import refusals, routes, view
+    from flying_serving.server import node, refusals, routes, view
 
     routes.attach(app, app.state.args)
+    node.attach(app)
     view.attach(app)
     refusals.attach()
 

@@ -1,4 +1,4 @@
-"""Admin routes: status, layout, switches; and Retry-After."""
+"""Admin routes: status, layout, switches; and the middleware."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
@@ -20,14 +21,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from flying_serving.config import MAX_ENGINES, MODES
+from flying_serving.config import KEY, MAX_ENGINES, MODES, parse_flying
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, LayoutError, OrderDropped
 from flying_serving.server.access import authorise
 from flying_serving.server.bodies import BoundedBodies, read_json
+from flying_serving.server.draining import RETRY_AFTER_S, RefuseWhenDraining
 from flying_serving.server.figures.page import Published
 from flying_serving.server.full import RefuseWhenFull
-from flying_serving.server.metrics import FreshMetrics
+from flying_serving.server.load import load_of, takes_requests
+from flying_serving.server.metrics import FreshMetrics, drop_engine_series
 from flying_serving.server.settings import describe
 from flying_serving.server.shell import Shell
 from flying_serving.validation import first_problem
@@ -82,7 +85,8 @@ async def status(request: Request) -> Any:
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
     known = describe(shell.controller, shell.calls.deployment) | shell.losses.to_json()
-    return known | {"orphaned_requests": asdict(shell.controller.orphans), "engines": to_builtins(reports)}
+    orphaned = asdict(shell.controller.orphans)
+    return known | {"load": load_of(shell), "orphaned_requests": orphaned, "engines": to_builtins(reports)}
 
 
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
@@ -181,7 +185,7 @@ async def scale_elastic_ep() -> Any:
 
 
 class RetryAfter:
-    """Middleware: an answer 429 says when to come again."""
+    """Middleware: an answer 429, or 503 of a server that takes no more requests, says when to come again."""
 
     def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
         self._app = app
@@ -189,14 +193,20 @@ class RetryAfter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 429:
-                wait_s = self._owner.state.engine_client.engine_core.shell.controller.pool.retry_after_s(
-                    time.monotonic()
-                )
-                message["headers"] = [*message["headers"], (b"retry-after", str(wait_s).encode())]
+            if message["type"] == "http.response.start" and (wait_s := self._wait_s(message["status"])) is not None:
+                others = [one for one in message["headers"] if one[0].lower() != b"retry-after"]
+                message["headers"] = [*others, (b"retry-after", str(wait_s).encode())]
             await send(message)
 
         await self._app(scope, receive, answer)
+
+    def _wait_s(self, status: int) -> int | None:
+        shell: Shell = self._owner.state.engine_client.engine_core.shell
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            return shell.controller.pool.retry_after_s(time.monotonic())
+        if status == HTTPStatus.SERVICE_UNAVAILABLE and not takes_requests(shell):
+            return RETRY_AFTER_S
+        return None
 
 
 def attach(app: FastAPI, args: Any) -> None:
@@ -206,8 +216,11 @@ def attach(app: FastAPI, args: Any) -> None:
     app.include_router(router)
     app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
     app.add_middleware(RefuseWhenFull, owner=app)
+    app.add_middleware(RefuseWhenDraining, owner=app)
     app.add_middleware(BoundedBodies)
     app.add_middleware(RetryAfter, owner=app)
-    published = Published()
-    get_prometheus_registry().register(published)
+    published, registry = Published(), get_prometheus_registry()
+    registry.register(published)
+    if parse_flying((args.additional_config or {}).get(KEY) or {}).node_metrics:
+        drop_engine_series(registry)
     app.add_middleware(FreshMetrics, owner=app, published=published)

@@ -33,6 +33,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.log import logger
 from flying_serving.server.asking import LastFigures
 from flying_serving.server.calls import EngineCalls, refusal, retrieved
+from flying_serving.server.draining import Draining
 from flying_serving.server.encoding import check_encodable
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.orders import LayoutOrders
@@ -60,6 +61,7 @@ class Shell:
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
         self.figures = LastFigures(calls)
         self.losses = Losses(settings.engines)
+        self.draining = Draining()
 
     # ---- requests
 
@@ -69,10 +71,7 @@ class Shell:
             raise refusal()
         sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
         check_encodable(sent, self.calls.channel.encode)
-        most_urgent = self.calls.deployment.flying.most_urgent_priority
-        if most_urgent is not None and fields["priority"] < most_urgent:
-            allowed = f"must be {most_urgent} or more on this server (--most-urgent-priority)"
-            raise VLLMValidationError(f"priority={fields['priority']}: {allowed}", parameter="priority")
+        _check_priority(fields["priority"], self.calls.deployment.flying.most_urgent_priority)
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
         spec = self.streams.spec(prompt, fields["sampling_params"], fields["priority"])
         try:
@@ -247,3 +246,10 @@ class Shell:
         self.streams.close(request_id)
         self.calls.channel.end_requests([request_id], FinishReason.ERROR)
         return self.controller.finished([request_id], self.clock(), aborted=True)
+
+
+def _check_priority(priority: int, most_urgent: int | None) -> None:
+    """Raise VLLMValidationError for a request that is more urgent than any may be here."""
+    if most_urgent is not None and priority < most_urgent:
+        allowed = f"must be {most_urgent} or more on this server (--most-urgent-priority)"
+        raise VLLMValidationError(f"priority={priority}: {allowed}", parameter="priority")

@@ -12,6 +12,7 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
+from flying_serving.server.draining import Draining
 from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.settings import describe
 from tests.controller.shell import Shell, settings
@@ -31,7 +32,8 @@ def status(shell: Shell, losses: Losses | None = None) -> dict[str, Any]:
     """The answer of `GET /flying/status`, without what engines say."""
     flying = FlyingConfig()
     deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
-    return describe(shell.controller, deployment) | (losses or Losses(2)).to_json() | {"engines": []}
+    known = describe(shell.controller, deployment) | (losses or Losses(2)).to_json()
+    return known | {"engines": [], "load": Draining().to_json(0)}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,18 @@ def test_status_names_a_lost_engine_since_when_and_why() -> None:
     assert re.search(r"degraded since (1969|1970)-\d\d-\d\d \d\d:\d\d:\d\d", text)
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
     assert rows == [["1", "-", "9", "8", *["-"] * 3], ["1", "lost", *["-"] * 5]]
+
+
+def test_status_says_that_the_server_drains() -> None:
+    """And when it may be stopped; so does `drain`."""
+    answer, draining = status(Shell(settings("auto", 2))), Draining()
+    assert "drain" not in drawn(render.status(answer))
+    draining.begin()
+    assert "draining: requests run" in drawn(render.status(answer | {"load": draining.to_json(1)}))
+    assert "draining: ready to stop" in drawn(render.status(answer | {"load": draining.to_json(0)}))
+    assert drawn(render.drain(draining.to_json(2) | {"requests": 2})) == "draining: 2 requests are left\n"
+    assert "ready to stop" in drawn(render.drain(draining.to_json(0) | {"requests": 0}))
+    assert "takes new requests" in drawn(render.drain(Draining().to_json(0) | {"requests": 3}))
 
 
 def test_a_dry_run_shows_what_it_would_do_with_gain_and_cost() -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from fastapi import FastAPI
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
-from flying_serving.server import routes, view
+from flying_serving.server import node, routes, view
 from tests.server.doubles import Server
 
 SECRET = "secret"
@@ -21,5 +21,6 @@ def app(server: Server | None = None, keys: Sequence[str] = (SECRET,)) -> FastAP
     made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=(server or Server()).shell))
     init_exception_handler(made)
     made.include_router(routes.router)
+    made.include_router(node.router)
     made.include_router(view.router)
     return made

@@ -28,6 +28,9 @@ ROUTES = (
     ("DELETE", "/flying/layout"),
     ("GET", "/flying/switches"),
     ("POST", "/flying/check"),
+    ("GET", "/flying/drain"),
+    ("POST", "/flying/drain"),
+    ("DELETE", "/flying/drain"),
     ("GET", "/flying/view"),
     ("GET", "/flying/"),
 )

@@ -665,6 +665,7 @@ COMMAND_CASES = (
     INCOMPLETE := Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
     GENTLE := Case("`layout 0,1 2,3 --mode gentle`", f"mode='gentle': must be one of {list(MODES)} (400)", 2),
     NO_STEPS := Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
+    BOTH_WAYS := Case("`drain --cancel --wait-s 1`", "--cancel or --wait-s is expected, not both", 2),
     SICK := Case("`doctor` finds something bad", "bad", 1),
 )
 
@@ -686,6 +687,7 @@ def test_commands_without_a_server() -> None:
     run(NO_URL, "status", "--url", "foo")
     run(NO_NUMBER, "layout", "0,x", "--url", "http://127.0.0.1:1")
     run(NO_STEPS, "layout", "0,1", "2,3", "--weave-steps", "0", lines=None)
+    run(BOTH_WAYS, "drain", "--cancel", "--wait-s", "1")
 
 
 @pytest.mark.server
@@ -697,7 +699,8 @@ def test_commands_with_a_server(server: Server) -> None:
     run(UNALIGNED, "layout", "1,2", "0", "3", *keyed)
     run(INCOMPLETE, "layout", "0", "1", *keyed)
     run(GENTLE, "layout", "0,1", "2,3", "--mode", "gentle", *keyed)
-    for arguments in (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",)):
+    right = (("status",), ("status", "--json"), ("layout", "0", "1", "2", "3"), ("switches",))
+    for arguments in (*right, ("drain", "--wait-s", "30"), ("drain", "--cancel")):
         result = CliRunner().invoke(app, [*arguments, *keyed])
         assert result.exit_code == 0, result.output
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from flying_serving.config import FlyingConfig
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
@@ -37,7 +38,7 @@ class FakeCalls:
     """Two engines that answer with how often they were asked, or not if `silent`, `refusing` or `lost` names them."""
 
     def __init__(self) -> None:
-        self.deployment = SimpleNamespace(engines=2, devices=1, group_sizes=(1, 2))
+        self.deployment = SimpleNamespace(engines=2, devices=1, group_sizes=(1, 2), flying=FlyingConfig())
         self.asked = [0, 0]
         self.silent: dict[int, asyncio.Event] = {}
         self.refusing: set[int] = set()

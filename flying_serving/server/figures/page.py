@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.node_load import NodeLoad
 from flying_serving.controller.surviving import OrphanCounts
 from flying_serving.layout.groups import aligned_group
 from flying_serving.observe.metrics.histogram import Histogram
@@ -16,6 +17,12 @@ from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally, shape
 from flying_serving.wire import EngineFigures
 
+NODE_SERIES = {
+    "vllm:num_requests_running": "Requests that run in any engine of the node.",
+    "vllm:num_requests_waiting": "Requests that wait, in the task pool or in any engine of the node.",
+    "vllm:kv_cache_usage_perc": "Share of the node's KV memory that running requests use, 0 to 1.",
+}
+"""Running, waiting, KV usage. vLLM has a series of each for every engine."""
 _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
 
 
@@ -57,6 +64,18 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
     page.put("flying:splits_total", counts.output, "output")
     page.put("flying:splits_undone_total", counts.undone)
     page.put("flying:split_requests", len(controller.splits))
+
+
+def put_node(page: Page, load: NodeLoad, *, draining: bool) -> None:
+    """The load of the node as a whole."""
+    page.put("flying:node_requests_running", load.requests_running)
+    page.put("flying:node_requests_waiting", load.requests_waiting)
+    page.put("flying:node_kv_tokens_used", load.kv_tokens_used)
+    page.put("flying:node_kv_tokens_free", load.kv_tokens_free)
+    page.put("flying:node_longest_request_tokens", load.longest_request_tokens, "present")
+    page.put("flying:node_longest_request_tokens", load.longest_request_tokens_any_layout, "any")
+    page.put("flying:node_lost_engines", len(load.lost_engines))
+    page.put("flying:node_draining", float(draining))
 
 
 def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
@@ -122,6 +141,15 @@ def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> No
     page.put("flying:checked_predictions_total", predictions.checked)
     page.put("flying:checked_predicted_request_seconds_total", predictions.predicted)
     page.put("flying:checked_measured_request_seconds_total", predictions.measured)
+
+
+def node_series(load: NodeLoad, model_name: str) -> list[Metric]:
+    """vLLM's gauges of these names as one series of the whole node, for routers that read one engine's."""
+    values = (load.requests_running, load.requests_waiting, load.kv_usage)
+    families = [GaugeMetricFamily(name, meaning, labels=("model_name",)) for name, meaning in NODE_SERIES.items()]
+    for family, value in zip(families, values, strict=True):
+        family.add_metric([model_name], value)
+    return [*families]
 
 
 class Published:
