@@ -31,7 +31,7 @@ from tests.live import Server
 
 JOBS = 16
 CLIENTS = {"1+1+1+1": 12, "2+2": 8, "4": 12, "2+1+1": 12}
-"""By layout: as many as may run at once when it has lost an engine."""
+"""By layout: as many as may run at once when it has lost an engine; where layouts change, the fewer of both."""
 CROWD = 12
 """The same where lanes are to be short of blocks."""
 NOT_REACHED = "the phase was not reached"
@@ -110,7 +110,8 @@ class Chaos:
         (self._folder / EVENTS).unlink(missing_ok=True)
         pids = {engine["engine"]: engine["pid"] for engine in (await self._status())["engines"]}
         self._load.splits = case.phase in SPLITS
-        clients = CROWD if case.phase in BLOCKS else CLIENTS[case.layout]
+        layouts = (case.layout, OTHERS[case.layout]) if case.phase in SWITCHING else (case.layout,)
+        clients = CROWD if case.phase in BLOCKS else min(CLIENTS[layout] for layout in layouts)
         if case.phase != "idle":
             self._load.start(clients)
             await self._load.until_streaming()

@@ -18,7 +18,11 @@ DETECTED_S, ORPHANED_S, GAP_S = 1.5, 3.0, 1.0
 
 @dataclass
 class Outcome:
-    """One case. Times in seconds; `orphaned_s`, `gaps_s`: of each stream that lost its group, and that did not."""
+    """One case. Times in seconds.
+
+    `orphaned_s`: from the loss to the next token, of each stream that lost its group or the KV that it was to pull, or
+    that had no group at the time. `gaps_s`: of each other stream.
+    """
 
     case: Case
     asked: Sequence[Asked]
@@ -50,7 +54,7 @@ class Outcome:
             lost_again = [event["s"] for event in events("lost")]
             if len(lost_again) > 1:
                 self.detected_s = lost_again[-1] - events("sprung")[-1]["s"]
-        orphaned = {event["request"] for event in events("orphaned")}
+        orphaned = {event["request"] for what in ("orphaned", "between") for event in events(what)}
         for one in self.asked:
             if any(f"{one.name}-" in request for request in orphaned):
                 later = [at_s for at_s in one.answer.arrivals_s if at_s > lost_s]

@@ -221,7 +221,18 @@ class Traps:
             "_orphaned",
             before=lambda _, state, now_s, suspected: self.note("orphaned", request=state.request_id),
         )
+        _wrap(SurvivingController, "engines_lost", before=self._between_groups)
         _wrap(SurvivingController, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))
+
+    def _between_groups(self, controller: Any, engines: Any, now_s: float) -> None:
+        """Note streams that migrate when engines are lost, or that those have a part of."""
+        for state in [*controller.pool, *controller.started.values()]:
+            split = controller.splits.open.get(state.request_id)
+            partners = () if split is None else (*split.kv.group, *split.second)
+            sources = () if state.kv is None else state.kv.group
+            waits = state.output_tokens and state.request_id in controller.pool
+            if waits or not set(engines).isdisjoint((*partners, *sources)):
+                self.note("between", request=state.request_id)
 
 
 def _wrap(
