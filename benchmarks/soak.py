@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import psutil
 
 from benchmarks.chaos import make_jobs
 from benchmarks.chaos_cases import SIGNALS
-from benchmarks.chaos_load import ChaosLoad
+from benchmarks.chaos_load import TIMEOUT_S, ChaosLoad
 from benchmarks.switch_storm import FLAGS, LAYOUTS
 from flying_serving.config import MODES
 from tests.live import Server
@@ -109,7 +110,12 @@ async def soak(server: Server, duration_s: float, seed: int, report: Soak) -> No
 
 async def _order(http: httpx.AsyncClient, draw: random.Random, report: Soak) -> None:
     body = {"groups": draw.choice(LAYOUTS), "mode": draw.choice(MODES)}
-    answer = await http.post("/flying/layout", json=body)
+    try:
+        answer = await http.post("/flying/layout", json=body)
+    except httpx.TimeoutException:
+        status = (await http.get("/flying/status")).json()
+        report.problems.append(f"{body} was not answered within {TIMEOUT_S:g} s: {status}")
+        return
     report.orders[f"{answer.status_code}"] += 1
 
 
@@ -157,6 +163,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine-timeout-s", type=float, default=2.0)
+    parser.add_argument("--log", type=Path, help="where the server's log is written")
     args = parser.parse_args()
     report = Soak()
     with Server("llama", ENGINES, *FLAGS, "--max-num-seqs=4", f"--engine-timeout-s={args.engine_timeout_s}") as server:
@@ -164,6 +171,8 @@ def main() -> None:
             asyncio.run(soak(server, args.minutes * 60, args.seed, report))
         finally:
             print_report(report)
+            if args.log is not None:
+                args.log.write_text(server.log())
     sys.exit(1 if report.problems else 0)
 
 
