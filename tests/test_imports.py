@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "flying_serving"
 ORDER = (
-    *("demo", "cli", "bench", "sim", "server", "engine", "controller", "policy", "predict"),
+    *("deploy", "demo", "cli", "bench", "sim", "server", "engine", "controller", "policy", "predict"),
     *("migration", "worker", "vllm_adapter", "memory", "comm", "config", "layout", "wire"),
     *("results", "observe", "testing", "workload", "start_error", "validation", "errors", "log"),
 )

@@ -47,7 +47,7 @@ class ServerArgs:
     """Flags of Flying Serving, which stock vLLM does not have."""
 
 
-class _Parser(argparse.ArgumentParser):
+class ServerParser(argparse.ArgumentParser):
     """Raises ConfigError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
@@ -62,12 +62,12 @@ def parse_server_args(line: Sequence[str]) -> ServerArgs:
     """
     if not line or line[0].startswith("-"):
         raise ConfigError("--compare: after -- the model is expected, then flags of vLLM: -- MODEL [FLAGS]")
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = ServerParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     for flag in (*_CHOSEN, *_OWN):
         parser.add_argument(flag)
-    found, shared = parser.parse_known_args([_dashes(word) for word in line[1:]])
+    found, shared = parser.parse_known_args([with_dashes(word) for word in line[1:]])
     given = {"--" + name.replace("_", "-"): value for name, value in vars(found).items() if value is not None}
     for flag, reason in _CHOSEN.items():
         if flag in given:
@@ -78,7 +78,7 @@ def parse_server_args(line: Sequence[str]) -> ServerArgs:
     return ServerArgs(line[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours)
 
 
-def _dashes(word: str) -> str:
+def with_dashes(word: str) -> str:
     """A flag as vLLM's parser takes it too: with dashes for underscores in its name."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word

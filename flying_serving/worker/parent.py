@@ -12,16 +12,20 @@ _PR_SET_PDEATHSIG = 1
 _INIT = 1
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int | None = None) -> None:
     """Let the kernel kill this process when the one that started it dies, in whatever way (Linux).
 
-    An engine alone would keep its memory.
+    An engine alone would keep its memory. `parent`: the process that started it, if multiprocessing did not.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        parent = multiprocessing.parent_process()
-        if os.getppid() == _INIT and (parent is None or parent.pid != _INIT):  # it died before
+        if _lost_parent() if parent is None else os.getppid() != parent:  # it died before
             raise SystemExit
+
+
+def _lost_parent() -> bool:
+    parent = multiprocessing.parent_process()
+    return os.getppid() == _INIT and (parent is None or parent.pid != _INIT)
 
 
 def forget_signals() -> None:

@@ -1,0 +1,1 @@
+"""Many nodes: processes that are started, watched and started again, behind routers that others have made."""

@@ -1,0 +1,78 @@
+"""The command line of a node, and its environment: what many nodes on one machine share, and what they may not."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from flying_serving.bench.servers import ServerParser, with_dashes
+from flying_serving.errors import ConfigError
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+_CHOSEN = {
+    "--host": "nodes of this machine listen on 127.0.0.1",
+    "--port": "each node gets a free port",
+    "--uds": "nodes listen on a port",
+    "--ssl-keyfile": "routers speak plain HTTP to nodes",
+    "--ssl-certfile": "routers speak plain HTTP to nodes",
+}
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """The words after `flying-serving serve`, the model first, without a port."""
+
+    words: tuple[str, ...]
+    engines: int
+    """--data-parallel-size"""
+    devices: int
+    """--tensor-parallel-size: of each engine"""
+    shutdown_s: float
+    """--shutdown-timeout: how long requests may go on when the node is told to end."""
+    has_key: bool
+    """Whether --api-key, or VLLM_API_KEY, makes nodes ask for a key."""
+
+    def with_flag(self, flag: str) -> Self:
+        """With one flag more, before those that the user gave, which count if they say something else."""
+        return replace(self, words=(self.words[0], flag, *self.words[1:]))
+
+
+def parse_serve_args(line: Sequence[str]) -> ServeArgs:
+    """Look through the command line of nodes.
+
+    Raises:
+        ConfigError: if the model is not first, or a flag is set for each node by itself.
+    """
+    if not line or line[0].startswith("-"):
+        raise ConfigError("after -- the model is expected, then flags of `flying-serving serve`: -- MODEL [FLAGS]")
+    parser = ServerParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+    parser.add_argument("--shutdown-timeout", type=float, default=0.0)
+    parser.add_argument("--api-key", nargs="+", default=os.environ.get("VLLM_API_KEY"))
+    for flag in _CHOSEN:
+        parser.add_argument(flag)
+    found, _ = parser.parse_known_args([with_dashes(word) for word in line[1:]])
+    for flag, reason in _CHOSEN.items():
+        if (value := getattr(found, flag[2:].replace("-", "_"))) is not None:
+            raise ConfigError(f"{flag}={value!r} after --: {reason}")
+    sizes = (found.data_parallel_size, found.tensor_parallel_size)
+    return ServeArgs(tuple(line), *sizes, found.shutdown_timeout, bool(found.api_key))
+
+
+def environment_of(node: int, nodes: int, args: ServeArgs, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one of so many nodes: its share of the processors, and devices that no other of them has.
+
+    Raises:
+        ConfigError: if CUDA_VISIBLE_DEVICES names fewer devices than all nodes need.
+    """
+    made = dict(base)
+    made.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (nodes * args.engines))))
+    each = args.engines * args.devices
+    visible = base.get(DEVICES, ",".join(map(str, range(nodes * each))))
+    if visible:  # else all are hidden
+        names = visible.split(",")
+        if len(names) < nodes * each:
+            raise ConfigError(f"{DEVICES}={visible}: {nodes} nodes with {each} devices each need {nodes * each}")
+        made[DEVICES] = ",".join(names[node * each : (node + 1) * each])
+    return made

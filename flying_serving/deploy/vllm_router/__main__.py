@@ -1,0 +1,85 @@
+"""Nodes on this machine behind vllm-router, which goes round those that die or drain; they are started again.
+
+python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS of flying-serving serve]
+python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 --node-url http://10.0.0.2:8000
+
+Flags of vllm-router are given as `--router-FLAG`, like `--router-policy power_of_two`.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from flying_serving.deploy.nodes import Node, Supervised, reserve_port, serve
+from flying_serving.deploy.serve_args import environment_of
+from flying_serving.deploy.vllm_router.options import Options, parse
+from flying_serving.errors import ConfigError, FlyingError
+
+END_S = 30.0
+"""For nodes to end, beyond their --shutdown-timeout."""
+READY = "/readiness"
+"""Of vllm-router: whether it has a node."""
+
+
+def main() -> int:
+    """Serve until a signal; the exit code: 0, 1 if something does not start, 2 if the command line is wrong."""
+    try:
+        options = parse(sys.argv[1:])
+        asyncio.run(run(options))
+    except asyncio.CancelledError:
+        return 0
+    except FlyingError as error:
+        sys.stderr.write(f"flying-serving: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+async def run(options: Options) -> None:
+    """Start everything, and keep it running until SIGTERM or SIGINT, which raises asyncio.CancelledError.
+
+    Raises:
+        ConfigError: if the router cannot listen where it should.
+        ServerFailed: if something does not start.
+    """
+    running = asyncio.current_task()
+    assert running is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    check_port(options)
+    nodes = local_nodes(options)
+    end_s = END_S + (0.0 if options.serve is None else options.serve.shutdown_s)
+    await serve(nodes, Router([*(node.url for node in nodes), *options.node_urls], options), end_s)
+
+
+def check_port(options: Options) -> None:
+    """Raise ConfigError if the router cannot listen where it should: nodes are long in starting, and it comes last."""
+    try:
+        socket.create_server((options.host, options.port)).close()
+    except OSError as error:
+        raise ConfigError(f"--host={options.host} --port={options.port}: {error.strerror}".lower()) from None
+
+
+def local_nodes(options: Options) -> list[Node]:
+    """The nodes of this machine, not yet started."""
+    if options.serve is None:
+        return []
+    given = options.serve
+    environments = [environment_of(number, options.nodes, given, os.environ) for number in range(options.nodes)]
+    return [Node(number, given.words, each, options.ready_s) for number, each in enumerate(environments)]
+
+
+class Router(Supervised):
+    """vllm-router before nodes."""
+
+    def __init__(self, urls: Sequence[str], options: Options) -> None:
+        port, self._reserved = reserve_port()
+        line = ["vllm_router.launch_router", f"--host={options.host}", f"--port={options.port}", "--worker-urls", *urls]
+        line += [f"--prometheus-port={port}", f"--worker-startup-timeout-secs={options.ready_s:.0f}", *options.router]
+        super().__init__("router", line, os.environ, options.url, READY, options.ready_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

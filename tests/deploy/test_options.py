@@ -1,0 +1,84 @@
+"""The command line of `python -m flying_serving.deploy.vllm_router`."""
+
+import socket
+import sys
+
+import pytest
+
+from flying_serving.deploy.vllm_router.__main__ import check_port
+from flying_serving.deploy.vllm_router.options import MISSING, SETTINGS, parse
+from flying_serving.errors import ConfigError
+
+OURS = [word for setting in SETTINGS.items() for word in setting]
+
+
+def test_nodes_of_this_machine_and_others() -> None:
+    options = parse(["--port", "80", "--node-url=http://10.0.0.1:8000", "--", "model", "-dp", "2"])
+    assert (options.nodes, options.node_urls, options.url) == (2, ("http://10.0.0.1:8000",), "http://127.0.0.1:80")
+    assert options.serve is not None and options.serve.words == ("model", "--enable-scale-out", "-dp", "2")
+    assert parse(["--node-url=http://10.0.0.1:8000"]).nodes == 0
+
+
+def test_flags_of_the_router_take_the_place_of_ours() -> None:
+    """They follow ours, and so count."""
+    asked = [
+        "--router-policy",
+        "power_of_two",
+        "--router-cors-allowed-origins",
+        "a",
+        "b",
+        "--router-cb-failure-threshold=9",
+    ]
+    options = parse([*asked, "--nodes=3", "--", "model"])
+    assert options.nodes == 3
+    assert list(options.router[len(OURS) :]) == [word.replace("--router-", "--") for word in asked]
+    assert list(options.router[: len(OURS)]) == OURS
+
+
+@pytest.mark.parametrize("policy", ["power_of_two", "consistent_hash", "round_robin"])
+def test_only_routers_that_go_by_tokens_have_them_told(policy: str) -> None:
+    serve = parse([f"--router-policy={policy}", "--", "model"]).serve
+    assert serve is not None and serve.words == ("model",)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([], "there are no nodes"),
+        (["model"], "model: unknown; flags of vllm-router begin with --router-, those of nodes follow --"),
+        (["--policy", "auto", "--", "m"], "--policy: unknown; flags of vllm-router begin with --router-"),
+        (["--nodes=2"], "--nodes=2: -- MODEL"),
+        (["--nodes=0", "--", "m"], "--nodes=0: there is no node"),
+        (["--nodes=65", "--", "m"], "--nodes=65: must be a whole number from 0 up to 64"),
+        (["--node-url=10.0.0.1"], "--node-url='10.0.0.1': must be like http://10.0.0.1:8000"),
+        (["--node-url=http://a:1/v1"], "--node-url='http://a:1/v1': must be like"),
+        (["--host=0.0.0.0", "--", "m"], "--host=0.0.0.0: the router hands on admin routes.* add --api-key after --"),
+        (["--router-port=1", "--", "m"], "--router-port: --port says where the router listens"),
+        (["--router-policy=auto", "--", "m"], "--router-policy: invalid choice: 'auto'"),
+        (["--nodes=1", "--router-policy=power_of_two", "--", "m"], "two nodes or more"),
+        (["--router-polic=random", "--", "m"], "unrecognized arguments: --router-polic=random"),
+        (["--router-queue-size", "x", "--", "m"], "--router-queue-size: invalid int value: 'x'"),
+    ],
+)
+def test_unusable_command_lines_say_what_is_expected(line: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(line)
+
+
+def test_nodes_with_a_key_may_be_reached_from_everywhere() -> None:
+    options = parse(["--host=0.0.0.0", "--", "m", "--api-key=k"])
+    assert (options.host, options.url) == ("0.0.0.0", "http://127.0.0.1:8000")
+
+
+def test_a_missing_router_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm_router", None)
+    with pytest.raises(ConfigError) as failed:
+        parse(["--", "m"])
+    assert str(failed.value) == MISSING == 'vllm-router is not installed: pip install "flying-serving[router]"'
+
+
+def test_a_port_that_is_taken_is_told_before_nodes_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--host=127.0.0.1 --port={port}: address already in use"):
+            check_port(parse([f"--port={port}", "--", "m"]))

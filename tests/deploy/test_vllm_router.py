@@ -1,0 +1,181 @@
+"""Two nodes of two engines each behind vllm-router: balance, prefix caches, sessions; nodes that die, drain and end."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.deploy import scenarios
+from tests.deploy.deployment import Counts, Deployment, NodeAt
+from tests.deploy.load import Asked, ask, ask_all, client, completion, fresh, mixed, text
+from tests.deploy.scenarios import STREAM_TOKENS, Figures, until
+
+pytestmark = pytest.mark.server
+
+COUNT, PREFIXES, CLIENTS = 200, 25, 16
+RATE = 12.0
+"""New requests per second for `power_of_two`, which gives all those of a second to the same node."""
+MAX_DIFFERENCE, MIN_HITS, SERVED_S = 0.2, 0.9, 2.0
+GONE_S = 60.0
+BODIES = mixed(COUNT, PREFIXES, seed=29)
+TURN_TOKENS, SESSIONS = 120, 4
+TOGETHER, APART = [[0, 1]], [[0], [1]]
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    with Deployment.of_nodes(2) as live:
+        yield live
+
+
+def tokens(asked: list[Asked]) -> list[list[int]]:
+    """Those of each request. All have been answered to their end."""
+    assert [one.problem for one in asked if one.problem] == []
+    return [one.answer.tokens for one in asked]
+
+
+Alone = tuple[list[list[int]], float]
+
+
+@pytest.fixture(scope="module")
+def alone(deployment: Deployment) -> Alone:
+    """The tokens of each request, and the share of prefix hits, when one node gets all of them."""
+    node = deployment.nodes()[0]
+    counts = Counts([node])
+    asked = asyncio.run(ask_all(node.url, BODIES, clients=CLIENTS, cache_salt="alone"))
+    return tokens(asked), counts.hits
+
+
+def test_cache_aware_balances_nodes_and_keeps_prefixes_together(deployment: Deployment, alone: Alone) -> None:
+    expected, hits = alone
+    counts = Counts(deployment.nodes())
+    asked = asyncio.run(ask_all(deployment.url, BODIES, clients=CLIENTS, cache_salt="cache_aware"))
+    assert tokens(asked) == expected
+    assert counts.difference <= MAX_DIFFERENCE, counts.requests
+    assert counts.hits >= MIN_HITS * hits, (counts.hits, hits)
+
+
+def test_power_of_two_balances_nodes_by_their_load(deployment: Deployment, alone: Alone) -> None:
+    """The router is started before nodes that run already."""
+    counts = Counts(deployment.nodes())
+    with Deployment.before(deployment.nodes(), "--router-policy=power_of_two") as router:
+        asked = asyncio.run(ask_all(router.url, BODIES, clients=COUNT, rate=RATE, cache_salt="power_of_two"))
+    assert tokens(asked) == alone[0]
+    assert counts.difference <= MAX_DIFFERENCE, counts.requests
+
+
+class Conversation:
+    """Turns that each begin like the one before, its answer included."""
+
+    def __init__(self, http: httpx.AsyncClient, nodes: list[NodeAt], seed: int) -> None:
+        self._http = http
+        self._nodes = nodes
+        self._draw = random.Random(seed)
+        self._prompt = text(self._draw, 100)
+
+    async def begin(self) -> int:
+        """Begin a turn. Returns the number of the node that streams it."""
+        before = [node.load() for node in self._nodes]
+        self._asked = Asked.now()
+        body = completion(self._prompt, TURN_TOKENS, seed=self._draw.getrandbits(31))
+        self._asking = asyncio.create_task(ask(self._http, body, self._asked))
+        await until(lambda: len(self._asked.answer.tokens) > 2)
+        return [node.load() - then for node, then in zip(self._nodes, before, strict=True)].index(1)
+
+    async def end(self) -> None:
+        """Wait for the end of a turn."""
+        await self._asking
+        assert self._asked.problem is None
+        self._prompt += self._asked.answer.text + text(self._draw, 20)
+
+
+async def change(nodes: list[NodeAt], groups: list[list[int]]) -> None:
+    """Change the layout of all nodes; what runs there migrates."""
+    for node in nodes:
+        await asyncio.to_thread(node.ask, "POST", "/flying/layout", {"groups": groups, "mode": "migrate"})
+
+
+def pulled(nodes: list[NodeAt]) -> float:
+    """How many requests have migrated with their KV."""
+    return sum(node.counted()["flying:kv_pulled_requests_total"] for node in nodes)
+
+
+async def test_a_conversation_stays_on_its_node_by_its_text(deployment: Deployment) -> None:
+    """While layouts change there. Two that begin at once are on two nodes."""
+    nodes = deployment.nodes()
+    before = pulled(nodes)
+    async with client(deployment.url) as http:
+        first, second = (Conversation(http, nodes, seed) for seed in (1, 2))
+        places = [await first.begin(), await second.begin()]
+        assert sorted(places) == [0, 1]
+        for groups in (TOGETHER, APART, TOGETHER):
+            await change(nodes, groups)
+            await first.end()
+            await second.end()
+            assert [await second.begin(), await first.begin()] == places[::-1]
+        await change(nodes, APART)
+        await first.end()
+        await second.end()
+    assert pulled(nodes) > before
+
+
+async def test_a_session_stays_on_its_node_by_its_header(deployment: Deployment) -> None:
+    """While layouts change there. As many sessions as it takes to see that both nodes have some."""
+    nodes, seen = deployment.nodes(), list[int]()
+    with Deployment.before(nodes, "--router-policy=consistent_hash") as router:
+        while len(seen) < SESSIONS or len(set(seen)) == 1:
+            number = len(seen)
+            async with client(router.url, **{"X-Session-ID": f"session {number}"}) as http:
+                for turn, groups in enumerate((TOGETHER, APART)):
+                    session = Conversation(http, nodes, 2 * number + turn)
+                    place = await session.begin()
+                    if turn == 0:
+                        seen.append(place)
+                    await change(nodes, groups)
+                    await session.end()
+                    assert place == seen[-1]
+
+
+def assert_right(deployment: Deployment, figures: Figures) -> None:
+    """Streams that have ended have the tokens of the same request alone."""
+    bodies = [body for body, one in zip(figures.bodies, figures.streams, strict=True) if one.problem is None]
+    alone = asyncio.run(ask_all(deployment.nodes()[0].url, bodies, clients=CLIENTS, cache_salt="again"))
+    assert [one.answer.tokens for one in figures.streams if one.problem is None] == tokens(alone)
+
+
+def test_a_drained_node_loses_nothing_and_is_used_again(deployment: Deployment) -> None:
+    figures = asyncio.run(scenarios.drained(deployment, 0, seed=1))
+    assert 0 < figures.on_node < len(figures.streams)
+    assert (figures.broken, figures.refused, figures.after_drain) == ([], [], 0)
+    assert_right(deployment, figures)
+
+
+def test_a_killed_node_takes_only_its_streams_and_comes_back(deployment: Deployment) -> None:
+    """Nothing is left of it; new requests do not fail, and wait for two seconds at most."""
+    before = deployment.nodes()[1]
+    parts = [before.process, *before.process.children(recursive=True)]
+    figures = asyncio.run(scenarios.killed(deployment, 1, seed=2))
+    assert 0 < figures.on_node < len(figures.streams)
+    assert (len(figures.broken), figures.refused) == (figures.on_node, [])
+    assert figures.worst_new_s < SERVED_S
+    assert deployment.nodes()[1].url == before.url
+    psutil.wait_procs(parts, GONE_S)
+    assert not any(part.is_running() for part in parts)
+    assert_right(deployment, figures)
+
+
+async def test_streams_end_when_the_deployment_is_told_to(deployment: Deployment) -> None:
+    """Within --shutdown-timeout; then nothing is left."""
+    parts = psutil.Process(deployment.process.pid).children(recursive=True)
+    draw, asked = random.Random(3), [Asked.now() for _ in range(4)]
+    async with client(deployment.url) as http:
+        asking = [asyncio.create_task(ask(http, fresh(draw, STREAM_TOKENS), into)) for into in asked]
+        await until(lambda: all(into.answer.tokens for into in asked))
+        deployment.process.terminate()
+        await asyncio.gather(*asking)
+    assert [len(found) for found in tokens(asked)] == [STREAM_TOKENS] * len(asked)
+    assert await asyncio.to_thread(deployment.process.wait, GONE_S) == 0
+    assert not any(part.is_running() for part in parts)
