@@ -16,6 +16,7 @@ from flying_serving.controller.settings import Limits
 from flying_serving.engine.batches import Batches
 from flying_serving.layout.groups import Group
 from flying_serving.sim.decoding import DecodeBatch
+from flying_serving.sim.prefixes import PrefixCache
 from flying_serving.sim.requests import Chunk, GroupBlocks, SimRequest, SimStep
 from flying_serving.vllm_adapter.limits import Running
 
@@ -30,7 +31,8 @@ class Finished(NamedTuple):
 class SimLane:
     """The requests of one group, whose engines have these KV blocks; `requests` is their number.
 
-    `batches`, if there are any, say how many prompt tokens a step takes (`--tbt-slo-ms`).
+    `batches`, if there are any, say how many prompt tokens a step takes (`--tbt-slo-ms`); `prefixes`, if there are any,
+    which tokens of a prompt need not be computed.
     """
 
     def __init__(self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: Limits) -> None:
@@ -41,6 +43,7 @@ class SimLane:
         self.waiting: deque[SimRequest] = deque()
         self.step: SimStep | None = None
         self.batches: Batches | None = None
+        self.prefixes: PrefixCache | None = None
         self._blocks = blocks
         self._limits = limits
         self._prefilling: dict[str, SimRequest] = {}
@@ -51,6 +54,10 @@ class SimLane:
         request.target_tokens = request.context_tokens
         self.waiting.insert(len(self._with_kv()) if request.computed_tokens else len(self.waiting), request)
         self.requests += 1
+
+    def keep_prefixes(self, id_tokens: int) -> None:
+        """Keep prompts; `id_tokens` is what one hash id stands for."""
+        self.prefixes = self._blocks.cache(id_tokens)
 
     def _with_kv(self) -> list[SimRequest]:
         """Waiting requests with KV."""
@@ -135,7 +142,11 @@ class SimLane:
             request.token_s.append(now_s)
         if request.tokens == 1:
             request.first_token_s = now_s
+        if self.prefixes is not None:
+            self.prefixes.hold(request.hash_ids)
         if request.ended:
+            if self.prefixes is not None:
+                self.prefixes.release(request.hash_ids)
             self._blocks.give_back(request)
             request.end_s = now_s
             self._release(request)
@@ -170,6 +181,8 @@ class SimLane:
                 return
             self.waiting.popleft()
             self._prefilling[request.request_id] = request
+            if self.prefixes is not None and not request.computed_tokens:
+                request.computed_tokens = self.prefixes.find(request.hash_ids, request.prompt_tokens)
             count = min(budget, chunk, request.target_tokens - request.computed_tokens)
             budget -= self._schedule(step, request, count)
 
@@ -195,6 +208,8 @@ class SimLane:
     def _free_decoded(self, request: SimRequest) -> None:
         # a step under way has taken the block of the token that it computes
         request.blocks = self._blocks.holding(request.context_tokens - (self.step is None))
+        if self.prefixes is not None:
+            self.prefixes.release(request.hash_ids)
         self._blocks.give_back(request)
 
     def _release(self, request: SimRequest) -> None:

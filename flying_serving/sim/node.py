@@ -74,6 +74,7 @@ class System:
         placing: how its controller chooses groups.
         splitting: how it splits requests over two groups, if it does.
         transforming: how its engines join and part, if its controller does not decide that.
+        hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they keep nothing.
     """
 
     name: str
@@ -84,6 +85,7 @@ class System:
     placing: type[Placing] = Placing
     splitting: Splitting | None = None
     transforming: Transforming | None = None
+    hash_id_tokens: int | None = None
 
 
 class SimNode:
@@ -103,6 +105,9 @@ class SimNode:
         self.cluster = Cluster(shape, system.step_time, clock, self._on_tokens, self._on_step)
         if shape.options.tbt_slo_s < math.inf:
             self.cluster.limit_batches([step.to_row() for step in system.calibration])
+        if system.hash_id_tokens is not None:
+            for lane in self.cluster.lanes.values():
+                lane.keep_prefixes(system.hash_id_tokens)
         self._migrations = KVMigrations(self.cluster, self._deliver)
         self._weights = None if shape.loan is None else WeightOrders(self.cluster, shape.loan)
         self.splits = None if system.splitting is None else self._splits(system.splitting)
@@ -134,17 +139,11 @@ class SimNode:
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the API server is done with it."""
-        mine = SimRequest(str(request.index), request.prompt_tokens, request.output_tokens, self.clock.now_s)
+        prompt, output = request.prompt_tokens, request.output_tokens
+        mine = SimRequest(str(request.index), prompt, output, self.clock.now_s, hash_ids=request.hash_ids)
         if self.shape.options.keep_times:
             mine.token_s = array("d")
-        spec = RequestSpec(
-            request.prompt_tokens,
-            request.prompt_tokens + request.output_tokens,
-            request.output_tokens,
-            request.tp_degree,
-            request.priority,
-            request.deadline_s,
-        )
+        spec = RequestSpec(prompt, prompt + output, output, request.tp_degree, request.priority, request.deadline_s)
         self.open[mine.request_id] = mine
         self.clock.after(max(0.0, self.shape.frontend_s - self.shape.options.message_s), self._admit, mine, spec)
 

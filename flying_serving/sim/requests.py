@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flying_serving.layout.groups import Group
+from flying_serving.sim.prefixes import PrefixCache
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class SimRequest:
         target_tokens: tokens to compute before the next one is sampled.
         joined_at, ends_at: counts of its `DecodeBatch`.
         token_s: time of each output token, if these are kept.
+        hash_ids: of the blocks of its prompt.
     """
 
     request_id: str
@@ -41,6 +43,7 @@ class SimRequest:
     left_s: float = 0.0
     group: Group | None = None
     token_s: array[float] | None = None
+    hash_ids: tuple[int, ...] = ()
 
     @property
     def context_tokens(self) -> int:
@@ -55,10 +58,11 @@ class SimRequest:
 
 @dataclass(slots=True)
 class BlockPool:
-    """An engine's KV blocks. Lanes of all sizes take theirs from it."""
+    """An engine's KV blocks. Lanes of all sizes take theirs from it; their prefix caches have what is free."""
 
     blocks: int
     free: int
+    caches: list[PrefixCache] = field(default_factory=list)
 
 
 class GroupBlocks:
@@ -83,6 +87,15 @@ class GroupBlocks:
         """Take free blocks, which a decoding request or several share out; negative to give them back."""
         for pool in self._pools:
             pool.free -= blocks
+            for cache in pool.caches:
+                cache.keep_within(pool.free)
+
+    def cache(self, id_tokens: int) -> PrefixCache:
+        """Begin to keep prompts in what is free; `id_tokens` is what one hash id stands for."""
+        cache = PrefixCache(id_tokens, self._block_tokens)
+        for pool in self._pools:
+            pool.caches.append(cache)
+        return cache
 
     def give_back(self, request: SimRequest) -> None:
         """Free the blocks of a request."""
