@@ -19,9 +19,9 @@ from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock, Options
 from flying_serving.sim.cost import LaneCost
+from flying_serving.sim.fleet import feed
 from flying_serving.sim.machine import Modelled
 from flying_serving.sim.node import SimNode, System
-from flying_serving.sim.run import feed
 from flying_serving.workload.model import Request
 from flying_serving.workload.read import read_workload
 

@@ -16,8 +16,8 @@ from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.cluster import Clock, Options
+from flying_serving.sim.fleet import feed
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.run import feed
 from flying_serving.sim.system import flying
 from flying_serving.workload.synth import Poisson, synthesise
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from experiments.nodes import Fleet
+from experiments.tally import Totals
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Options
+from flying_serving.sim.fleet import Fleet
 from flying_serving.sim.machine import Modelled
 from flying_serving.workload.model import Request
 from flying_serving.workload.synth import Alternating, synthesise
@@ -43,7 +44,8 @@ def stream(requests: int, rate_rps: float) -> Iterator[Request]:
 def main(requests: int = 1_000_000, policy: str = "auto") -> None:
     """Run it and say what it took; the memory in use is printed as it goes on."""
     machine = Modelled(models.load("nemotron-8b"), hardware.parse_devices("h200x8"))
-    fleet = Fleet(build(policy, machine, 1, Options(keep_times=False)), NODES)
+    totals = Totals()
+    fleet = Fleet(build(policy, machine, 1, Options(keep_times=False)), NODES, on_end=totals.add)
     began_s, used_s, shown = time.perf_counter(), time.process_time(), 0
 
     def progress(over: int) -> None:
@@ -55,12 +57,12 @@ def main(requests: int = 1_000_000, policy: str = "auto") -> None:
 
     fleet.run(stream(requests, NODES * NODE_RATE_RPS), progress)
     print(
-        f"{policy}: {fleet.over} requests ({fleet.refused} refused) on {NODES * 8} engines, {fleet.clock.now_s:.0f} s "
+        f"{policy}: {fleet.over} requests ({totals.refused} refused) on {NODES * 8} engines, {fleet.clock.now_s:.0f} s "
         f"simulated in {time.process_time() - used_s:.0f} s of processor time, {time.perf_counter() - began_s:.0f} s"
     )
     print(
-        f"mean TTFT {fleet.ttft.mean_s:.3f} s, P99 {fleet.ttft.quantile_s(0.99):.3f} s, mean TPOT "
-        f"{fleet.tpot.mean_s * 1e3:.2f} ms, {sum(n.controller.switches.count for n in fleet.nodes)} switches, "
+        f"mean TTFT {totals.ttft.mean_s:.3f} s, P99 {totals.ttft.quantile_s(0.99):.3f} s, mean TPOT "
+        f"{totals.tpot.mean_s * 1e3:.2f} ms, {sum(n.controller.switches.count for n in fleet.nodes)} switches, "
         f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
     )
 

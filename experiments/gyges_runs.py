@@ -23,10 +23,10 @@ from experiments.common import DATA, Numbers
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock, Options
+from flying_serving.sim.fleet import feed
 from flying_serving.sim.machine import Modelled
 from flying_serving.sim.node import SimNode, System
 from flying_serving.sim.requests import SimRequest
-from flying_serving.sim.run import feed
 from flying_serving.workload.model import Request
 
 ACTIVATIONS_BYTES = 14.3e9

@@ -27,10 +27,10 @@ from flying_serving.controller.lending import WeightLending
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build
 from flying_serving.sim.cluster import Clock
+from flying_serving.sim.fleet import feed
 from flying_serving.sim.machine import Modelled
 from flying_serving.sim.node import SimNode
 from flying_serving.sim.requests import SimRequest
-from flying_serving.sim.run import feed
 from flying_serving.workload.model import Request
 
 PERIOD_S, FIRST_S = 30.0, 15.0

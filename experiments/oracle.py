@@ -20,8 +20,8 @@ from experiments.traces import trace, traces
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.cluster import Clock, Options
+from flying_serving.sim.fleet import LEAD_S
 from flying_serving.sim.node import SimNode
-from flying_serving.sim.run import LEAD_S
 from flying_serving.sim.system import flying
 from flying_serving.workload.model import Request
 

@@ -4,7 +4,9 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -23,9 +25,11 @@ from flying_serving.results.slo import Slo
 from flying_serving.sim import hardware, models
 from flying_serving.sim.baselines import build, names
 from flying_serving.sim.cluster import Options
+from flying_serving.sim.fleet import Fleet
 from flying_serving.sim.machine import Machine, Modelled, load_measured
 from flying_serving.sim.node import System
-from flying_serving.sim.run import Simulated, results, simulate
+from flying_serving.sim.routing import RouterName, make_router
+from flying_serving.sim.run import Simulated, results
 from flying_serving.sim.system import check_engine
 from flying_serving.workload import files
 from flying_serving.workload.model import Workload
@@ -43,6 +47,7 @@ COLUMNS = (
     ("tokens/s", "output_throughput"),
     ("switches", "switches"),
 )
+PREFIXES = (("hits", "prefix_cache_hit_rate"),)
 
 
 def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
@@ -64,18 +69,22 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     )
     systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
     workload = workload_of(workload_options)
+    if asked.prefix_caching:
+        systems = [_keeping_prefixes(system, workload) for system in systems]
     if asked.out is not None:
         make_out(asked.out)
     console = output(stderr=asked.as_json, width=150)
-    where = f"{asked.model or 'measured'} on {asked.hardware}"
-    runs = [run(system, workload, where, console, asked.slo) for system in systems]
+    where = f"{asked.model or 'measured'} on {'' if asked.nodes == 1 else f'{asked.nodes} x '}{asked.hardware}"
+    nodes = (asked.nodes, asked.router)
+    runs = [run(system, workload, where, console, asked.slo, nodes) for system in systems]
     if asked.out is not None:
         save(runs, workload, asked.out)
     if asked.as_json:
         sys.stdout.write(json.dumps({one.system.name: one.summary for one in runs}) + "\n")
     else:
         title = f"{where}; times in ms, of completed requests"
-        console.print(view.systems(title, COLUMNS, {one.system.name: one.summary for one in runs}))
+        columns = (*COLUMNS, *PREFIXES) if asked.prefix_caching else COLUMNS
+        console.print(view.systems(title, columns, {one.system.name: one.summary for one in runs}))
     return 0
 
 
@@ -95,6 +104,13 @@ def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
     return Modelled(models.load(model), hardware.parse_devices(devices), utilization)
 
 
+def _keeping_prefixes(system: System, workload: Workload) -> System:
+    """The same with prefix caches. Raises ConfigError if the workload does not say which prompts begin alike."""
+    if not any(request.hash_ids for request in workload.requests):
+        raise ConfigError("--prefix-caching: no request of this workload has hash ids, so no two prompts begin alike")
+    return replace(system, hash_id_tokens=workload.block_tokens)
+
+
 def _split(text: str, machine: Machine) -> list[str]:
     asked = [name.strip() for name in text.split(",") if name.strip()]
     if not asked or len(set(asked)) < len(asked):
@@ -102,24 +118,44 @@ def _split(text: str, machine: Machine) -> list[str]:
     return asked
 
 
-def run(system: System, workload: Workload, where: str, console: Console, slo: Slo | None = None) -> Simulated:
-    """Serve a workload, with a progress bar where there is a terminal."""
+def run(
+    system: System,
+    workload: Workload,
+    where: str,
+    console: Console,
+    slo: Slo | None = None,
+    nodes: tuple[int, RouterName] = (1, "cache-aware"),
+) -> Simulated:
+    """Serve a workload with nodes behind a router, with a progress bar where there is a terminal."""
+    count, router = nodes
+    fleet = Fleet(system, count, make_router(router, workload.block_tokens))
     bar = Progress(
         TextColumn(f"{system.name:16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
     bar.disable = not console.is_terminal
     with bar:
         task = bar.add_task(system.name, total=len(workload.requests))
-        outcome = simulate(system, workload.requests, lambda done: bar.update(task, completed=done))
+        fleet.run(workload.requests, lambda over: bar.update(task, completed=over))
         bar.update(task, completed=len(workload.requests))
+    outcome = fleet.outcome()
     found = results(system, workload, outcome, where)
-    summary = summarise(found, slo) | {"switches": len(outcome.switches)}
+    summary = summarise(found, slo) | {"switches": len(outcome.switches)} | _of_nodes(fleet, router)
     return Simulated(system, outcome, found, summary)
+
+
+def _of_nodes(fleet: Fleet, router: RouterName) -> dict[str, Any]:
+    """What a summary says of prefix caches, and of several nodes."""
+    queried_tokens, hit_tokens = fleet.prefix_tokens()
+    said: dict[str, Any] = {"prefix_cache_hit_rate": hit_tokens / queried_tokens} if queried_tokens else {}
+    if len(fleet.nodes) > 1:
+        said |= {"router": router, "node_requests": fleet.routed}
+    return said
 
 
 def measured(one: Simulated) -> MeasuredSystem:
     """A simulated system as figures take it."""
-    return MeasuredSystem(one.system.name, one.results, one.summary, msgspec.convert(one.log, SwitchLog))
+    log = None if one.log is None else msgspec.convert(one.log, SwitchLog)
+    return MeasuredSystem(one.system.name, one.results, one.summary, log)
 
 
 def save(runs: Sequence[Simulated], workload: Workload, out: Path) -> None:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flying_serving.bench.options import AsJson, SloOption
 from flying_serving.config import FlyingConfig
+from flying_serving.sim.routing import RouterName
 
 SERVER = FlyingConfig()
 """A simulated server has the defaults of a live one."""
@@ -27,6 +28,13 @@ class SimulatorOptions(BaseModel):
     )
     gpu_memory_utilization: float = Field(
         default=0.9, ge=0.01, le=1.0, description="Share of device memory that the server may use."
+    )
+    nodes: int = Field(default=1, ge=1, le=1024, description="Servers, all alike, behind a router.")
+    router: RouterName = Field(
+        default="cache-aware", description="How it chooses a server: cache-aware, least-load or round-robin."
+    )
+    prefix_caching: bool = Field(
+        default=False, description="Keep computed prompts, which hash ids of the trace say are shared."
     )
     max_num_seqs: int = Field(default=1024, ge=1, description="Requests per engine or group at a time.")
     max_num_batched_tokens: int = Field(default=8192, ge=1, description="Tokens per step.")

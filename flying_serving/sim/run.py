@@ -7,14 +7,10 @@ from typing import Any
 
 from flying_serving.results.record import Record
 from flying_serving.results.results import Results, Run
-from flying_serving.sim.cluster import Clock
-from flying_serving.sim.node import Outcome, SimNode, System
+from flying_serving.sim.fleet import Fleet
+from flying_serving.sim.node import Outcome, System
 from flying_serving.sim.requests import SimRequest
 from flying_serving.workload.model import Request, Workload
-
-LEAD_S = 10.0
-"""Time from the server's start to the workload's, so that it is in the layout of an idle server."""
-_PROGRESS_EVENTS = 5000
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,10 @@ class Simulated:
     summary: dict[str, Any]
 
     @property
-    def log(self) -> dict[str, Any]:
-        """Its switches in the form of a live server's log; times are since the start of the workload."""
+    def log(self) -> dict[str, Any] | None:
+        """Its switches in the form of a live server's log, times since the start of the workload; None of several."""
+        if not self.outcome.layouts:
+            return None
         return {
             "layout": self.outcome.layouts[-1].layout.to_lists(),
             "devices_per_engine": self.system.settings.capacity.degree(1),
@@ -36,34 +34,11 @@ class Simulated:
         }
 
 
-def feed(requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
-    """Let requests arrive, read one ahead, so that a long stream of them takes no more memory than a short one."""
-    left = iter(requests)
-
-    def expect() -> None:
-        request = next(left, None)
-        if request is not None:
-            clock.at(request.arrival_s, begin, request)
-
-    def begin(request: Request) -> None:
-        expect()
-        arrive(request)
-
-    expect()
-
-
 def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
     """Serve requests, in the order of arrival, until all are over; `progress` gets their number now and then."""
-    clock = Clock(-LEAD_S)
-    node = SimNode(system, clock)
-    node.start()
-    feed(requests, clock, node.arrive)
-    events = 0
-    while clock.step():
-        events += 1
-        if progress is not None and events % _PROGRESS_EVENTS == 0:
-            progress(len(node.outcome.ended) + len(node.outcome.refused))
-    return node.outcome
+    fleet = Fleet(system)
+    fleet.run(requests, progress)
+    return fleet.outcome()
 
 
 def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:

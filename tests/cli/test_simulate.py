@@ -45,6 +45,35 @@ def test_requests_are_split_and_steps_keep_to_a_target() -> None:
     assert found[1]["std_itl_ms"] < found[0]["std_itl_ms"]
 
 
+def test_nodes_behind_a_router(tmp_path: Path) -> None:
+    """Requests of all nodes in one table; the layouts of several are in none of the files."""
+    asked = [*SMALL, "--nodes", "3", "--router", "round-robin", "--policy", "auto", "--out", str(tmp_path / "out")]
+    summary = json.loads(run(*asked, "--json"))["auto"]
+    assert (summary["completed"], summary["router"], summary["node_requests"]) == (30, "round-robin", [10, 10, 10])
+    assert len(Results.load(tmp_path / "out" / "auto" / "results.parquet")) == 30
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+    assert not (tmp_path / "out" / "auto" / "switches.json").exists()
+
+
+def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
+    """If asked, and by a node that had them: which one, says the router."""
+    path = tmp_path / "trace.jsonl"
+    rows = [(3000 * n, 1024 + 512, [n % 3, 3 + n % 3, 6 + n]) for n in range(12)]
+    path.write_text("\n".join(json.dumps(_mooncake(*row)) for row in rows) + "\n")
+    asked = ["--model", "llama-3-8b", "--hardware", "h200x2", "--trace", str(path), "--policy", "static-tp", "--json"]
+    assert "prefix_cache_hit_rate" not in json.loads(run(*asked))["static-tp"]
+    found = {
+        router: json.loads(run(*asked, "--prefix-caching", "--nodes", "2", "--router", router))["static-tp"]
+        for router in ("cache-aware", "round-robin")
+    }
+    rates = {router: summary["prefix_cache_hit_rate"] for router, summary in found.items()}
+    assert rates == {"cache-aware": pytest.approx(9 / 12 * 2 / 3), "round-robin": pytest.approx(6 / 12 * 2 / 3)}
+
+
+def _mooncake(timestamp_ms: int, tokens: int, hash_ids: list[int]) -> dict[str, object]:
+    return {"timestamp": timestamp_ms, "input_length": tokens, "output_length": 5, "hash_ids": hash_ids}
+
+
 def test_it_weighs_as_a_live_server_does() -> None:
     """If nothing is said: otherwise it would answer for another server than the one that is started."""
     live, simulated = FlyingConfig(), Options()
@@ -69,6 +98,8 @@ def test_json_is_the_same_each_time_for_a_seed() -> None:
         (["--policy", "auto,auto"], "each once"),
         (["--devices-per-engine", "4"], "--devices-per-engine=4: must be one of 1, 2"),
         (["--set", "requests=none"], "requests"),
+        (["--router", "best"], "--router='best': Input should be 'cache-aware', 'least-load' or 'round-robin'"),
+        (["--prefix-caching"], "--prefix-caching: no request of this workload has hash ids"),
         (["--max-num-batched-tokens", "8"], "max_num_batched_tokens=8: must be at least max_num_seqs=1024"),
     ],
 )
@@ -77,7 +108,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
 ) -> None:
     from flying_serving.cli import simulation as command
 
-    monkeypatch.setattr(command, "simulate", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(command, "Fleet", lambda *_: pytest.fail("it ran"))
     with pytest.raises(FlyingError) as error:
         run(*SMALL, *change)
     assert message in str(error.value)
