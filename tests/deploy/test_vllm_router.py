@@ -21,7 +21,7 @@ RATE = 12.0
 MAX_DIFFERENCE, MIN_HITS, SERVED_S = 0.2, 0.9, 2.0
 GONE_S = 60.0
 BODIES = mixed(COUNT, PREFIXES, seed=29)
-TURN_TOKENS, SESSIONS = 120, 4
+REPLY_TOKENS, SESSIONS = 120, 4
 TOGETHER, APART = [[0, 1]], [[0], [1]]
 
 
@@ -80,7 +80,7 @@ class Conversation:
         """Begin a turn. Returns the number of the node that streams it."""
         before = [node.load() for node in self._nodes]
         self._asked = Asked.now()
-        body = completion(self._prompt, TURN_TOKENS, seed=self._draw.getrandbits(31))
+        body = completion(self._prompt, REPLY_TOKENS, seed=self._draw.getrandbits(31))
         self._asking = asyncio.create_task(ask(self._http, body, self._asked))
         await until(lambda: len(self._asked.answer.tokens) > 2)
         return [node.load() - then for node, then in zip(self._nodes, before, strict=True)].index(1)
@@ -129,10 +129,10 @@ async def test_a_session_stays_on_its_node_by_its_header(deployment: Deployment)
         while len(seen) < SESSIONS or len(set(seen)) == 1:
             number = len(seen)
             async with client(router.url, **{"X-Session-ID": f"session {number}"}) as http:
-                for turn, groups in enumerate((TOGETHER, APART)):
-                    session = Conversation(http, nodes, 2 * number + turn)
+                for repetition, groups in enumerate((TOGETHER, APART)):
+                    session = Conversation(http, nodes, 2 * number + repetition)
                     place = await session.begin()
-                    if turn == 0:
+                    if repetition == 0:
                         seen.append(place)
                     await change(nodes, groups)
                     await session.end()
