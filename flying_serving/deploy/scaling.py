@@ -1,0 +1,20 @@
+"""How many nodes the load asks for: a policy of Ray Serve's autoscaler."""
+
+from typing import Any
+
+LOAD = "load"
+"""The metric of each replica: requests that run or wait in its node."""
+
+
+def by_load(context: Any) -> tuple[float, dict[str, Any]]:
+    """Nodes for all requests that run or wait, those in Ray's own queue too; Ray rounds up, and bounds and delays it.
+
+    `context`: an `AutoscalingContext` of Ray Serve, whose config has the requests per node as
+    `target_ongoing_requests`. A node that has not told its load yet counts as idle.
+    """
+    told = context.aggregated_metrics.get(LOAD, {})
+    loads = [told[replica] for replica in context.running_replicas if replica in told]
+    if not loads:
+        return context.target_num_replicas, {}
+    requests = sum(loads) + context.total_queued_requests
+    return requests / context.config.target_ongoing_requests, {}
