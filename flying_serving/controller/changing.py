@@ -1,5 +1,6 @@
 """The switch under way: at most one, until all engines have answered its order or it is not made after all."""
 
+from flying_serving.controller.commands import Command, Weave
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splitter import Splitter
@@ -12,6 +13,7 @@ class Changing(Splitter):
     def __init__(self, settings: Settings, placing: Placing | None) -> None:
         super().__init__(settings, placing)
         self._changeover: Changeover | None = None
+        self._pauses_older = False  # whether engines pause older lanes, as a hard switch was the last
 
     @property
     def changing(self) -> bool:
@@ -38,6 +40,13 @@ class Changing(Splitter):
         if self.is_changing(switch):
             switch.failed(problem, now_s)
             self._end_change()
+
+    def _end_pause(self) -> list[Command]:
+        """A switch that waits for old requests to end waits for none that a hard switch has paused."""
+        if self.waits_for_idle is None or not self._pauses_older:
+            return []
+        self._pauses_older = False
+        return [Weave(frozenset(self.layout.engines))]
 
     def _end_change(self) -> None:
         self._changeover = None

@@ -102,6 +102,13 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Weave:
+    """Tell every engine of the layout to pause no older lane: a switch waits until their requests have ended."""
+
+    engines: frozenset[int]
+
+
+@dataclass(frozen=True)
 class LendWeights:
     """Tell the engines of a widest group to lend their weights; the answers go to `Controller.weights_lent`."""
 
@@ -115,4 +122,16 @@ class FetchWeights:
     group: Group
 
 
-Command = Dispatch | DispatchPrefix | PullAhead | DropPart | Recall | Reject | Fail | Order | LendWeights | FetchWeights
+Command = (
+    Dispatch
+    | DispatchPrefix
+    | PullAhead
+    | DropPart
+    | Recall
+    | Reject
+    | Fail
+    | Order
+    | Weave
+    | LendWeights
+    | FetchWeights
+)

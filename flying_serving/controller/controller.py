@@ -136,7 +136,8 @@ class Controller(Lender):
         self._changeover = Changeover(switch, steps, is_soft=mode == "soft")
         ends = self.splits.request_ids if decision is None else self.splits.without(layout)
         commands = [command for request_id in ends for command in self._unsplit(request_id, undone=True)]
-        return switch, commands + self._go_on(now_s)
+        commands += self._go_on(now_s)
+        return switch, commands + self._end_pause()
 
     def regrouped(self, now_s: float) -> list[Command]:
         """The engines whose groups change have answered the order: what migrates leaves the old groups now."""
@@ -189,7 +190,7 @@ class Controller(Lender):
         if not change.is_soft:  # what began while it waited for weights
             change.switch.draining |= self._outside(change.switch.new)
         change.ordered(now_s)
-        self.layout = change.switch.new
+        self.layout, self._pauses_older = change.switch.new, change.switch.mode == "hard"
         commands = [*fetches, Order(change.switch, change.weave_steps)]
         if not change.holds:
             commands += self._recall(change.switch.draining, now_s, streams=False)

@@ -72,6 +72,10 @@ class LaneArbiter:
         self.present, self.hard, self.weave_steps = present, hard, weave_steps
         self._present_steps, self._sliced, self._slice_left_s = 0, set(), 0.0
 
+    def weave(self) -> None:
+        """A hard switch pauses older lanes no longer."""
+        self.hard = False
+
     def pause_older(self, now: float) -> None:
         """Requests of older lanes are about to leave: a step of theirs would be made for nothing."""
         self._older_paused_until_s = now + RECALL_S

@@ -54,6 +54,10 @@ class EngineUtilities:
         overhead_s, work_s = max(0.0, now_s - sent_s - in_flight_s), time.thread_time() - worked_s
         return encode(SwitchAnswer(in_flight_s * 1e3, overhead_s * 1e3, work_s * 1e3))
 
+    def flying_weave(self) -> None:
+        """The server waits until requests of older lanes have ended: a hard switch pauses them no longer."""
+        self.loop.arbiter.weave()
+
     def flying_peers(self, incarnations: list[int | None]) -> bool:
         """The engines of the server are these from now on: see `Membership`."""
         self.loop.set_peers(incarnations)

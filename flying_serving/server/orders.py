@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from flying_serving.config import MODES
@@ -116,6 +116,11 @@ class LayoutOrders:
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         self._calls.background(self._await_answers(switch, answers))
+
+    def weave(self, engines: Iterable[int]) -> None:
+        """Tell engines to pause older lanes no longer."""
+        for engine in sorted(engines):
+            self._calls.tell(engine, "flying_weave")
 
     async def _await_answers(self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]) -> None:
         every = {engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()}

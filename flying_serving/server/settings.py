@@ -71,7 +71,6 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
             ",".join(map(str, group)): stage.value
             for group, stage in (controller.lending.stages if controller.lending.lends else {}).items()
         },
-        "requests": {"running": controller.running, "waiting": len(controller.pool)},
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
         "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},
         "splits": asdict(controller.splits.counts),

@@ -24,6 +24,7 @@ from flying_serving.controller.commands import (
     PullAhead,
     Recall,
     Reject,
+    Weave,
 )
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
@@ -42,7 +43,7 @@ from flying_serving.server.weights import WeightOrders
 from flying_serving.server.xargs import DEGREE_KEY
 from flying_serving.vllm_adapter.history import why_not_migratable
 
-WITHOUT_REQUEST = (Order, DropPart, LendWeights, FetchWeights)
+WITHOUT_REQUEST = (Order, Weave, DropPart, LendWeights, FetchWeights)
 """Commands that are carried out whatever becomes of a request."""
 PARTS = (DispatchPrefix, PullAhead)
 """Commands without which a request is an ordinary one."""
@@ -221,6 +222,8 @@ class Shell:
                 self.weights.tell(command)
             case Order(switch, weave_steps):
                 self.orders.tell_engines(switch, weave_steps)
+            case Weave(engines):
+                self.orders.weave(engines)
         return []
 
     def _retain(self, retained: dict[int, list[tuple[str, int]]]) -> None:
@@ -237,7 +240,7 @@ class Shell:
         if isinstance(command, Order):
             self.orders.failed(command.switch, error)
             return []
-        if isinstance(command, LendWeights | FetchWeights):
+        if isinstance(command, Weave | LendWeights | FetchWeights):
             return []  # the server ends
         request_id = command.request_id
         logger.error("request %r cannot be sent to an engine", request_id, exc_info=error)

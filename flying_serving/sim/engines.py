@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -77,3 +77,10 @@ class SimEngine:
             if ready:
                 return step_of(ready[0])
         return self.arbiter.choose(now_s, dict.fromkeys(ready, True), message=bool(self.inbox))
+
+
+def weave(engines: Iterable[SimEngine], kick: Callable[[SimEngine], None]) -> None:
+    """Engines pause older lanes no longer; `kick` lets one choose anew what to do."""
+    for engine in engines:
+        engine.arbiter.weave()
+        kick(engine)

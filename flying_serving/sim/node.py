@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from flying_serving.controller.commands import Command, Dispatch, FetchWeights, LendWeights, Order, Recall, Reject
+from flying_serving.controller.commands import (
+    Command,
+    Dispatch,
+    FetchWeights,
+    LendWeights,
+    Order,
+    Recall,
+    Reject,
+    Weave,
+)
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestSpec
@@ -18,7 +27,7 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.split import Terms
 from flying_serving.predict.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
-from flying_serving.sim.engines import SimOrder
+from flying_serving.sim.engines import SimOrder, weave
 from flying_serving.sim.instances import Transforming, Transforms
 from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.lending import WeightOrders
@@ -239,6 +248,9 @@ class SimNode:
                     self._close(request_id, f"waited {waited_s:.1f} s")
                 case Order(switch, weave_steps):
                     self._send_order(switch, weave_steps)
+                case Weave(engines):
+                    told = [self.cluster.engines[engine] for engine in sorted(engines)]
+                    self.clock.after(self.shape.options.message_s, weave, told, self.cluster.kick)
                 case LendWeights(group) if self._weights is not None:
                     self.outcome.loans.append(self.clock.now_s)
                     self._weights.lend(group, partial(self._weights_over, self.controller.weights_lent, group))

@@ -13,6 +13,7 @@ from flying_serving.controller.commands import (
     PullAhead,
     Recall,
     Reject,
+    Weave,
 )
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import KVOffer, RequestSpec
@@ -97,7 +98,7 @@ class Shell:
     """Carries out commands and fails if one of them cannot be.
 
     `dispatched` is of the last event, `refused` and `switches` of all. `holds`: a sequential switch waits for
-    requests to end, and nothing may be dispatched.
+    requests to end, and nothing may be dispatched. `pauses`: engines pause older lanes, as a hard switch was the last.
     """
 
     kind: type[Controller] = Controller
@@ -108,6 +109,7 @@ class Shell:
         self.layout = self.controller.layout
         self.now_s = 0.0
         self.holds = False
+        self.pauses = False
         self.open: dict[str, Stream] = {}
         self.ordered: Switch | None = None
         self.is_regrouped = False
@@ -275,6 +277,9 @@ class Shell:
                     self._refuse(command)
                 case Order(switch, _):
                     self._order(switch)
+                case Weave(engines):
+                    assert self.pauses and self.ordered is None and engines == self.layout.engines
+                    self.pauses = False
                 case LendWeights(group):
                     self._lend(group)
                 case FetchWeights(group):
@@ -432,6 +437,7 @@ class Shell:
         assert all(part.group in switch.new.groups for part in self.parts.values())
         assert all(self._holds(group) for group in switch.new.groups)
         self.ordered, self.layout, self.holds, self.is_regrouped = switch, switch.new, False, False
+        self.pauses = switch.mode == "hard"
         self.switches.append(switch)
 
     def check(self) -> None:
@@ -448,6 +454,7 @@ class Shell:
         assert controller.layout == self.layout
         assert self.streams_of_switches() <= set(self.open)
         waits = controller.changing and self.ordered is None
+        assert not (waits and self.pauses), "a switch waits for the end of requests that are paused"
         self.holds = waits and controller.switches.kept[-1].mode == "sequential"
 
     def _check_books(self) -> None:

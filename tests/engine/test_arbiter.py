@@ -321,6 +321,11 @@ class Choices(RuleBasedStateMachine):
         self.left_s, self.sliced = 0.0, set()
         self.arbiter.switch(present, hard=hard, weave_steps=k, now=self.now)
 
+    @rule()
+    def weave(self) -> None:
+        self.hard = False
+        self.arbiter.weave()
+
     @rule(
         size=st.sampled_from([1, 2, 4]),
         more=st.booleans(),

@@ -393,6 +393,21 @@ async def test_paused_requests_make_progress(
     await asyncio.gather(*tasks, *more, return_exceptions=True)
 
 
+async def test_a_soft_switch_does_not_wait_for_paused_requests(server: Server, http: httpx.AsyncClient) -> None:
+    """They would get a step a second, as long as new requests keep the present lane busy: here for minutes."""
+    paused, tasks = await begin(http, [streamed_body(server.model, prompt(140, 20), **sampling(140, 300))])
+    await asyncio.to_thread(server.layout, TOGETHER, "hard")
+    _, more = await begin(http, [_long(server, 150 + i) for i in range(4)])
+    order = asyncio.create_task(http.post("/flying/layout", json={"groups": ALONE, "mode": "soft"}))
+    async with asyncio.timeout(PROGRESS_S):
+        await tasks[0]
+    assert len(paused[0].tokens) == 300
+    for task in more:
+        task.cancel()
+    await asyncio.gather(*more, return_exceptions=True)
+    assert (await order).status_code == 200
+
+
 async def _steps(http: httpx.AsyncClient) -> Counter[int]:
     """Steps that engines have led so far, by lane."""
     engines = (await http.get("/flying/status")).json()["engines"]

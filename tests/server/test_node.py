@@ -21,7 +21,7 @@ SERIES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Two engines that run four requests each."""
-    with Server("llama", 2, "--policy=load", "--max-num-seqs=4", "--node-metrics") as live:
+    with Server("llama", 2, "--max-num-seqs=4", "--node-metrics") as live:
         yield live
 
 

@@ -36,6 +36,21 @@ async def test_an_order_that_waits_is_cancelled(mode: str) -> None:
     assert server.controller.layout.to_lists() == APART
 
 
+@pytest.mark.parametrize("mode", ["sequential", "soft"])
+async def test_an_order_waits_for_no_request_that_is_paused(mode: str) -> None:
+    """After a hard switch engines hear of it, once; after another, or if nothing is waited for, they need not."""
+    server = running()
+    for groups, told in ((PAIRS, [0, 1, 2, 3]), (APART, [])):
+        hard = await server.switch(groups, "hard" if told else "weave", rounds=3)
+        await server.settle()
+        await asyncio.wait_for(hard, 5)
+        waits = await server.switch(ALL, mode, rounds=3)
+        assert server.told("flying_weave") == told
+        server.messages.clear()
+        server.orders.drop(OrderDropped("the order was cancelled"))
+        await asyncio.wait([waits], timeout=5)
+
+
 @pytest.mark.parametrize("mode", ["weave", "sequential"])
 async def test_a_later_order_replaces_one_that_waits(mode: str) -> None:
     """At once; also one that has waited for its turn in between."""
