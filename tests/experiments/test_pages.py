@@ -5,13 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from experiments import dynaserve, fig10, gyges, table2
+from experiments import dynaserve, fig10, gyges, nodes_runs, table2
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, RESULTS, kept
 from experiments.gyges_runs import RATES
 from flying_serving.config import MODES
 
-PAGES = ("against_paper", "break_even", "dynaserve", "fig10", "fig8", "fig9", "gyges", "oracle", "table1", "table2")
+PAGES = (
+    "against_paper",
+    "break_even",
+    "dynaserve",
+    "fig10",
+    "fig8",
+    "fig9",
+    "gyges",
+    "nodes",
+    "oracle",
+    "table1",
+    "table2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +89,13 @@ def test_lent_weights_are_simulated_as_they_are_kept() -> None:
         assert _flat(value) == pytest.approx(_flat(then[name]), rel=1e-6), name
     rate = min(RATES)
     assert _flat(gyges._traced(rate, FIRST.seed)) == pytest.approx(_flat(then["trace"][str(rate)]), rel=1e-6)
+
+
+def test_nodes_behind_a_router_are_simulated_as_they_are_kept() -> None:
+    """Four nodes whose prompts begin alike, with the router that looks for that."""
+    then = kept("nodes").seeds[0]["routers"]["cache-aware"]["1.0"]
+    found = nodes_runs.measure_router("cache-aware", 1.0, FIRST)
+    assert _flat(found) == pytest.approx(_flat(then), rel=1e-6)
 
 
 def _flat(numbers: object, name: str = "") -> dict[str, float]:
