@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from experiments import against_paper, break_even, dynaserve, fig8_fig9, fig10, gyges, oracle, table1, table2
+from experiments import against_paper, break_even, dynaserve, fig8_fig9, fig10, gyges, nodes, oracle, table1, table2
 from experiments.common import KERNELS, RESULTS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
 from experiments.rows import Row
 
@@ -35,6 +35,7 @@ ALL: dict[str, Experiment] = {
     "break_even": break_even,
     "table1": table1,
     "dynaserve": dynaserve,
+    "nodes": nodes,
     "fig10": fig10,
     "gyges": gyges,
     "table2": table2,

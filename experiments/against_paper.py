@@ -15,8 +15,8 @@ PAGES = {
     "table2": "[table2](table2.md)",
     "fig10": "[fig10](fig10.md)",
 }
-OTHERS = ("dynaserve", "gyges")
-"""Pages about other papers."""
+OTHERS = ("dynaserve", "gyges", "nodes")
+"""Pages about other papers, or none."""
 VERDICTS = ("better", "equal", "**worse**", "seeds differ")
 NOT_COMPARED = (
     "The abstract's 3.47 times at low load, of which the paper says neither what was measured nor beside what; "
