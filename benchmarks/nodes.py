@@ -5,7 +5,7 @@ python -m benchmarks.nodes [--times 5] [--policies cache_aware power_of_two]
 For each policy a deployment of its own (`flying_serving.deploy.vllm_router`), the tiny model:
 
 1. Balance: the same 200 streams straight to one node, and through the router; tokens are compared. Prefixes of 256
-   tokens are shared by 8 requests each. With `power_of_two` 12 new requests arrive per second, else 16 clients ask.
+   tokens are shared by 5 requests each. With `power_of_two` 12 new requests arrive per second, else 16 clients ask.
 2. Kill: 12 streams of 200 tokens and bursts of 3 short requests every 0.2 s; one node gets SIGKILL.
 3. Drain: the same, but the node is told to drain, and to take requests again as soon as it has none.
 
@@ -26,7 +26,7 @@ from tests.deploy.load import ask_all, mixed
 from tests.deploy.scenarios import Figures
 
 POLICIES = ("cache_aware", "power_of_two", "consistent_hash", "round_robin", "random")
-COUNT, PREFIXES, CLIENTS, RATE, SEED = 200, 25, 16, 12.0, 29
+COUNT, PREFIXES, CLIENTS, RATE, SEED = 200, 40, 16, 12.0, 29
 SETTLED_S = 3.0
 
 
@@ -73,8 +73,8 @@ def main() -> None:
     balances, events = [], []
     for policy in args.policies:
         with Deployment.of_nodes(2, f"--router-policy={policy}") as deployment:
-            print(f"{policy}: {deployment.times_ready(0)} start", flush=True)
             balances.append(balance(deployment, policy))
+            print(balances[-1], flush=True)
             for what, scenario in (("drained", scenarios.drained), ("killed", scenarios.killed)):
                 found = []
                 for number in range(args.times):

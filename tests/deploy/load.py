@@ -63,15 +63,15 @@ def fresh(draw: random.Random, max_tokens: int) -> dict[str, Any]:
 
 
 def mixed(count: int, prefixes: int, seed: int) -> list[dict[str, Any]]:
-    """Completions of mixed lengths, as many with each prefix, in random order."""
+    """Completions of mixed lengths, as many with each prefix: one after the other, prefixes come and go."""
     draw = random.Random(seed)
+    each = count // prefixes
     shared = [text(draw, PREFIX) for _ in range(prefixes)]
-    order = [shared[number % prefixes] for number in range(count)]
-    draw.shuffle(order)
+    order = sorted((first * each + draw.uniform(0, 2 * each), first) for first in range(prefixes) for _ in range(each))
     lengths = [(draw.randint(*TAIL), draw.randint(*OUTPUT)) for _ in order]
     return [
-        completion(prefix + text(draw, tail), output, seed=number)
-        for number, (prefix, (tail, output)) in enumerate(zip(order, lengths, strict=True))
+        completion(shared[prefix] + text(draw, tail), output, seed=number)
+        for number, ((_, prefix), (tail, output)) in enumerate(zip(order, lengths, strict=True))
     ]
 
 
