@@ -33,6 +33,7 @@ RESTARTS_S = (1.0, 60.0)
 """How long to wait before a process is started again: first, and at most; twice as long each time until it is ready."""
 STARTING_S = 2.0
 """For the end of a process that is not ready: vLLM ignores SIGTERM while its engines start."""
+CHILD = "flying_serving.deploy.child"
 SERVE = ("flying_serving.cli.main", "serve")
 READY = "/ready"
 QUIET = "--disable-access-log-for-endpoints=/ready,/get_load,/load"
@@ -71,7 +72,7 @@ class Supervised:
     ) -> None:
         self.name = name
         self.url = url
-        self._line = [sys.executable, "-m", "flying_serving.deploy.child", str(os.getpid()), *module]
+        self._line = [sys.executable, "-m", CHILD, str(os.getpid()), *module]
         self._environment = dict(environment)
         self._ready_url, self._ready_s = url + ready, ready_s
         self._process: subprocess.Popen[bytes] | None = None

@@ -3,18 +3,16 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 
 import aiohttp
 
+from flying_serving.deploy.nodes import CHILD, HOST, SERVE, reserve_port
 from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 
-HOST = "127.0.0.1"
-CHILD, COMMAND = "flying_serving.deploy.child", "flying_serving.cli.main"
 LOOK_S = 0.2
 """How often a node that starts is asked whether it is ready."""
 HEALTH_S = 20.0
@@ -31,21 +29,14 @@ class OwnNode:
 
     def __init__(self, args: RayArgs) -> None:
         self._args = args
-        port = free_port()
+        port, self._reserved = reserve_port()
         self.url = f"http://{HOST}:{port}"
         self.stopping = False
         """It was told to end."""
         self.ended = asyncio.Event()
         self._ready = False
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(HEALTH_S))
-        line = [
-            sys.executable,
-            "-m",
-            "flying_serving.deploy.child",
-            str(os.getpid()),
-            COMMAND,
-            *args.command(HOST, port),
-        ]
+        line = [sys.executable, "-m", CHILD, str(os.getpid()), *SERVE, *args.command(HOST, port)]
         variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # it is Ray's
         self._process = subprocess.Popen(
             line, env=variables | args.environment, stdin=subprocess.DEVNULL, process_group=0
@@ -106,10 +97,4 @@ class OwnNode:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self.ended.wait()
         await self._http.close()
-
-
-def free_port() -> int:
-    """A free port of the loopback address, as the operating system says."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+        self._reserved.close()

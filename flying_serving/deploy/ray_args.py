@@ -8,12 +8,11 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flying_serving.config import MAX_ENGINES
+from flying_serving.deploy.nodes import QUIET
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.validation import first_problem
 
-QUIET = "/health,/load"
-"""Routes that are asked all the time: requests for them are not logged."""
 OWN_FLAGS = {
     "--host": "nodes listen on the loopback address",
     "--port": "each node gets a free port",
@@ -111,10 +110,10 @@ class RayArgs(BaseModel):
         return {"OMP_NUM_THREADS": str(self.cpus_per_device)} if self.device == "cpu" else {}
 
     def command(self, host: str, port: int) -> list[str]:
-        """The command line of a node, after `flying-serving`."""
+        """The command line of a node, after `flying-serving serve`."""
         sizes = [f"--data-parallel-size={self.engines}", f"--tensor-parallel-size={self.devices}"]
         listen = [f"--host={host}", f"--port={port}", f"--shutdown-timeout={self.drain_timeout_s}"]
-        return ["serve", self.model, *listen, *sizes, f"--disable-access-log-for-endpoints={QUIET}", *self.flags]
+        return [self.model, *listen, *sizes, QUIET, *self.flags]
 
 
 def installed_device() -> Literal["cpu", "cuda"]:

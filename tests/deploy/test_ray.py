@@ -10,7 +10,9 @@ import itertools
 import json
 import os
 import random
+import select
 import tempfile
+import threading
 import time
 import uuid
 import warnings
@@ -89,16 +91,12 @@ class Cluster:
         hooks = {"response": [note]}
         return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, limits=limits, event_hooks=hooks)
 
-    def deploy(self) -> None:
-        """Deploy the configuration as it is now, as `serve deploy` does."""
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [self.config]}))
-
     def scale(self, fewest: int, most: int) -> None:
-        """Let the load decide between these numbers of nodes, at once: a change of the configuration alone."""
+        """Let the load decide between these numbers of nodes, at once. No node starts again for another number."""
         policy = {"policy_function": "flying_serving.deploy.scaling:by_load"}
         scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": 64, "policy": policy}
         self.config["deployments"] = [{"name": "Node", "autoscaling_config": scaling | {"downscale_delay_s": 0}}]
-        self.deploy()
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [self.config]}))
 
     def processes(self) -> dict[str, psutil.Process]:
         """The nodes' processes, by the names of the replicas that serve."""
@@ -131,7 +129,7 @@ def cluster() -> Iterator[Cluster]:
             args = {"model": model, "min_nodes": 2, "max_nodes": 2, "engines": 2, "flags": FLAGS}
             app = {"import_path": "flying_serving.deploy.ray:app", "args": args | {"drain_timeout_s": DRAIN_S}}
             made = Cluster(f"http://{HOST}:{port}", model, {"name": "default", "route_prefix": "/"} | app)
-            made.deploy()
+            made.scale(2, 2)
             made.wait_for(2)
             yield made
         finally:
@@ -241,19 +239,43 @@ async def ask_anew(cluster: Cluster, seeds: Iterator[int], going: Callable[[], b
     return asked
 
 
+async def used(cluster: Cluster, seeds: Iterator[int]) -> dict[str, psutil.Process]:
+    """The nodes, once each of them gets requests: Ray's proxy hears a little later of those that are ready."""
+    nodes = cluster.processes()
+    cluster.nodes.clear()
+    await ask_anew(cluster, seeds, lambda: not nodes.keys() <= set(cluster.nodes.values()))
+    return nodes
+
+
+def end_of(process: psutil.Process) -> Callable[[], float]:
+    """Seconds since a process has ended, 0 until then: one that is killed still has to give up its memory."""
+    sentinel = os.pidfd_open(process.pid)
+    ended_s: list[float] = []
+
+    def watch() -> None:
+        select.select([sentinel], [], [])
+        ended_s.append(time.monotonic())
+        os.close(sentinel)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return lambda: time.monotonic() - ended_s[0] if ended_s else 0.0
+
+
 async def test_a_dead_node_takes_only_its_own_streams_along(
     cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
     """New requests are served by the other, and the node returns by itself."""
-    before = cluster.processes()
+    before = await used(cluster, itertools.count(5500))
     jobs = [Job((7, seed % VOCAB), 400, seed) for seed in range(6000, 6012)]
     async with cluster.client() as http:
         streams, tasks = await begin(http, [job.body(cluster.model) for job in jobs])
         dead, alive = sorted(before)
         assert {cluster.nodes[job.seed] for job in jobs} == {dead, alive}
-        before[dead].kill()
         killed_s = time.monotonic()
-        new = await ask_anew(cluster, itertools.count(7000), lambda: time.monotonic() < killed_s + 2 * SERVED_S)
+        since_death_s = end_of(before[dead])
+        before[dead].kill()
+        new = await ask_anew(cluster, itertools.count(7000), lambda: since_death_s() < 2 * SERVED_S)
+        died_s = time.monotonic() - killed_s - since_death_s()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     right = await right_answers(before[alive], cluster.model, jobs)
     for job, found, outcome in zip(jobs, streams, ended, strict=True):
@@ -262,27 +284,28 @@ async def test_a_dead_node_takes_only_its_own_streams_along(
         else:
             assert isinstance(outcome, httpx.HTTPError | RequestFailed)
     refused = [one for one in new if one.problem]
-    record_property("new requests not served", f"{len(refused)} of {len(new)}")
-    record_property("served again after, s", round(min(one.served_s for one in new if not one.problem), 2))
-    assert all(one.asked_s < SERVED_S for one in refused), refused
+    last_s = max((one.asked_s for one in refused), default=0.0)
+    told = f"{len(refused)} of {len(new)}, the last asked after {last_s:.2f} s; the node died after {died_s:.2f} s"
+    record_property("new requests not served", told)
+    record_property("slowest new request, s", round(max(one.served_s - one.asked_s for one in new), 2))
+    assert last_s < died_s + SERVED_S, refused
     assert all(one.served_s - one.asked_s < SERVED_S for one in new if not one.problem)
     await asyncio.to_thread(cluster.wait_for, 2)
     record_property("two nodes again after, s", round(time.monotonic() - killed_s, 1))
-    (again,) = cluster.processes().keys() - before.keys()
-    await ask_anew(cluster, itertools.count(8000), lambda: again not in cluster.nodes.values())
+    assert alive in await used(cluster, itertools.count(8000))
 
 
 async def test_no_request_is_lost_when_a_node_is_drained(
     cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
     """As the load asks for one node and not two; the other ends when its requests have ended."""
-    before = cluster.processes()
+    before = await used(cluster, itertools.count(8500))
     jobs = [Job((9, seed % VOCAB), 700, seed) for seed in range(9000, 9008)]
     async with cluster.client() as http:
         streams, tasks = await begin(http, [job.body(cluster.model) for job in jobs])
         assert {cluster.nodes[job.seed] for job in jobs} == set(before)
         cluster.scale(1, 2)
-        new = await ask_anew(cluster, itertools.count(10_000), lambda: len(cluster.processes()) == 2)
+        new = await ask_anew(cluster, itertools.count(10_000), lambda: len(cluster.processes()) != 1)
         (left,) = cluster.processes()
         going = {cluster.nodes[job.seed] for job, task in zip(jobs, tasks, strict=True) if not task.done()}
         assert going == set(before), "streams ended before a node was drained"

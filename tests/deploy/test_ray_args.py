@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from flying_serving.deploy.nodes import QUIET
 from flying_serving.deploy.ray_args import RayArgs, parse_args
 from flying_serving.errors import ConfigError, NotInstalled
 
@@ -55,9 +56,8 @@ def test_the_installed_vllm_says_what_a_device_is() -> None:
 
 def test_a_node_is_told_where_to_listen_and_how_to_end() -> None:
     args = RayArgs(model="m", engines=2, devices=4, drain_timeout_s=30, flags=("--dtype=float32",))
-    line = "serve m --host=127.0.0.1 --port=1 --shutdown-timeout=30 --data-parallel-size=2 --tensor-parallel-size=4"
-    quiet = "--disable-access-log-for-endpoints=/health,/load"
-    assert args.command("127.0.0.1", 1) == [*line.split(), quiet, "--dtype=float32"]
+    line = "m --host=127.0.0.1 --port=1 --shutdown-timeout=30 --data-parallel-size=2 --tensor-parallel-size=4"
+    assert args.command("127.0.0.1", 1) == [*line.split(), QUIET, "--dtype=float32"]
 
 
 def test_without_ray_one_line_says_what_to_install() -> None:
