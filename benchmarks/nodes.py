@@ -6,7 +6,7 @@ For each policy a deployment of its own (`flying_serving.deploy.vllm_router`), t
 
 1. Balance: the same 200 streams straight to one node, and through the router; tokens are compared. Prefixes of 256
    tokens are shared by 5 requests each. With `power_of_two` 12 new requests arrive per second, else 16 clients ask.
-2. Kill: 12 streams of 200 tokens and bursts of 3 short requests every 0.2 s; one node gets SIGKILL.
+2. Kill: 12 streams of 200 tokens and bursts of 2 short requests every 0.25 s; one node gets SIGKILL.
 3. Drain: the same, but the node is told to drain, and to take requests again as soon as it has none.
 
 Nodes, router and client share the cores, so a node that starts again slows down the other.
