@@ -136,8 +136,7 @@ class Controller(Lender):
         self._changeover = Changeover(switch, steps, is_soft=mode == "soft")
         ends = self.splits.request_ids if decision is None else self.splits.without(layout)
         commands = [command for request_id in ends for command in self._unsplit(request_id, undone=True)]
-        commands += self._go_on(now_s)
-        return switch, commands + self._end_pause()
+        return switch, commands + self._go_on(now_s) + self._end_pause()
 
     def regrouped(self, now_s: float) -> list[Command]:
         """The engines whose groups change have answered the order: what migrates leaves the old groups now."""

@@ -40,8 +40,12 @@ class SurvivingController(Controller):
         """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails."""
         self.lost.update(engines)
         commands: list[Command] = []
+        suspects: set[str] = set()
         for request_id, split in list(self.splits.open.items()):
             if not self.lost.isdisjoint((*split.kv.group, *split.second)):
+                if split.in_prompt and not self.lost.isdisjoint(split.kv.group):
+                    self._suspect(self.started[request_id], split.kv.group)
+                    suspects.add(request_id)
                 commands += self._unsplit(request_id, undone=True)
         for state in self.pool:
             self._forget_kv(state)
@@ -50,7 +54,9 @@ class SurvivingController(Controller):
             if state.group is not None and not self.lost.isdisjoint(state.group):
                 may_be_computed = state.prefill_tokens > 0 and begun[state.group] < self._step_tokens
                 begun[state.group] += state.prefill_tokens
-                commands += self._orphaned(state, now_s, suspected=may_be_computed)
+                if may_be_computed and state.request_id not in suspects:
+                    self._suspect(state, state.group)
+                commands.append(self._orphaned(state, now_s))
         for state in self.started.values():
             self._forget_kv(state)
         if self._changeover is not None:
@@ -62,9 +68,13 @@ class SurvivingController(Controller):
         return commands + self._dispatch(now_s) + self._decide(now_s)
 
     def engine_back(self, engine: int, now_s: float) -> list[Command]:
-        """An engine that was lost works again, alone, and the others know it."""
+        """An engine that was lost works again, alone, also in a layout that is to come; the others know it."""
         self.lost.discard(engine)
-        self._regroup(Layout(tuple(sorted((*self.layout.groups, (engine,))))))
+        if self._restored is not None:
+            self._restored = self._restored.beside(engine)
+        if self._changeover is not None:  # which was ordered, or decided, without it
+            self._changeover.switch.new = self._changeover.switch.new.beside(engine)
+        self._regroup(self.layout.beside(engine))
         return self._dispatch(now_s) + self._restore(now_s) + self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Command]:
@@ -91,10 +101,8 @@ class SurvivingController(Controller):
         self._restored = None
         return [] if layout == self.layout else self.order(layout, "migrate", None, now_s)[1]
 
-    def _orphaned(self, state: RequestState, now_s: float, *, suspected: bool) -> list[Command]:
-        """A request has lost its group, and begins anew with the tokens that it has. `suspected`: it may be why."""
-        if suspected:
-            state.losses, state.avoids = state.losses + 1, frozenset(state.group or ())
+    def _orphaned(self, state: RequestState, now_s: float) -> Command:
+        """A request has lost its group, and begins anew with the tokens that it has, or fails."""
         why = None
         if state.losses >= MOST_LOSSES:
             why = f"its engine was lost {state.losses} times while it computed the prompt of this request"
@@ -102,12 +110,16 @@ class SurvivingController(Controller):
             why = "its engine was lost, and another cannot go on with this request"
         if why is None:
             self.orphans.requeued += 1
-            return [self._to_pool(state, now_s, None)]
+            return self._to_pool(state, now_s, None)
         self.orphans.failed += 1
         del self.started[state.request_id]
         self.loads.remove(state)
         self.switches.ended(state.request_id, now_s)
-        return [Fail(state.request_id, why)]
+        return Fail(state.request_id, why)
+
+    def _suspect(self, state: RequestState, group: Group) -> None:
+        """A group has lost an engine while it may have computed the prompt of a request, or a part of it."""
+        state.losses, state.avoids = state.losses + 1, frozenset(group)
 
     def _forget_kv(self, state: RequestState) -> None:
         """What a group offers that has lost an engine is nobody's."""

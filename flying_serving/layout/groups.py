@@ -55,6 +55,10 @@ class Layout:
             groups += [group] if len(left) == len(group) else [(engine,) for engine in left]
         return Layout(tuple(groups))
 
+    def beside(self, engine: int) -> Layout:
+        """With an engine alone beside the groups, if it is in none of them."""
+        return self if engine in self.engines else Layout(tuple(sorted((*self.groups, (engine,)))))
+
     def apart(self) -> Layout:
         """The same engines, each alone."""
         return Layout(tuple((engine,) for engine in sorted(self.engines)))

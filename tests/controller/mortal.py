@@ -23,17 +23,32 @@ class MortalShell(Shell):
         self.lost: set[int] = set()
         self.failed: list[str] = []
         self.strikes: dict[str, int] = {}
+        self.to_restore: Layout | None = None
+        """What is to be made again when all engines are there, where no policy decides."""
+
+    def order(self, layout: Layout, mode: str = "weave") -> None:
+        """What was ordered before is not made again."""
+        self.to_restore = None
+        super().order(layout, mode)
 
     def lose(self, engine: int) -> None:
         """An engine dies: its group is no more, nor the switch under way; nobody pulls what its groups offered."""
+        chosen = self.controller.settings
+        if self.to_restore is None and (chosen.dry_run or not chosen.policy.decides):
+            self.to_restore = self.layout
         self.lost.add(engine)
         self.ordered, self.holds, self.is_regrouped = None, False, False
         self.layout = self.layout.without(self.lost)
+        prefixes = {one.request_id for one in self.parts.values() if not one.is_ahead and engine in one.group}
+        for name in prefixes:
+            self.strikes[name] = self.strikes.get(name, 0) + 1
         most, begun = self.controller.settings.limits.max_num_batched_tokens, Counter[Group]()
         for name in self.controller.started:  # in the order in which groups got them
             stream = self.open[name]
             if stream.group is not None and engine in stream.group:
-                self.strikes[name] = self.strikes.get(name, 0) + (stream.ahead > 0 and begun[stream.group] < most)
+                self.strikes[name] = self.strikes.get(name, 0) + (
+                    stream.ahead > 0 and begun[stream.group] < most and name not in prefixes
+                )
                 begun[stream.group] += stream.ahead
         for stream in self.open.values():
             if stream.group is None and stream.kv is not None and engine in stream.kv.group:
@@ -41,10 +56,16 @@ class MortalShell(Shell):
         self.carry_out(self.controller.engines_lost([engine], self.now_s))
         assert not any(engine in (one.group or ()) for one in (*self.open.values(), *self.parts.values()))
 
+    def check(self) -> None:
+        """As any shell; and engines that are there are in the layout, others are not."""
+        super().check()
+        assert self.controller.layout.engines == set(range(self.controller.settings.engines)) - self.lost
+
     def revive(self, engine: int) -> None:
         """It is started again."""
         self.lost.discard(engine)
-        self.layout = Layout(tuple(sorted((*self.layout.groups, (engine,)))))
+        self.layout = self.layout.beside(engine)
+        self.to_restore = None if self.to_restore is None else self.to_restore.beside(engine)
         self.carry_out(self.controller.engine_back(engine, self.now_s))
 
     def token(self, request_id: str, count: int = 1) -> None:

@@ -359,6 +359,8 @@ class Mortal(Episode):
             for engine in sorted(self.shell.lost):
                 self.shell.revive(engine)
         super().teardown()
+        if hasattr(self, "shell"):
+            assert self.shell.to_restore in (None, self.shell.layout)
 
 
 class MortalShared(Mortal, Shared):
