@@ -13,13 +13,15 @@ class Pulse(MappedArray):
     """Counters of all processes of a server's engines, in one small file that they map. Each has one writer.
 
     An engine of one device is one process; one of several has another one for each device. Beside them each engine
-    says whether it ends because it was told to.
+    says whether it ends because it was told to, and the API server whether an engine is lost: before it tells others,
+    which then use the memory again that they had shared with it.
     """
 
     def __init__(self, run_dir: str, engines: int, devices: int) -> None:
         self._processes = 1 if devices == 1 else 1 + devices
         self._left = engines * self._processes
-        super().__init__(f"{run_dir}/pulse", self._left + engines, "Q")
+        self._lost = self._left + engines
+        super().__init__(f"{run_dir}/pulse", self._lost + engines, "Q")
 
     def beat(self, engine: int, device: int | None = None) -> None:
         """Raise a counter from now on, as long as this process runs: that of a device, or the engine's own."""
@@ -38,6 +40,14 @@ class Pulse(MappedArray):
     def has_left(self, engine: int) -> bool:
         """Whether it has said so."""
         return bool(self.numbers[self._left + engine])
+
+    def lose(self, engine: int, *, lost: bool = True) -> None:
+        """Say that an engine is lost, or that it is there again."""
+        self.numbers[self._lost + engine] = int(lost)
+
+    def is_lost(self, engine: int) -> bool:
+        """Whether that was said."""
+        return bool(self.numbers[self._lost + engine])
 
     def of(self, engine: int) -> Iterable[int]:
         """The counters of an engine's processes."""

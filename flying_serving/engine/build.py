@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from flying_serving.comm.board import StepBoard
+from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.batches import Batches
 from flying_serving.engine.channel import Channel
@@ -66,7 +67,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     for size, scheduler in all_lanes.schedulers.items():
         steps.watch(aligned_group(engine, size), scheduler)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
-    offers = PeerOffers(run_dir)
+    offers = PeerOffers(run_dir, Pulse(run_dir, deployment.engines, deployment.devices).is_lost)
     offers.map(filter(deployment.is_there, range(deployment.engines)))
     loop = EngineLoop(engine, all_lanes, channel, core, flying, (table, offers), Instruments(board, report, trace))
     if trace is not None:

@@ -6,7 +6,7 @@ it has no tokens from then on. Who reads copies and then looks again: if so many
 A number is never offered again, so nobody takes another offer for the one that was revoked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,10 +127,15 @@ def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int)
 
 
 class PeerOffers:
-    """The tables of all engines of a server, each mapped when it is first read."""
+    """The tables of all engines of a server, each mapped when it is first read.
 
-    def __init__(self, run_dir: str) -> None:
+    `is_lost`: whether the API server has lost an engine, as it says before other members of its groups hear of it:
+    from then on they use blocks again that the groups have offered.
+    """
+
+    def __init__(self, run_dir: str, is_lost: Callable[[int], bool]) -> None:
         self._run_dir = run_dir
+        self._is_lost = is_lost
         self._tables: dict[int, OfferTable] = {}
         self.lost: set[int] = set()
         """Engines that are not there: what their groups have offered is revoked."""
@@ -143,7 +148,7 @@ class PeerOffers:
 
     def read(self, source: KVSource) -> Offer | None:
         """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
-        if not self.lost.isdisjoint(source.group):
+        if any(engine in self.lost or self._is_lost(engine) for engine in source.group):
             return Offer(0, is_final=True, blocks=[])
         return self._table(source.group[0]).read(source.number)
 

@@ -26,6 +26,18 @@ def test_each_process_of_an_engine_has_a_counter(devices: int, processes: int) -
         assert Path(run_dir, "pulse").stat().st_mode & 0o777 == 0o600
 
 
+def test_what_is_said_of_one_engine_is_said_of_no_other() -> None:
+    """That it ends, as it says itself, and that it is lost, as the server says."""
+    with TemporaryDirectory(dir="/dev/shm") as run_dir:
+        watched, mine = Pulse(run_dir, 4, 2), Pulse(run_dir, 4, 2)
+        mine.leave(3)
+        watched.lose(0)
+        assert [watched.has_left(engine) for engine in range(4)] == [False, False, False, True]
+        assert [mine.is_lost(engine) for engine in range(4)] == [True, False, False, False]
+        watched.lose(0, lost=False)
+        assert not any(mine.is_lost(engine) for engine in range(4))
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sets(st.sampled_from([0, 1, 2]))), max_size=30))
 def test_silence_is_that_of_the_most_silent_counter(looks: list[tuple[float, set[int]]]) -> None:
     """Time for which nobody looked counts as one second at most: the watcher may have been stopped itself."""

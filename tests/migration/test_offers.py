@@ -77,12 +77,16 @@ def test_peers_find_tables_in_the_run_directory(tmp_path: Path, monkeypatch: pyt
     made[0].publish(1, 6, [8, 3], final=False)
     made[1].publish(1, 2, [5], final=True)
     made[1].lend(2, 8, 4)
-    peers = PeerOffers(str(tmp_path))
+    gone: set[int] = set()
+    peers = PeerOffers(str(tmp_path), gone.__contains__)
     assert peers.read(KVSource((0, 1), 1)) == Offer(6, is_final=False, blocks=[8, 3])
     assert peers.read(KVSource((1,), 1)) == Offer(2, is_final=True, blocks=[5])
     assert peers.physical(1, 2, [8]) == [4]
     made[0].revoke(1)
     assert peers.read(KVSource((0, 1), 1)) == CLOSED
+    gone.add(1)  # the server says so; this engine has not heard of it yet
+    assert peers.read(KVSource((1,), 1)) == CLOSED
+    gone.clear()
     peers.lost = {1}
     assert peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED  # its groups' are revoked
     assert peers.physical(1, 2, [8]) == [4]  # who copies may go on
