@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flying_serving.comm.group_files import group_file
 from flying_serving.comm.shm import ShmGroup
 from flying_serving.layout.groups import Layout, aligned_group, group_world_ranks
 
@@ -60,7 +61,7 @@ class CommunicatorPool:
     def reopen(self, size: int, incarnations: Sequence[int]) -> None:
         """Attach to the file of the group of `size` engines whose members have these incarnations, in their order.
 
-        An engine's incarnation says how often it was started again. Every member has to do this, each once, as any
+        Every member has to do this, each once, as any
         incarnations have a file of their own; the one before is left. Raises what `ShmGroup` does.
         """
         self.broken(size)
@@ -69,7 +70,7 @@ class CommunicatorPool:
             return
         group = aligned_group(self._engine, size)
         self._shm[size] = ShmGroup(
-            f"{self._directory}/lane{size}-{group[0]}-{'.'.join(map(str, incarnations))}",
+            group_file(self._directory, group, incarnations),
             coordinator.rank_in_group,
             coordinator.world_size,
             deadline_s=self._deadline_s,

@@ -1,17 +1,18 @@
 """Which engines live: each is watched, its loss is told to all, and it is started again in the background."""
 
 import asyncio
-import select
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from flying_serving.comm.group_files import forget_groups
 from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
-from flying_serving.server.calls import EngineCalls
+from flying_serving.server.calls import EngineCalls, retrieved
 from flying_serving.server.figures.losses import Loss
+from flying_serving.server.processes import has_ended
 from flying_serving.server.shell import Shell
 
 LOOK_S = 0.2
@@ -120,8 +121,11 @@ class Engines:
         there = {one.process.sentinel: engine for engine, one in enumerate(self.records) if one.loss is None}
         if sentinel not in there or self._calls.leaving or self._calls.channel.engines_dead:
             return
-        ended = select.select(there, [], [], 0)[0]
-        lost = [there[each] for each in ended if each == sentinel or not self._pulse.has_left(there[each])]
+        lost = [
+            engine
+            for each, engine in there.items()
+            if has_ended(each) and (each == sentinel or not self._pulse.has_left(engine))
+        ]
         reasons = [self._note(engine) for engine in lost]
         left = len(self._calls.engines)
         least = self._deployment.flying.min_engines
@@ -147,16 +151,36 @@ class Engines:
         one.quick = one.quick + 1 if is_quick else 0
         one.losses, one.killed, one.loss = one.losses + 1, None, loss
         self._calls.lose(engine, why)
+        self._pulse.lose(engine)
         self._shell.losses.lost(engine, loss, self._shell.controller.layout, frozen=frozen)
         return why
 
-    def _tell_all(self) -> asyncio.Future[list[Any]]:
-        """Tell all engines which are there. Done when each has answered, or is lost too."""
-        return asyncio.ensure_future(
-            asyncio.gather(*self._calls.all("flying_peers", self.incarnations), return_exceptions=True)
-        )
+    def _tell_all(self, back: int | None = None) -> asyncio.Future[list[None]]:
+        """Tell all engines which are there. Done when each has answered, or is lost too.
 
-    async def _bring_back(self, engine: int, told: asyncio.Future[list[Any]]) -> None:
+        Where one fails at it, or does not answer, it is killed: it would wait for engines that are lost, or go on with
+        their KV. If it fails at the return of another, `back`, that one is killed, and starts again later.
+        """
+        answers = {
+            engine: retrieved(asyncio.ensure_future(self._calls.utility(engine, "flying_peers", self.incarnations)))
+            for engine in self._calls.engines
+        }
+        return asyncio.ensure_future(asyncio.gather(*(self._heard(*each, back) for each in answers.items())))
+
+    async def _heard(self, engine: int, answer: asyncio.Future[Any], back: int | None) -> None:
+        blamed = engine if back is None else back
+        one = self.records[blamed]
+        process = one.process
+        try:
+            await answer
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine does not know who is there
+            if engine in self._calls.lost or self._calls.ending or self._calls.channel.engines_dead:
+                return
+            if one.process is process and one.loss is None and one.killed is None:
+                one.killed = f"engine {engine} could not go on with those that are there: {error}"
+                process.kill()
+
+    async def _bring_back(self, engine: int, told: asyncio.Future[list[None]]) -> None:
         """Start an engine again, until that succeeds; one at a time, so that no two starts miss each other."""
         one = self.records[engine]
         await told
@@ -181,8 +205,10 @@ class Engines:
 
         try:
             await self._restart(engine, incarnations, started)
-        except FlyingError as error:
-            logger.error("engine %d could not be started again: %s", engine, one.killed or error)
+        except Exception as error:  # whatever it is, others serve on
+            trace = None if isinstance(error, FlyingError) else error
+            logger.error("engine %d could not be started again: %s", engine, one.killed or error, exc_info=trace)
+            forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, incarnations)
             self._shell.losses.not_started(engine, one.killed or str(error))
             one.quick, one.killed = one.quick + 1, None
             return False
@@ -190,11 +216,10 @@ class Engines:
             one.starts = False
         one.loss, one.back_s = None, time.monotonic()
         self._calls.gain(engine)
+        self._pulse.lose(engine, lost=False)
         self._watch(engine)
-        for problem in await self._tell_all():
-            if isinstance(problem, BaseException):
-                logger.error("not all engines know that engine %d is back: %s", engine, problem)
-        if one.loss is None:
+        await self._tell_all(engine)
+        if one.loss is None and one.killed is None:
             self._calls.channel.gain(engine)
             self._shell.losses.back(engine, self._shell.controller.layout)
             self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))

@@ -74,11 +74,15 @@ def survives(flying: FlyingConfig, engines: int) -> bool:
     """Whether a server goes on when an engine is lost: where its groups need no torch world, and each has all weights.
 
     Raises:
-        ConfigError: if it is to have more engines than there are.
+        ConfigError: if it is to have more engines than there are, or to notice a frozen one too late.
     """
     if flying.min_engines > engines:
         raise ConfigError(f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size")
-    return engines > 1 and current_platform.is_cpu() and flying.cpu_collectives == "shm" and not flying.lend_weights
+    found = engines > 1 and current_platform.is_cpu() and flying.cpu_collectives == "shm" and not flying.lend_weights
+    if found and flying.engine_timeout_s > flying.collective_timeout_s:  # those that wait for it would end before it
+        allowed = f"at most {flying.collective_timeout_s:g}, --collective-timeout-s"
+        raise ConfigError(f"--engine-timeout-s={flying.engine_timeout_s:g}: {allowed}")
+    return found
 
 
 def _preload() -> None:

@@ -61,8 +61,8 @@ class LayoutOrders:
         order = self._last_order
         self._replace_waiting()
         async with self._switching:
-            for earlier in list(self._switched.values()):  # its client may have left
-                await self._until(earlier)
+            while self._switched:  # its client may have left, or it makes a layout again
+                await self._until(next(iter(self._switched.values())))
             if self._calls.ending:
                 raise ServerEnds
             layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.placing.lost)
@@ -115,6 +115,8 @@ class LayoutOrders:
             for engine in sorted(switch.new.engines)
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
+        # the next order waits for it, whoever has ordered it
+        self._switched.setdefault(switch.number, retrieved(asyncio.get_running_loop().create_future()))
         self._calls.background(self._await_answers(switch, answers))
 
     def weave(self, engines: Iterable[int]) -> None:

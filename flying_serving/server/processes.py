@@ -5,17 +5,25 @@ import multiprocessing
 import os
 import select
 import signal
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from flying_serving.errors import EngineLost
-from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
+from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals, leave_signals_to_parent
 
 STARTED_S = 20.0
 """How long a fork may take."""
 _REAP_S = 1.0
+
+
+def has_ended(sentinel: int, timeout_s: float | None = 0.0) -> bool:
+    """Whether a process has ended, or does within a time; None: wait until it has. Of any number, unlike `select`."""
+    waiting = select.poll()
+    waiting.register(sentinel, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1e3))
 
 
 class EngineProcess:
@@ -26,11 +34,12 @@ class EngineProcess:
         self.pid = pid
         self.name = name
         self.sentinel = os.pidfd_open(pid)
-        """Readable when it has ended."""
+        """Readable when it has ended; closed when nobody knows this object any more."""
+        weakref.finalize(self, os.close, self.sentinel)
 
     def is_alive(self) -> bool:
         """Whether it has not ended."""
-        return not select.select([self.sentinel], [], [], 0)[0]
+        return not has_ended(self.sentinel)
 
     @property
     def exitcode(self) -> int | None:
@@ -39,7 +48,7 @@ class EngineProcess:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended."""
-        select.select([self.sentinel], [], [], timeout)
+        has_ended(self.sentinel, timeout)
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -81,13 +90,17 @@ class CleanParent:
         try:
             self._ours.send((self._starts, name, dict(arguments)))
             while self._ours.poll(STARTED_S):
-                number, pid = self._ours.recv()
-                process = EngineProcess(pid, name)
-                if number == self._starts:
-                    return process
-                process.kill()  # of an earlier start that was given up
+                number, pid, problem = self._ours.recv()
+                if number != self._starts:  # of an earlier start that was given up
+                    if pid is not None:
+                        EngineProcess(pid, name).kill()
+                elif pid is None:
+                    raise EngineLost(f"{name} cannot be started: {problem}")
+                else:
+                    return EngineProcess(pid, name)
         except (OSError, EOFError) as error:
-            raise EngineLost(f"{name} cannot be started: {error!r}") from None
+            what = f"{error!r}" if self._process.is_alive() else "the process that forks engines has ended"
+            raise EngineLost(f"{name} cannot be started: {what}") from None
         raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
 
     def close(self) -> None:
@@ -100,8 +113,9 @@ class CleanParent:
 
 
 def _serve(orders: Connection, run: Callable[..., None]) -> None:
-    """Fork what is asked for, until the other end is closed."""
+    """Fork what is asked for, until the other end is closed. Signals to all processes of a server are not for it."""
     forget_signals()
+    leave_signals_to_parent()
     end_with_parent()
     forget_port()
     context = multiprocessing.get_context("fork")
@@ -111,5 +125,9 @@ def _serve(orders: Connection, run: Callable[..., None]) -> None:
             continue
         number, name, arguments = orders.recv()
         process = context.Process(target=run, kwargs=arguments, name=name)
-        process.start()
-        orders.send((number, process.pid))
+        try:
+            process.start()
+        except OSError as error:  # no memory, or too many processes
+            orders.send((number, None, repr(error)))
+        else:
+            orders.send((number, process.pid, None))

@@ -78,7 +78,8 @@ class ClientChannel:
 
     def lose(self, engine: int) -> None:
         """An engine is lost: vLLM sends it nothing by itself, and counts no request of it."""
-        self._client.core_engines.remove(_identity(engine))
+        if _identity(engine) in self._client.core_engines:  # else it was lost before it was there again
+            self._client.core_engines.remove(_identity(engine))
         self._client.core_engine = next(iter(self._client.core_engines), self._client.core_engine)
         self._client.outputs_queue.put_nowait(EngineCoreOutputs(engine_index=engine, scheduler_stats=idle()))
 

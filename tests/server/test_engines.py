@@ -37,11 +37,16 @@ class Life:
 
 
 class Peers(FakeVllm):
-    """Engines that answer what is asked of them, but for those that are `stopped`; `peers`: what they were told."""
+    """Engines that answer what is asked of them, but for those that are `stopped`, or that fail once as `failing`.
+
+    `peers`: what they were told.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.stopped: set[int] = set()
+        self.failing: set[int] = set()
+        self.unanswered: list[tuple[int, asyncio.Future[Any]]] = []
         self.peers: list[tuple[int, list[int | None]]] = []
 
     def _send_input(self, kind: Any, content: Any, engine: bytes) -> asyncio.Future[None]:
@@ -50,8 +55,13 @@ class Peers(FakeVllm):
         if kind is UTILITY:
             if content[2] == "flying_peers":
                 self.peers.append((engine[0], content[3][0]))
-            if engine[0] not in self.stopped:
-                answer = self.utility_results[content[1]]
+            answer = self.utility_results[content[1]]
+            if engine[0] in self.stopped:
+                self.unanswered.append((engine[0], answer))
+            elif engine[0] in self.failing:
+                self.failing.remove(engine[0])
+                asyncio.get_running_loop().call_soon(lambda: answer.set_exception(Exception("injected")))
+            else:
                 asyncio.get_running_loop().call_soon(lambda: answer.done() or answer.set_result(None))
         return sent
 
@@ -59,7 +69,7 @@ class Peers(FakeVllm):
 class Node:
     """A server of four engines, their lives, and what is done with them.
 
-    `failing`: how often a start fails. `starts`: incarnations at each start.
+    `failing`: how often a start fails, with `problem`. `starts`: incarnations at each start.
     """
 
     def __init__(self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0) -> None:
@@ -72,6 +82,7 @@ class Node:
         self.server.calls.deployment = self.server.calls.deployment.model_copy(update=told)
         self.lives = [Life() for _ in range(4)]
         self.failing = 0
+        self.problem: Exception = EngineLost("injected")
         self.starts: list[list[int | None]] = []
         self.ended: list[str] = []
         self.gate = asyncio.Event()
@@ -85,8 +96,14 @@ class Node:
         await self.gate.wait()
         if self.failing:
             self.failing -= 1
-            raise EngineLost("injected")
+            raise self.problem
         self.lives[engine] = life
+
+    def answer(self, engine: int) -> None:
+        """An engine that was stopped answers what it was asked so far."""
+        for asked, answer in self.vllm.unanswered:
+            if asked == engine and not answer.done():
+                answer.set_result(None)
 
     async def until(self, true: Callable[[], object]) -> None:
         """Wait until something is so."""
@@ -244,3 +261,57 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
         one.server.calls.leaving = True
         await asyncio.sleep(1.1)
         assert 2 not in one.engines.lost
+
+
+async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_path: Path) -> None:
+    """Others may be in a long step, and answer later; then everything is as after any loss."""
+    async with node(tmp_path) as one:
+        one.vllm.stopped.add(0)
+        one.lives[1].die()
+        await one.until(lambda: one.engines.lost)
+        one.answer(0)
+        await one.until(lambda: one.engines.records[1].incarnation == 1 and not one.engines.lost)
+        one.engines.records[1].process.kill()
+        await one.until(lambda: one.engines.records[1].losses == 2)
+        one.vllm.stopped.clear()
+        one.answer(0)
+        await one.until(lambda: not one.server.controller.lost)
+        assert one.engines.incarnations == [0, 2, 0, 0] and len(one.vllm.core_engines) == 4
+        assert one.ended == []
+
+
+async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path: Path) -> None:
+    async with node(tmp_path) as one:
+        one.vllm.failing.add(2)
+        one.lives[1].die()
+        await one.until(lambda: not one.server.controller.lost and one.engines.records[2].losses)
+        assert one.engines.incarnations == [0, 1, 1, 0]
+
+
+async def test_an_engine_that_others_cannot_go_on_with_starts_again_later(tmp_path: Path) -> None:
+    """It is the one that is ended, not those that serve."""
+    async with node(tmp_path) as one:
+        one.gate.clear()
+        one.lives[1].die()
+        await one.until(lambda: one.starts)
+        one.vllm.failing.add(0)
+        one.gate.set()
+        await one.until(lambda: one.engines.records[1].losses == 2)
+        assert [life.kills for life in (one.lives[0], one.lives[2])] == [0, 0]
+        assert one.engines.records[1].quick == 1
+        await one.until(lambda: not one.server.controller.lost)
+        assert one.engines.incarnations == [0, 2, 0, 0]
+
+
+async def test_a_start_that_fails_in_an_unexpected_way_ends_nothing(tmp_path: Path) -> None:
+    """And leaves nothing in shared memory: its groups' files."""
+    async with node(tmp_path) as one:
+        one.failing, one.problem = 1, OSError(24, "Too many open files")
+        left = [tmp_path / name for name in ("lane2-0-0.1", "lane4-0-0.1.0.0")]
+        kept = tmp_path / "lane2-2-0.0"
+        for path in (*left, kept):
+            path.touch()
+        one.lives[1].die()
+        await one.until(lambda: not one.server.controller.lost and one.engines.records[1].losses)
+        assert one.ended == [] and one.engines.records[1].incarnation == 2
+        assert kept.exists() and not any(path.exists() for path in left)

@@ -26,3 +26,9 @@ def test_a_server_survives_where_the_others_can_do_without(
 def test_more_engines_than_there_are_cannot_be_needed() -> None:
     with pytest.raises(ConfigError, match=r"^--min-engines=3: at most 2, --data-parallel-size$"):
         survives(FlyingConfig(min_engines=3), 2)
+
+
+def test_an_engine_is_lost_before_others_give_up_waiting_for_it() -> None:
+    with pytest.raises(ConfigError, match=r"^--engine-timeout-s=70: at most 60, --collective-timeout-s$"):
+        survives(FlyingConfig(engine_timeout_s=70), 2)
+    survives(FlyingConfig(engine_timeout_s=70, collective_timeout_s=70), 2)

@@ -162,3 +162,21 @@ async def test_no_order_begins_when_the_server_ends() -> None:
     with pytest.raises(ServerEnds, match=r"^the server is shutting down$"):
         await server.orders.switch(PAIRS)
     assert server.told() == []
+
+
+async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
+    """By nobody's order, as an engine is back."""
+    server = Server()
+    first = await server.switch(PAIRS, "weave")
+    await server.settle()
+    await asyncio.wait_for(first, 5)
+    server.lose(1)
+    server.calls.gain(1)
+    server.messages.clear()
+    server.shell.carry_out(server.controller.engine_back(1, 0.0))
+    assert server.controller.changing and server.told() == [0, 1, 2, 3]
+    order = await server.switch(APART, "weave")
+    assert not order.done()
+    await server.settle()
+    assert (await asyncio.wait_for(order, 5)).new.to_lists() == server.controller.layout.to_lists() == APART
+    assert [made.new.to_lists() for made in server.controller.switches.kept] == [PAIRS, PAIRS, APART]

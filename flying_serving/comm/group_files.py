@@ -1,0 +1,23 @@
+"""Where groups of engines share memory: a file for each group of engines in each of their incarnations."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from flying_serving.layout.groups import Group, aligned_group
+
+
+def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str:
+    """The file of a group whose engines, in this order, were started again so often."""
+    return f"{directory}/lane{len(group)}-{group[0]}-{'.'.join(map(str, incarnations))}"
+
+
+def forget_groups(directory: str, engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]) -> None:
+    """Remove what an engine has opened whose start has failed: no other engine knows of its incarnation.
+
+    `incarnations`: of all engines as it knew them; None: lost.
+    """
+    for size in sizes:
+        group = aligned_group(engine, size)
+        there = [incarnation for member in group if (incarnation := incarnations[member]) is not None]
+        if len(there) == size:
+            Path(group_file(directory, group, there)).unlink(missing_ok=True)
