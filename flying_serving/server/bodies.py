@@ -1,5 +1,6 @@
 """Bodies of requests, bounded: an order's once its sender is known to be allowed, all others before vLLM reads them."""
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -14,6 +15,12 @@ MAX_BODY_BYTES = 16 * 1024
 """Of an order: a layout of eight engines, with spaces and line breaks, has some hundred."""
 MAX_BODY_DEPTH = 8
 """Of an order: lists and objects within each other; a layout has three."""
+READ_S = 300.0
+"""In which a body has to come."""
+SMALL_BYTES = 64 * 1024
+"""Of each body, which need no room among the others."""
+ROOM_BYTES = 512 * 1024**2
+"""For the rest of all bodies that are being read."""
 MAX_REQUEST_DEPTH = 100
 """Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each level."""
 ADMIN = "/flying/"
@@ -24,10 +31,13 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class BoundedBodies:
-    """Middleware: reads bodies before vLLM does; refuses those that are too long (413) or nested too deeply (400)."""
+    """Middleware: reads bodies before vLLM does. Refuses those that are too long (413), nested too deeply (400) or too
+    slow (408), and long ones while many are being read (429).
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or _is_admin(scope):
@@ -39,7 +49,7 @@ class BoundedBodies:
             return
         flying = request.app.state.engine_client.engine_core.shell.calls.deployment.flying
         try:
-            content = await _read(request, flying.max_body_bytes, " (--max-body-bytes)")
+            content = await _read(request, flying.max_body_bytes, " (--max-body-bytes)", self._room)
             if not request.headers.get("content-type", "").startswith("multipart/"):
                 _check_depth(content, MAX_REQUEST_DEPTH)
         except HTTPException as error:
@@ -75,19 +85,51 @@ async def read_json(request: Request) -> Any:
         raise HTTPException(400, f"body: JSON decode error: {error}") from None
 
 
-async def _read(request: Request, most: int, flag: str = "") -> bytes:
-    """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread."""
+class Room:
+    """Memory for bodies that are being read, of all connections together."""
+
+    def __init__(self) -> None:
+        self._taken_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Take room for more bytes. Raises HTTPException (429) if there is none."""
+        if self._taken_bytes + count > ROOM_BYTES:
+            raise HTTPException(429, f"body: those that are being read have {ROOM_BYTES} bytes together, send it again")
+        self._taken_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """They are read."""
+        self._taken_bytes -= count
+
+
+async def _read(request: Request, most: int, flag: str = "", room: Room | None = None) -> bytes:
+    """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread.
+
+    Raises:
+        HTTPException: 400, 408, 413 or 429, saying what is allowed.
+    """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:18]) > most:
         raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {length[:18]}")
-    content = bytearray()
+    content, taken = bytearray(), 0
     try:
-        async for chunk in request.stream():  # whatever Content-Length says
-            content += chunk
-            if len(content) > most:
-                raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {len(content)} or longer")
+        async with asyncio.timeout(READ_S):
+            async for chunk in request.stream():  # whatever Content-Length says
+                if len(content) + len(chunk) > most:
+                    length = f"{len(content) + len(chunk)} or longer"
+                    raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {length}")
+                content += chunk
+                more = max(0, len(content) - SMALL_BYTES) - taken
+                if room is not None and more > 0:
+                    room.take(more)
+                    taken += more
     except ClientDisconnect:
         raise HTTPException(400, "body: the client has left before its end") from None
+    except TimeoutError:
+        raise HTTPException(408, f"body: has not come within {READ_S:g} s") from None
+    finally:
+        if room is not None:
+            room.give_back(taken)
     return bytes(content)
 
 

@@ -1,5 +1,6 @@
 """Bodies of requests to vLLM's routes: read up to a bound, with no more levels than the stack has room for."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from flying_serving.config import FlyingConfig
+from flying_serving.server import bodies
 from flying_serving.server.bodies import MAX_REQUEST_DEPTH, BoundedBodies, is_deeper
 
 MOST = 4096
@@ -147,3 +149,35 @@ def test_what_has_as_few_levels_is_parsed_or_is_no_json(content: bytes) -> None:
     except ValueError:
         return
     assert deeper is (depth_of(found) > 2)
+
+
+async def test_long_bodies_that_are_being_read_have_bounds_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones come through none the less, and what was read makes room again."""
+    monkeypatch.setattr(bodies, "SMALL_BYTES", 1024)
+    monkeypatch.setattr(bodies, "ROOM_BYTES", 1025)
+    made, waits = app(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b" " * 2048
+        await waits.wait()
+        yield b" "
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://test:8000") as client:
+        slow = asyncio.ensure_future(client.post("/v1/completions", content=slowly()))
+        await asyncio.sleep(0.05)
+        refused = await client.post("/v1/completions", content=b" " * 2048)
+        assert "body: those that are being read have 1025 bytes together" in message(refused, 429)
+        assert (await client.post("/v1/completions", content=b" " * 1024)).json() == 1024
+        waits.set()
+        assert (await slow).json() == 2049
+        assert (await client.post("/v1/completions", content=b" " * 2048)).json() == 2048
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "READ_S", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b" "
+        await asyncio.sleep(60)
+
+    assert message(await post(never()), 408) == "body: has not come within 0.05 s"
