@@ -76,6 +76,7 @@ class Supervised:
         self._environment = dict(environment)
         self._ready_url, self._ready_s = url + ready, ready_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._last: deque[str] = deque(maxlen=SHOWN_LINES)
 
@@ -111,7 +112,7 @@ class Supervised:
             while process.poll() is None and time.monotonic() < until_s:
                 await asyncio.sleep(LOOK_S)
         finally:
-            _kill(process)
+            self._kill()
 
     async def _start(self) -> str | None:
         """Start it. Returns None when it is ready, or why it is not; it is gone then."""
@@ -137,7 +138,7 @@ class Supervised:
                     self._say(f"ready after {time.monotonic() - began_s:.1f} s")
                     return None
                 if time.monotonic() - began_s > self._ready_s:
-                    _kill(self._process)
+                    self._kill()
                     return f"was not ready within {self._ready_s:g} s"
                 await asyncio.sleep(LOOK_S)
         return await self._ended()
@@ -147,7 +148,7 @@ class Supervised:
         assert self._process is not None, f"{self.name} was not started"
         while (code := self._process.poll()) is None:
             await asyncio.sleep(LOOK_S)
-        _kill(self._process)
+        self._kill()
         return f"ended with code {code}"
 
     def _relay(self, printed: IO[bytes]) -> None:
@@ -159,8 +160,18 @@ class Supervised:
                 self._say(text)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"({self.name}) {text}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # whoever read it is gone: processes serve none the less
+            sys.stderr.write(f"({self.name}) {text}\n")
+            sys.stderr.flush()
+
+    def _kill(self) -> None:
+        """End the process at once, and all of its group; only once, as then its number may be another's."""
+        process = self._process
+        if process is not None and process is not self._killed:
+            self._killed = process
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class Node(Supervised):
@@ -198,10 +209,3 @@ async def _together(each: Iterable[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process at once, and all of its group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -5,18 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
+from http import HTTPStatus
 
 import aiohttp
 
-from flying_serving.deploy.nodes import CHILD, HOST, SERVE, reserve_port
+from flying_serving.deploy.nodes import CHILD, HOST, READY, SERVE, reserve_port
 from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 
 LOOK_S = 0.2
 """How often a node that starts is asked whether it is ready."""
 HEALTH_S = 20.0
-"""How long a node may take to say that it is healthy, or how busy: one under a flood is not dead."""
+"""How long a node may take to say that it takes requests, or how busy it is: one under a flood is not dead."""
+MOST_SILENT = 3
+"""A node that gave no answer so many times in a row is killed: its requests would have none either."""
 END_S = 15.0
 """How long a node without requests may take to end."""
 
@@ -35,6 +39,7 @@ class OwnNode:
         """It was told to end."""
         self.ended = asyncio.Event()
         self._ready = False
+        self._silent = 0
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(HEALTH_S))
         line = [sys.executable, "-m", CHILD, str(os.getpid()), *SERVE, *args.command(HOST, port)]
         variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # it is Ray's
@@ -48,6 +53,7 @@ class OwnNode:
         asyncio.get_running_loop().remove_reader(self._sentinel)
         os.close(self._sentinel)
         self._process.wait()
+        self._kill()  # what is left of its children
         self.ended.set()
 
     @property
@@ -56,30 +62,40 @@ class OwnNode:
         return f"the node has ended with code {self._process.returncode}" if self.ended.is_set() else None
 
     async def wait_until_ready(self) -> None:
-        """Wait until it takes requests, for as long as it takes: its port is closed before it is warm.
+        """Wait until it takes requests: its port is closed before it is warm.
 
         Raises:
-            ServerFailed: if it ends before.
+            ServerFailed: if it ends before, or takes longer than `ready_timeout_s`.
         """
-        while not await self._answers():
+        until_s = time.monotonic() + self._args.ready_timeout_s
+        while await self._status() != HTTPStatus.OK:
             if self.problem:
                 raise ServerFailed(f"{self.problem} before it was ready; its log is this replica's stderr")
+            if time.monotonic() > until_s:
+                raise ServerFailed(f"the node was not ready within ready_timeout_s={self._args.ready_timeout_s}")
             await asyncio.sleep(LOOK_S)
         self._ready = True
 
-    async def _answers(self) -> bool:
+    async def _status(self) -> int | None:
+        """Of `GET /ready`; None if there is no answer."""
         try:
-            async with self._http.get("/health") as answer:
-                return answer.status == 200
+            async with self._http.get(READY) as answer:
+                return answer.status
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return None
 
     async def check(self) -> None:
-        """Raise ServerFailed if it has ended, or says that it can serve nothing."""
+        """Raise ServerFailed if it has ended, or takes no requests; kill it if it has been silent for too long."""
         if self.problem:
             raise ServerFailed(self.problem)
-        if not await self._answers():
-            raise ServerFailed(f"the node at {self.url} is not healthy")
+        status = await self._status()
+        self._silent = 0 if status is not None else self._silent + 1
+        if self._silent >= MOST_SILENT:
+            self._kill()
+        if status is None:
+            raise ServerFailed(f"the node at {self.url} does not answer")
+        if status != HTTPStatus.OK:
+            raise ServerFailed(f"the node at {self.url} takes no requests: it drains, or has lost its engines")
 
     async def load(self) -> dict[str, float]:
         """How busy it is: the numbers of `GET /load`. Raises aiohttp.ClientError or TimeoutError."""
@@ -93,8 +109,13 @@ class OwnNode:
             self._process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), self._args.drain_timeout_s + END_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         await self.ended.wait()
         await self._http.close()
         self._reserved.close()
+
+    def _kill(self) -> None:
+        if self.ended.is_set():
+            return  # its number may be another's by now
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ ADMIN = "/flying/"
 RETRY_AFTER_S = 1
 VIA = "1.1 ray-serve"
 """With this header a request is not one of the node's own machine, which admin routes answer without a key."""
-NODE_HEADER = b"x-flying-node"
+NODE_HEADER = "x-flying-node"
 """In each answer: the replica whose node gave it."""
 KEEP_ALIVE_S = 1.0
 """An idle connection is not used again after this: the node closes it after five seconds, and may be about to."""
@@ -35,7 +35,7 @@ class PassingOn:
 
     def __init__(self, url: str, name: str) -> None:
         self._url = url
-        self._name = name.encode()
+        self._named = {NODE_HEADER: name}
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -58,13 +58,15 @@ class PassingOn:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if f"{path}/".startswith(ADMIN):
             told = f"{ADMIN} is each node's own: ask the node, on its machine"
-            await JSONResponse(error_body(told, HTTPStatus.NOT_FOUND), 404)(scope, receive, send)
+            refusal = JSONResponse(error_body(told, HTTPStatus.NOT_FOUND), 404, self._named)
+            await refusal(scope, receive, send)
             return
         try:
             answer = await self._ask(request, path)
         except aiohttp.ClientConnectionError:
             body = error_body("the node has ended: send the request again, for another", HTTPStatus.SERVICE_UNAVAILABLE)
-            await JSONResponse(body, 503, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
+            refusal = JSONResponse(body, 503, {"Retry-After": str(RETRY_AFTER_S)} | self._named)
+            await refusal(scope, receive, send)
             return
         try:
             await self._return(answer, send)
@@ -85,7 +87,8 @@ class PassingOn:
         )
 
     async def _return(self, answer: aiohttp.ClientResponse, send: Send) -> None:
-        headers = [*_returned(answer.raw_headers), (NODE_HEADER, self._name)]
+        headers = _returned(answer.raw_headers)
+        headers += [(name.encode(), value.encode()) for name, value in self._named.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         async for data in answer.content.iter_any():
             await send({"type": "http.response.body", "body": data, "more_body": True})

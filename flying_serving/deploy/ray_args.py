@@ -23,6 +23,8 @@ OWN_FLAGS = {
     "--tensor-parallel-size": "it is devices",
     "-tp": "it is devices",
     "--shutdown-timeout": "it is drain_timeout_s",
+    "--ssl-keyfile": "replicas speak plain HTTP to their nodes",
+    "--ssl-certfile": "replicas speak plain HTTP to their nodes",
 }
 """Flags of `serve` that follow from the arguments, and where from."""
 
@@ -56,6 +58,8 @@ class RayArgs(BaseModel):
     """What a device is; default: what the vLLM is for that is installed where the application is built."""
     cpus_per_device: int = Field(default=1, ge=1, le=1024)
     """CPUs to reserve for each device; on the CPU also its threads."""
+    ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
+    """Seconds that a node may take to start; then its replica fails, and Ray makes another."""
     drain_timeout_s: int = Field(default=600, ge=0, le=86_400)
     """Seconds that a node's requests have to finish when it is to end; those that have not are lost."""
     flags: tuple[str, ...] = ()

@@ -10,11 +10,10 @@ def by_load(context: Any) -> tuple[float, dict[str, Any]]:
     """Nodes for all requests that run or wait, those in Ray's own queue too; Ray rounds up, and bounds and delays it.
 
     `context`: an `AutoscalingContext` of Ray Serve, whose config has the requests per node as
-    `target_ongoing_requests`. A node that has not told its load yet counts as idle.
+    `target_ongoing_requests`. As long as a node has not told its load, or not lately, there are not fewer than now.
     """
     told = context.aggregated_metrics.get(LOAD, {})
     loads = [told[replica] for replica in context.running_replicas if replica in told]
-    if not loads:
-        return context.target_num_replicas, {}
+    fewest = context.target_num_replicas if len(loads) < len(context.running_replicas) else 0
     requests = sum(loads) + context.total_queued_requests
-    return requests / context.config.target_ongoing_requests, {}
+    return max(fewest, requests / context.config.target_ongoing_requests), {}

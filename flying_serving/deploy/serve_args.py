@@ -30,7 +30,7 @@ class ServeArgs:
     shutdown_s: float
     """--shutdown-timeout: how long requests may go on when the node is told to end."""
     has_key: bool
-    """Whether --api-key, or VLLM_API_KEY, makes nodes ask for a key."""
+    """Whether --api-key, or VLLM_API_KEY, makes nodes ask for a key: an empty one does not."""
 
     def with_flag(self, flag: str) -> Self:
         """With one flag more, before those that the user gave, which count if they say something else."""
@@ -49,7 +49,7 @@ def parse_serve_args(line: Sequence[str]) -> ServeArgs:
     parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     parser.add_argument("--shutdown-timeout", type=float, default=0.0)
-    parser.add_argument("--api-key", nargs="+", default=os.environ.get("VLLM_API_KEY"))
+    parser.add_argument("--api-key", nargs="+", default=[os.environ.get("VLLM_API_KEY", "")])
     for flag in _CHOSEN:
         parser.add_argument(flag)
     found, _ = parser.parse_known_args([with_dashes(word) for word in line[1:]])
@@ -57,7 +57,7 @@ def parse_serve_args(line: Sequence[str]) -> ServeArgs:
         if (value := getattr(found, flag[2:].replace("-", "_"))) is not None:
             raise ConfigError(f"{flag}={value!r} after --: {reason}")
     sizes = (found.data_parallel_size, found.tensor_parallel_size)
-    return ServeArgs(tuple(line), *sizes, found.shutdown_timeout, bool(found.api_key))
+    return ServeArgs(tuple(line), *sizes, found.shutdown_timeout, any(found.api_key))
 
 
 def environment_of(node: int, nodes: int, args: ServeArgs, base: Mapping[str, str]) -> dict[str, str]:

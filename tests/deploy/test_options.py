@@ -2,10 +2,12 @@
 
 import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from flying_serving.deploy.vllm_router.__main__ import check_port
+from flying_serving.deploy.vllm_router.__main__ import check_nodes, check_port, without_proxy
 from flying_serving.deploy.vllm_router.options import MISSING, SETTINGS, parse
 from flying_serving.errors import ConfigError
 
@@ -53,6 +55,12 @@ def test_only_routers_that_go_by_tokens_have_them_told(policy: str) -> None:
         (["--node-url=10.0.0.1"], "--node-url='10.0.0.1': must be like http://10.0.0.1:8000"),
         (["--node-url=http://a:1/v1"], "--node-url='http://a:1/v1': must be like"),
         (["--host=0.0.0.0", "--", "m"], "--host=0.0.0.0: the router hands on admin routes.* add --api-key after --"),
+        (["--host=0.0.0.0", "--", "m", "--api-key", ""], "add --api-key after --"),
+        (["--host=::1", "--", "m"], "--host=::1: must be a name or an IPv4 address"),
+        (["--port=0", "--", "m"], "--port=0: must be a whole number from 1 up to 65535"),
+        (["--port=70000", "--", "m"], "--port=70000: must be a whole number from 1 up to 65535"),
+        (["--ready-timeout-s=nan", "--", "m"], "--ready-timeout-s=nan: must be above 0, up to 86400"),
+        (["--ready-timeout-s=-1", "--", "m"], "--ready-timeout-s=-1: must be above 0, up to 86400"),
         (["--router-port=1", "--", "m"], "--router-port: --port says where the router listens"),
         (["--router-policy=auto", "--", "m"], "--router-policy: invalid choice: 'auto'"),
         (["--nodes=1", "--router-policy=power_of_two", "--", "m"], "two nodes or more"),
@@ -82,3 +90,39 @@ def test_a_port_that_is_taken_is_told_before_nodes_start() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--host=127.0.0.1 --port={port}: address already in use"):
             check_port(parse([f"--port={port}", "--", "m"]))
+
+
+class Admin(BaseHTTPRequestHandler):
+    """A node's admin route: 401 without a key, if it has one."""
+
+    has_key = True
+
+    def do_GET(self) -> None:
+        """Whatever is asked."""
+        self.send_response(401 if self.has_key else 405)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+async def test_nodes_of_this_machine_need_a_key_if_others_reach_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take what the router passes on for what comes from their own machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as node:
+        threading.Thread(target=node.serve_forever, daemon=True).start()
+        at = f"--node-url=http://127.0.0.1:{node.server_port}"
+        elsewhere = "--node-url=http://10.0.0.1:8000"
+        await check_nodes(parse(["--host=0.0.0.0", at, elsewhere]))
+        monkeypatch.setattr(Admin, "has_key", False)
+        await check_nodes(parse([at]))
+        with pytest.raises(ConfigError, match=f"--host=0.0.0.0 with {at}: start that node with --api-key"):
+            await check_nodes(parse(["--host=0.0.0.0", at]))
+        node.shutdown()
+    with pytest.raises(ConfigError, match=f"{at}: does not say whether it asks for a key"):
+        await check_nodes(parse(["--host=0.0.0.0", at]))
+
+
+def test_no_proxy_comes_between_the_router_and_nodes_of_this_machine() -> None:
+    assert without_proxy({"http_proxy": "http://p"})["NO_PROXY"] == "127.0.0.1"
+    found = without_proxy({"no_proxy": "a,b", "A": "1"})
+    assert found == {"no_proxy": "a,b,127.0.0.1", "NO_PROXY": "a,b,127.0.0.1", "A": "1"}

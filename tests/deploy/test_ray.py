@@ -341,10 +341,16 @@ def context(loads: Sequence[float], queued: float, per_node: float) -> Autoscali
 
 @pytest.mark.parametrize(
     ("loads", "queued", "per_node", "nodes"),
-    [((6, 10), 4, 8, 2.5), ((0, 0), 0, 8, 0), ((), 100, 8, 5), ((3,), 0, 0.5, 6)],
+    [((6, 10), 4, 8, 5), ((30, 10), 4, 8, 5.5), ((), 100, 8, 5), ((3,), 0, 0.5, 6)],
 )
 def test_as_many_nodes_as_the_load_asks_for(
     loads: Sequence[float], queued: float, per_node: float, nodes: float
 ) -> None:
-    """As many as there are, while no node has told its load."""
+    """Not fewer than there are, while a node has not told its load."""
     assert by_load(context(loads, queued, per_node)) == (nodes, {})
+
+
+def test_nodes_that_have_all_told_their_load_may_be_fewer() -> None:
+    told = context((6, 10), 4, 8)
+    told.running_replicas.pop()
+    assert by_load(told) == (2.5, {})

@@ -11,15 +11,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from urllib.parse import urlsplit
 
-from flying_serving.deploy.nodes import Node, Supervised, reserve_port, serve
+import httpx
+
+from flying_serving.deploy.nodes import ANSWER_S, HOST, Node, Supervised, reserve_port, serve
 from flying_serving.deploy.serve_args import environment_of
-from flying_serving.deploy.vllm_router.options import Options, parse
+from flying_serving.deploy.vllm_router.options import Options, is_loopback, parse
 from flying_serving.errors import ConfigError, FlyingError
 
 END_S = 30.0
 """For nodes to end, beyond their --shutdown-timeout."""
+ADMIN = "/flying/layout"
+"""Of nodes: an admin route, which without a key answers this machine."""
 READY = "/readiness"
 """Of vllm-router: whether it has a node."""
 
@@ -49,6 +55,7 @@ async def run(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     check_port(options)
+    await check_nodes(options)
     nodes = local_nodes(options)
     end_s = END_S + (0.0 if options.serve is None else options.serve.shutdown_s)
     await serve(nodes, Router([*(node.url for node in nodes), *options.node_urls], options), end_s)
@@ -62,6 +69,22 @@ def check_port(options: Options) -> None:
         raise ConfigError(f"--host={options.host} --port={options.port}: {error.strerror}".lower()) from None
 
 
+async def check_nodes(options: Options) -> None:
+    """Raise ConfigError if the router makes admin routes of nodes on this machine open to other machines."""
+    if is_loopback(options.host):
+        return
+    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
+        for url in options.node_urls:
+            if not is_loopback(urlsplit(url).hostname or ""):
+                continue  # it sees a peer that is not on its machine, and refuses it without a key
+            try:
+                status = (await http.get(f"{url}{ADMIN}")).status_code
+            except httpx.HTTPError as error:
+                raise ConfigError(f"--node-url={url}: does not say whether it asks for a key ({error!r})") from None
+            if status != HTTPStatus.UNAUTHORIZED:
+                raise ConfigError(f"--host={options.host} with --node-url={url}: start that node with --api-key")
+
+
 def local_nodes(options: Options) -> list[Node]:
     """The nodes of this machine, not yet started."""
     if options.serve is None:
@@ -71,6 +94,13 @@ def local_nodes(options: Options) -> list[Node]:
     return [Node(number, given.words, each, options.ready_s) for number, each in enumerate(environments)]
 
 
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that reaches nodes of this machine, where a proxy is set, without it."""
+    excepted = environment.get("no_proxy", environment.get("NO_PROXY", ""))
+    direct = ",".join(filter(None, [excepted, HOST]))
+    return {**environment, "no_proxy": direct, "NO_PROXY": direct}
+
+
 class Router(Supervised):
     """vllm-router before nodes."""
 
@@ -78,7 +108,7 @@ class Router(Supervised):
         port, self._reserved = reserve_port()
         line = ["vllm_router.launch_router", f"--host={options.host}", f"--port={options.port}", "--worker-urls", *urls]
         line += [f"--prometheus-port={port}", f"--worker-startup-timeout-secs={options.ready_s:.0f}", *options.router]
-        super().__init__("router", line, os.environ, options.url, READY, options.ready_s)
+        super().__init__("router", line, without_proxy(os.environ), options.url, READY, options.ready_s)
 
 
 if __name__ == "__main__":

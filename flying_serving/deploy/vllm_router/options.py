@@ -17,7 +17,8 @@ NODES, MAX_NODES = 2, 64
 EVERYWHERE = "0.0.0.0"
 MISSING = 'vllm-router is not installed: pip install "flying-serving[router]"'
 PREFIX = "--router-"
-READY_S = 1800.0
+MAX_PORT = 65535
+READY_S, MAX_READY_S = 1800.0, 86_400.0
 USAGE = f"{PROGRAM} [OPTIONS] [--router-FLAG ...] [-- MODEL [FLAGS]]"
 DESCRIPTION = "Start nodes on this machine, each a `flying-serving serve MODEL FLAGS`, and vllm-router before them."
 SETTINGS = {
@@ -88,6 +89,12 @@ def parse(line: Sequence[str]) -> Options:
     asked = _asked_of_router(others)
     serve = parse_serve_args(theirs) if theirs else None
     nodes = given.nodes if given.nodes is not None else NODES if serve else 0
+    if ":" in given.host:
+        raise ConfigError(f"--host={given.host}: must be a name or an IPv4 address")
+    if not 1 <= given.port <= MAX_PORT:
+        raise ConfigError(f"--port={given.port}: must be a whole number from 1 up to {MAX_PORT}")
+    if not 0 < given.ready_timeout_s <= MAX_READY_S:
+        raise ConfigError(f"--ready-timeout-s={given.ready_timeout_s:g}: must be above 0, up to {MAX_READY_S:g}")
     if not 0 <= nodes <= MAX_NODES:
         raise ConfigError(f"--nodes={nodes}: must be a whole number from 0 up to {MAX_NODES}")
     if nodes and serve is None:
@@ -96,7 +103,7 @@ def parse(line: Sequence[str]) -> Options:
         raise ConfigError("--nodes=0: there is no node on this machine for what follows --")
     if not nodes and not given.node_url:
         raise ConfigError("there are no nodes: -- MODEL [FLAGS] or --node-url is expected")
-    if serve is not None and not serve.has_key and not _is_loopback(given.host):
+    if serve is not None and not serve.has_key and not is_loopback(given.host):
         raise ConfigError(f"--host={given.host}: {_SET_KEY}")
     for url in given.node_url:
         _check_url(url)
@@ -126,7 +133,8 @@ def _check_url(url: str) -> None:
         raise ConfigError(f"--node-url={url!r}: must be like http://10.0.0.1:8000")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is this machine and no other reaches it."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
