@@ -219,7 +219,7 @@ class Traps:
         _wrap(
             SurvivingController,
             "_orphaned",
-            before=lambda _, state, now_s, suspected: self.note("orphaned", request=state.request_id),
+            before=lambda _, state, now_s: self.note("orphaned", request=state.request_id),
         )
         _wrap(SurvivingController, "engines_lost", before=self._between_groups)
         _wrap(SurvivingController, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))

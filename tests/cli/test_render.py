@@ -33,7 +33,8 @@ def status(shell: Shell, losses: Losses | None = None) -> dict[str, Any]:
     flying = FlyingConfig()
     deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
     known = describe(shell.controller, deployment) | (losses or Losses(2)).to_json()
-    return known | {"engines": [], "load": Draining().to_json(0)}
+    requests = {"running": shell.controller.running, "waiting": len(shell.controller.pool)}
+    return known | {"engines": [], "requests": requests, "load": Draining().to_json(0)}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,6 @@ def test_clients_that_leave_at_random_moments_leave_nothing_behind(server: Serve
     found = cancel(server, STREAMS, clients=16, seed=1)
     ends_at_once(server)
     assert found.where.total() == STREAMS
-    assert found.switches >= 5
+    assert found.switches >= 3
     assert sum(count for where, count in found.where.items() if where.startswith("decoded")) >= 10
     assert sum(count for where, count in found.where.items() if "changing" in where) >= 10
