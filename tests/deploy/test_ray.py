@@ -341,7 +341,7 @@ def context(loads: Sequence[float], queued: float, per_node: float) -> Autoscali
 
 @pytest.mark.parametrize(
     ("loads", "queued", "per_node", "nodes"),
-    [((6, 10), 4, 8, 5), ((30, 10), 4, 8, 5.5), ((), 100, 8, 5), ((3,), 0, 0.5, 6)],
+    [((6, 10), 4, 8, 5), ((30, 10), 4, 8, 5.5), ((), 100, 8, 12.5), ((3,), 0, 0.5, 6)],
 )
 def test_as_many_nodes_as_the_load_asks_for(
     loads: Sequence[float], queued: float, per_node: float, nodes: float
