@@ -126,9 +126,13 @@ class Cluster:
 
 
 class Node:
-    """Streams pieces. `keys`: of the requests that came. `go_on`: lets streams go on after half of them."""
+    """Streams pieces. `keys`: of the requests that came. `go_on`: lets streams go on after half of them.
+
+    `drains`: it is not ready, and well.
+    """
 
     def __init__(self) -> None:
+        self.drains = False
         self.keys: list[str | None] = []
         self.go_on = threading.Event()
 
@@ -138,8 +142,8 @@ class Node:
 
         class Served(Answers):
             def do_GET(self) -> None:
-                """Whatever is asked, the node is well."""
-                self.send({})
+                """Whatever else is asked, the node is well."""
+                self.send({}, 503 if node.drains and self.path == "/ready" else 200)
 
             def do_POST(self) -> None:
                 """A stream; the router's policy asks for tokens first, which this node does not know."""

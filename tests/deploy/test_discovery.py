@@ -94,7 +94,7 @@ def test_flags_are_those_that_we_start_a_router_and_nodes_with() -> None:
 
 
 def test_router_follows_nodes_by_label_and_readiness(here: Routed) -> None:
-    """A node that drains is left out; streams of one that ends go on; a router that ends waits for its streams."""
+    """A node that drains is left out, also before the kubelet has noticed; streams go on, of a router that ends too."""
     here.cluster.set("router", LABELS[ROUTER], ready=True)
     here.cluster.set("node", LABELS[NODES], ready=False)
     here.wait_until_probe("readinessProbe", 503)
@@ -103,6 +103,10 @@ def test_router_follows_nodes_by_label_and_readiness(here: Routed) -> None:
     here.cluster.set("node", LABELS[NODES], ready=False)
     here.wait_until_probe("readinessProbe", 503)
     here.cluster.set("node", LABELS[NODES], ready=True)
+    here.wait_until_probe("readinessProbe", 200)
+    here.node.drains = True
+    here.wait_until_probe("readinessProbe", 503)
+    here.node.drains = False
     here.wait_until_probe("readinessProbe", 200)
     body = {"model": "model", "prompt": "a", "stream": True}
     with here.http.stream("POST", "/v1/completions", json=body, headers={"Authorization": "Bearer key"}) as stream:
