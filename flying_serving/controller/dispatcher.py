@@ -149,13 +149,14 @@ class Dispatcher:
         return [self._to_pool(state, now_s, self._recalled(state, has_kv=has_kv)) for state, has_kv in recalled]
 
     def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:
-        """After a soft switch: what idle engines have begun meanwhile migrates to the groups that they are in now."""
+        """After a soft switch: what idle engines have begun meanwhile migrates to their groups, no suspect one."""
         recalls, widened = list[Command](), list[tuple[RequestState, Group]]()
         for state in list(self.started.values()):
             assert state.group is not None
             group = self.layout.group_of(state.group[0])
-            begun = len(state.group) == 1 and state.spec.can_migrate and state.request_id not in draining
-            if begun and group != state.group and len(group) in state.sizes:
+            begun = len(state.group) == 1 and state.request_id not in draining
+            may = state.spec.can_migrate and not state.losses and len(group) in state.sizes
+            if begun and may and group != state.group:
                 recalls.append(self._suspend(state, now_s, self._recalled(state, has_kv=True)))
                 widened.append((state, group))
         lanes = self.lanes()

@@ -51,7 +51,7 @@ class SurvivingController(Controller):
                 may_be_computed = state.prefill_tokens > 0 and begun[state.group] < self._step_tokens
                 begun[state.group] += state.prefill_tokens
                 if may_be_computed:
-                    self._suspect(state, state.group)
+                    state.losses, state.avoids = state.losses + 1, frozenset(state.group)
                 commands.append(self._orphaned(state, now_s))
         for state in self.started.values():
             self._forget_kv(state)
@@ -112,10 +112,6 @@ class SurvivingController(Controller):
         self.loads.remove(state)
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)
-
-    def _suspect(self, state: RequestState, group: Group) -> None:
-        """A group has lost an engine while it may have computed the prompt of a request."""
-        state.losses, state.avoids = state.losses + 1, frozenset(group)
 
     def _forget_kv(self, state: RequestState) -> None:
         """What a group offers that has lost an engine is nobody's."""
