@@ -40,8 +40,12 @@ class SurvivingController(Controller):
         """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails."""
         self.lost.update(engines)
         commands: list[Command] = []
+        suspects: set[str] = set()
         for request_id, split in list(self.splits.open.items()):
             if not self.lost.isdisjoint((*split.kv.group, *split.second)):
+                if split.in_prompt and not self.lost.isdisjoint(split.kv.group):
+                    self._suspect(self.started[request_id], split.kv.group)
+                    suspects.add(request_id)
                 commands += self._unsplit(request_id, undone=True)
         for state in self.pool:
             self._forget_kv(state)
@@ -50,8 +54,8 @@ class SurvivingController(Controller):
             if state.group is not None and not self.lost.isdisjoint(state.group):
                 may_be_computed = state.prefill_tokens > 0 and begun[state.group] < self._step_tokens
                 begun[state.group] += state.prefill_tokens
-                if may_be_computed:
-                    state.losses, state.avoids = state.losses + 1, frozenset(state.group)
+                if may_be_computed and state.request_id not in suspects:
+                    self._suspect(state, state.group)
                 commands.append(self._orphaned(state, now_s))
         for state in self.started.values():
             self._forget_kv(state)
@@ -112,6 +116,10 @@ class SurvivingController(Controller):
         self.loads.remove(state)
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)
+
+    def _suspect(self, state: RequestState, group: Group) -> None:
+        """A group has lost an engine while it may have computed the prompt of a request, or a part of it."""
+        state.losses, state.avoids = state.losses + 1, frozenset(group)
 
     def _forget_kv(self, state: RequestState) -> None:
         """What a group offers that has lost an engine is nobody's."""

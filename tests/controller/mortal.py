@@ -39,11 +39,16 @@ class MortalShell(Shell):
         self.lost.add(engine)
         self.ordered, self.holds, self.is_regrouped = None, False, False
         self.layout = self.layout.without(self.lost)
+        prefixes = {one.request_id for one in self.parts.values() if not one.is_ahead and engine in one.group}
+        for name in prefixes:
+            self.strikes[name] = self.strikes.get(name, 0) + 1
         most, begun = self.controller.settings.limits.max_num_batched_tokens, Counter[Group]()
         for name in self.controller.started:  # in the order in which groups got them
             stream = self.open[name]
             if stream.group is not None and engine in stream.group:
-                self.strikes[name] = self.strikes.get(name, 0) + (stream.ahead > 0 and begun[stream.group] < most)
+                self.strikes[name] = self.strikes.get(name, 0) + (
+                    stream.ahead > 0 and begun[stream.group] < most and name not in prefixes
+                )
                 begun[stream.group] += stream.ahead
         for stream in self.open.values():
             if stream.group is None and stream.kv is not None and engine in stream.kv.group:

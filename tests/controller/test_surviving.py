@@ -1,14 +1,19 @@
-"""Engines that are lost while the layout is about to change."""
+"""Engines that are lost while the layout is about to change, and requests that may be why."""
+
+from dataclasses import replace
 
 import pytest
 
+from flying_serving.controller.commands import Fail
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.surviving import MOST_LOSSES
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import MigrationCost
 from tests.controller.mortal import MortalShell
 from tests.controller.shell import settings
 
 SHORT = RequestSpec(10, 30, 20)
+APART, PAIRS = Layout.uniform(4, 1), Layout.uniform(4, 2)
 WITHOUT_LAST = Layout(((0, 1), (2,)))
 
 
@@ -54,3 +59,28 @@ def test_a_layout_that_is_made_again_has_every_engine_that_is_back() -> None:
     assert shell.ordered is not None and shell.ordered.new == Layout(((0,), (1,), (2, 3)))
     shell.acknowledge()
     shell.settle(1)
+
+
+def test_a_prompt_that_is_split_is_suspected_as_any_other() -> None:
+    """Its prefix, too, may be what kills engines: it kills no more of them than a whole prompt."""
+    shell = manual()
+    shell.arrive("a", replace(SHORT, split_at=5))
+    (part,) = shell.parts.values()
+    assert (part.group, shell.open["a"].group) == ((0,), (1,))
+    shell.lose(0)
+    assert shell.open["a"].group == (1,) and shell.strikes == {"a": 1}
+    shell.lose(1)
+    assert shell.failed == ["a"] and MOST_LOSSES == 2
+
+
+def test_engines_lost_with_both_halves_count_once() -> None:
+    shell = manual()
+    shell.order(PAIRS)
+    shell.acknowledge()
+    shell.arrive("a", replace(SHORT, split_at=5))
+    groups = {part.group for part in shell.parts.values()} | {shell.open["a"].group}
+    assert groups == set(PAIRS.groups)
+    commands = shell.controller.engines_lost([0, 2], shell.now_s)
+    assert not any(isinstance(one, Fail) for one in commands)
+    (state,) = (*shell.controller.pool, *shell.controller.started.values())
+    assert state.losses == 1
