@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -32,18 +32,27 @@ from tests.live import Server
 JOBS = 16
 CLIENTS = {"1+1+1+1": 12, "2+2": 8, "4": 12, "2+1+1": 12}
 """By layout: as many as may run at once when it has lost an engine; where layouts change, the fewer of both."""
-CROWD = 12
-"""The same where lanes are to be short of blocks."""
+CROWD = {"1+1+1+1": 16, "2+2": 16, "4": 16, "2+1+1": 24}
+"""The same where lanes are to be short of blocks; where engines differ, the wide group has the most room."""
 NOT_REACHED = "the phase was not reached"
-ROOMY, TIGHT = 16777216, 4718592
-"""Bytes of KV of an engine: 128 blocks, or 36, so that groups and lanes ask for each other's."""
+
+
+class Room(NamedTuple):
+    """What an engine has for KV, and how many requests of a group may run at once."""
+
+    kv_bytes: int
+    max_num_seqs: int
+
+
+ROOMY, TIGHT = Room(16777216, 4), Room(4718592, 8)
+"""128 blocks for few requests, so that clients keep all groups busy, wide ones too; or 36 for more than those have room
+for, so that groups and lanes ask for each other's."""
 FLAGS = (
     "--max-model-len=640",
     f"--max-num-batched-tokens={LONGEST_STEP}",
-    "--max-num-seqs=4",  # of any group: so clients keep all groups busy, wide ones too
     "--lend-blocks=1",
 )
-SPRUNG_S = 20.0
+SPRUNG_S = 30.0
 """How long a case may take to come to its phase."""
 BACK_S = 30.0
 BETWEEN_S = 0.05
@@ -111,7 +120,7 @@ class Chaos:
         pids = {engine["engine"]: engine["pid"] for engine in (await self._status())["engines"]}
         self._load.splits = case.phase in SPLITS
         layouts = (case.layout, OTHERS[case.layout]) if case.phase in SWITCHING else (case.layout,)
-        clients = CROWD if case.phase in BLOCKS else min(CLIENTS[layout] for layout in layouts)
+        clients = CROWD[case.layout] if case.phase in BLOCKS else min(CLIENTS[layout] for layout in layouts)
         if case.phase != "idle":
             self._load.start(clients)
             await self._load.until_streaming()
@@ -190,14 +199,15 @@ async def chaos(server: Server, folder: Path, which: Iterable[Case], outcomes: l
         await load.close()
 
 
-def trapped(folder: Path, timeout_s: float, kv_bytes: int) -> Server:
+def trapped(folder: Path, timeout_s: float, room: Room) -> Server:
     """A server of four engines with traps; one that gives no sign of life for `timeout_s` is lost."""
-    flags = (*FLAGS, f"--engine-timeout-s={timeout_s}", f"--kv-cache-memory-bytes={kv_bytes}")
+    limits = (f"--kv-cache-memory-bytes={room.kv_bytes}", f"--max-num-seqs={room.max_num_seqs}")
+    flags = (*FLAGS, *limits, f"--engine-timeout-s={timeout_s}")
     return Server("llama", 4, *flags, preamble=PREAMBLE.format(folder=str(folder)))
 
 
-def _run(which: list[Case], timeout_s: float, kv_bytes: int, outcomes: list[Outcome], log: Path | None) -> None:
-    with tempfile.TemporaryDirectory() as folder, trapped(Path(folder), timeout_s, kv_bytes) as server:
+def _run(which: list[Case], timeout_s: float, room: Room, outcomes: list[Outcome], log: Path | None) -> None:
+    with tempfile.TemporaryDirectory() as folder, trapped(Path(folder), timeout_s, room) as server:
         try:
             asyncio.run(chaos(server, Path(folder), which, outcomes))
         finally:
@@ -219,10 +229,10 @@ def main() -> None:
     outcomes: list[Outcome] = []
     which = list(cases(args.phases, args.layouts, args.how, args.times))
     try:
-        for kv_bytes in (ROOMY, TIGHT):
-            some = [case for case in which if (case.phase in BLOCKS) == (kv_bytes == TIGHT)]
+        for room in (ROOMY, TIGHT):
+            some = [case for case in which if (case.phase in BLOCKS) == (room == TIGHT)]
             if some:
-                _run(some, args.engine_timeout_s, kv_bytes, outcomes, args.log)
+                _run(some, args.engine_timeout_s, room, outcomes, args.log)
     finally:
         print_outcomes(outcomes)
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
