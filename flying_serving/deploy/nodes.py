@@ -160,7 +160,7 @@ class Supervised:
                 self._say(text)
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # whoever read it is gone: processes serve none the less
+        with suppress(OSError):  # nobody reads it any more, and processes serve all the same
             sys.stderr.write(f"({self.name}) {text}\n")
             sys.stderr.flush()
 
