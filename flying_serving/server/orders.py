@@ -117,18 +117,25 @@ class LayoutOrders:
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # orders wait for each other, also those that the policy gives
         self._switched.setdefault(switch.number, retrieved(asyncio.get_running_loop().create_future()))
-        self._calls.background(self._await_answers(switch, answers))
+        # engines that return from now on are in the layout, but were not told
+        self._calls.background(self._await_answers(switch, answers, switch.regrouped, switch.awaiting))
 
     def weave(self, engines: Iterable[int]) -> None:
         """Tell engines to pause older lanes no longer."""
         for engine in sorted(engines):
             self._calls.tell(engine, "flying_weave")
 
-    async def _await_answers(self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]) -> None:
+    async def _await_answers(
+        self,
+        switch: Switch,
+        answers: dict[int, Coroutine[Any, Any, SwitchAnswer]],
+        regrouped: list[int],
+        awaiting: list[int],
+    ) -> None:
         every = {engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()}
-        if await self._answered(switch, [every[engine] for engine in switch.regrouped]) is None:
+        if await self._answered(switch, [every[engine] for engine in regrouped]) is None:
             return
-        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.awaiting)
+        sent = self._carry_out(self._controller.regrouped(self._clock()), awaiting)
         answered = await self._answered(switch, list(every.values()))
         if answered is None:
             return

@@ -164,6 +164,22 @@ async def test_no_order_begins_when_the_server_ends() -> None:
     assert server.told() == []
 
 
+async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for() -> None:
+    """It is in the layout, alone, but the order did not go to it."""
+    server = Server()
+    server.lose(3)
+    server.messages.clear()
+    server.calls.gain(3)
+    order = asyncio.ensure_future(server.orders.switch([[0, 1], [2]], "migrate"))
+    asyncio.get_running_loop().call_soon(lambda: server.shell.carry_out(server.controller.engine_back(3, 0.0)))
+    await asyncio.sleep(0)
+    await server.settle()
+    await asyncio.wait_for(order, 5)
+    assert server.told() == [0, 1, 2]
+    assert server.controller.layout.to_lists() == [[0, 1], [2], [3]]
+    assert not server.controller.changing
+
+
 async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
     """By nobody's order, as an engine is back."""
     server = Server()
