@@ -126,6 +126,7 @@ class Engines:
             for each, engine in there.items()
             if has_ended(each) and (each == sentinel or not self._pulse.has_left(engine))
         ]
+        before = self.incarnations
         reasons = [self._note(engine) for engine in lost]
         left = len(self._calls.engines)
         least = self._deployment.flying.min_engines
@@ -136,6 +137,7 @@ class Engines:
         for engine in lost:
             self._calls.channel.lose(engine)
             self._shell.figures.forget(engine)
+            forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, before)
         self._shell.orders.lose(EngineLost("; ".join(reasons)))
         self._shell.carry_out(self._shell.controller.engines_lost(lost, self._shell.clock()))
         for engine in lost:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flying_serving.comm.group_files import group_file
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server import engines
@@ -207,9 +208,12 @@ async def test_a_start_that_fails_is_repeated_later_each_time(tmp_path: Path, mo
 async def test_two_that_are_lost_together_know_of_each_other(tmp_path: Path) -> None:
     """They are started one after the other, so that neither misses the other's return."""
     async with node(tmp_path) as one:
+        memory = Path(group_file(str(tmp_path), tuple(range(4)), [0] * 4))
+        memory.touch()  # its members remove it, but all of them may be lost together
         one.lives[0].die()
         one.lives[3].die()
         await one.until(lambda: len(one.starts) == 2 and not one.engines.lost)
+        assert not memory.exists()
         assert sorted(one.starts, key=str) == sorted([[1, 0, 0, None], [1, 0, 0, 1]], key=str)
         assert [told for engine, told in one.vllm.peers if engine == 1][-1] == [1, 0, 0, 1]
 
