@@ -1,6 +1,6 @@
 """Engines that are lost and come back: their requests go on elsewhere, and no layout has them meanwhile."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -9,9 +9,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.snapshot import Decision
+from flying_serving.layout.groups import Layout
 
 MOST_LOSSES = 2
 """A request whose groups have lost engines so often, with no token in between, is not tried again."""
@@ -40,22 +38,14 @@ class SurvivingController(Controller):
         """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails."""
         self.lost.update(engines)
         commands: list[Command] = []
-        suspects: set[str] = set()
+        self._suspect()
         for request_id, split in list(self.splits.open.items()):
             if not self.lost.isdisjoint((*split.kv.group, *split.second)):
-                if split.in_prompt and not self.lost.isdisjoint(split.kv.group):
-                    self._suspect(self.started[request_id], split.kv.group)
-                    suspects.add(request_id)
                 commands += self._unsplit(request_id, undone=True)
         for state in self.pool:
             self._forget_kv(state)
-        begun: Counter[Group] = Counter()
         for state in list(self.started.values()):
             if state.group is not None and not self.lost.isdisjoint(state.group):
-                may_be_computed = state.prefill_tokens > 0 and begun[state.group] < self._step_tokens
-                begun[state.group] += state.prefill_tokens
-                if may_be_computed and state.request_id not in suspects:
-                    self._suspect(state, state.group)
                 commands.append(self._orphaned(state, now_s))
         for state in self.started.values():
             self._forget_kv(state)
@@ -81,12 +71,12 @@ class SurvivingController(Controller):
         """Some time has passed."""
         return super().tick(now_s) + self._restore(now_s)
 
-    def order(
-        self, layout: Layout, mode: str, weave_steps: int | None, now_s: float, decision: Decision | None = None
-    ) -> tuple[Switch, list[Command]]:
-        """As the controller; what was ordered before is not made again."""
-        self._restored = None
-        return super().order(layout, mode, weave_steps, now_s, decision)
+    def _go_on(self, now_s: float) -> list[Command]:
+        """As the controller; once engines are told of a layout, what was ordered before is not made again."""
+        commands = super()._go_on(now_s)
+        if self._changeover is not None and self._changeover.is_ordered:
+            self._restored = None
+        return commands
 
     def _sizes_ahead(self) -> set[int]:
         """As the controller; and those of the layout that is made again."""
@@ -117,9 +107,19 @@ class SurvivingController(Controller):
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)
 
-    def _suspect(self, state: RequestState, group: Group) -> None:
-        """A group has lost an engine while it may have computed the prompt of a request, or a part of it."""
-        state.losses, state.avoids = state.losses + 1, frozenset(group)
+    def _suspect(self) -> None:
+        """Groups have lost engines while they may have computed the prompts of these requests, or parts of them."""
+        prefixes = {one.part.request_id: request_id for request_id, one in self.splits.open.items() if one.in_prompt}
+        suspects: defaultdict[str, set[int]] = defaultdict(set)
+        for group in self.loads.groups:
+            begun = 0  # the first in the group may be in the step under way or in the next one
+            for booked, state in () if self.lost.isdisjoint(group) else self.loads[group].requests.items():
+                if state.prefill_tokens and begun < self._step_tokens:
+                    suspects[prefixes.get(booked, booked)].update(group)
+                begun += state.prefill_tokens
+        for request_id in suspects.keys() & self.started.keys():
+            state = self.started[request_id]
+            state.losses, state.avoids = state.losses + 1, frozenset(suspects[request_id])
 
     def _forget_kv(self, state: RequestState) -> None:
         """What a group offers that has lost an engine is nobody's."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from flying_serving.controller.commands import Command, Dispatch, Fail, Recall
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.surviving import MOST_LOSSES, SurvivingController
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Layout
 from tests.controller.shell import TOKENS, Shell
 from tests.policy.costs import Costs
 
@@ -26,10 +24,11 @@ class MortalShell(Shell):
         self.to_restore: Layout | None = None
         """What is to be made again when all engines are there, where no policy decides."""
 
-    def order(self, layout: Layout, mode: str = "weave") -> None:
-        """What was ordered before is not made again."""
-        self.to_restore = None
-        super().order(layout, mode)
+    def carry_out(self, commands: list[Command]) -> None:
+        """Once engines are told of a layout, what was ordered before is not made again."""
+        super().carry_out(commands)
+        if self.ordered is not None:
+            self.to_restore = None
 
     def lose(self, engine: int) -> None:
         """An engine dies: its group is no more, nor the switch under way; nobody pulls what its groups offered."""
@@ -39,22 +38,28 @@ class MortalShell(Shell):
         self.lost.add(engine)
         self.ordered, self.holds, self.is_regrouped = None, False, False
         self.layout = self.layout.without(self.lost)
-        prefixes = {one.request_id for one in self.parts.values() if not one.is_ahead and engine in one.group}
-        for name in prefixes:
+        for name in self._first_prompts(engine):
             self.strikes[name] = self.strikes.get(name, 0) + 1
-        most, begun = self.controller.settings.limits.max_num_batched_tokens, Counter[Group]()
-        for name in self.controller.started:  # in the order in which groups got them
-            stream = self.open[name]
-            if stream.group is not None and engine in stream.group:
-                self.strikes[name] = self.strikes.get(name, 0) + (
-                    stream.ahead > 0 and begun[stream.group] < most and name not in prefixes
-                )
-                begun[stream.group] += stream.ahead
         for stream in self.open.values():
             if stream.group is None and stream.kv is not None and engine in stream.kv.group:
                 stream.kv = None
         self.carry_out(self.controller.engines_lost([engine], self.now_s))
         assert not any(engine in (one.group or ()) for one in (*self.open.values(), *self.parts.values()))
+
+    def _first_prompts(self, engine: int) -> set[str]:
+        """Requests whose prompts, or parts of them, the engine's groups may have computed."""
+        found, most = set[str](), self.controller.settings.limits.max_num_batched_tokens
+        parts = {f"{part.request_id} (part)": part for part in self.parts.values()}
+        for group in self.controller.loads.groups:
+            begun = 0
+            for booked in self.controller.loads[group].requests if engine in group else ():
+                part = parts.get(booked)
+                name = booked if part is None else part.request_id
+                ahead = self.open[name].ahead if part is None else (not part.is_ahead) * part.tokens
+                if ahead > 0 and begun < most:
+                    found.add(name)
+                begun += ahead
+        return found
 
     def check(self) -> None:
         """As any shell; and engines that are there are in the layout, others are not."""

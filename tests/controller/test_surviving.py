@@ -61,6 +61,28 @@ def test_a_layout_that_is_made_again_has_every_engine_that_is_back() -> None:
     shell.settle(1)
 
 
+@pytest.mark.parametrize("ends", ["dropped", "failed by a loss"])
+def test_an_order_that_is_not_made_replaces_no_layout_to_restore(ends: str) -> None:
+    shell = manual()
+    shell.order(PAIRS)
+    shell.acknowledge()
+    for name in "abcd":
+        shell.arrive(name, SHORT)
+        shell.token(name)
+    shell.lose(1)
+    shell.order(Layout(((0,), (2,), (3,))), "sequential")
+    assert shell.ordered is None
+    if ends == "dropped":
+        shell.drop()
+    else:
+        shell.lose(0)
+        shell.revive(0)
+    shell.revive(1)
+    assert shell.ordered is not None and shell.ordered.new == PAIRS
+    shell.acknowledge()
+    shell.settle(5)
+
+
 def test_a_prompt_that_is_split_is_suspected_as_any_other() -> None:
     """Its prefix, too, may be what kills engines: it kills no more of them than a whole prompt."""
     shell = manual()
@@ -71,6 +93,19 @@ def test_a_prompt_that_is_split_is_suspected_as_any_other() -> None:
     assert shell.open["a"].group == (1,) and shell.strikes == {"a": 1}
     shell.lose(1)
     assert shell.failed == ["a"] and MOST_LOSSES == 2
+
+
+def test_a_prefix_that_has_waited_behind_others_is_not_suspected() -> None:
+    """As a whole prompt: no step can have computed it."""
+    shell = MortalShell(settings("manual", 4, max_num_batched_tokens=16))
+    shell.controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    for name in "abcdefghijkl":
+        shell.arrive(name, replace(SHORT, prompt_tokens=24, split_at=20))
+    prefixes = [part.request_id for part in shell.parts.values() if part.group == (0,)]
+    assert len(prefixes) > 1
+    shell.lose(0)
+    assert shell.strikes.get(prefixes[0]) == 1 and prefixes[-1] not in shell.strikes
+    assert shell.controller.started[prefixes[-1]].losses == 0
 
 
 def test_engines_lost_with_both_halves_count_once() -> None:
