@@ -92,7 +92,8 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
 
 
 def _membership(core: Any, deployment: Deployment, loop: EngineLoop, offers: PeerOffers) -> Membership:
-    told_in_s = deployment.flying.engine_timeout_s + TOLD_S
+    flying = deployment.flying  # the API server may stand still for a while, as when its machine does, and goes on
+    told_in_s = max(flying.engine_timeout_s + TOLD_S, flying.collective_timeout_s)
     of_loop = loop.lanes, loop.arbiter, loop.migrations
     return Membership(deployment.incarnations, *of_loop, offers, core.call_workers, told_in_s)
 

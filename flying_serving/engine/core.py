@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, PauseMode
-from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.comm.pulse import Pulse
@@ -65,10 +65,10 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
             EngineCoreProc.run_engine_core(*args, **kwargs)
 
     def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
-        self.leave_guard = LeaveGuard(vllm_config.shutdown_timeout)
-        run_dir = deployment_of(vllm_config.additional_config).run_dir
-        note_in(run_dir)
-        with told_to_server(run_dir, engine_index):
+        deployment = deployment_of(vllm_config.additional_config)
+        self.leave_guard = LeaveGuard(vllm_config.shutdown_timeout, survives=deployment.survives)
+        note_in(deployment.run_dir)
+        with told_to_server(deployment.run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
     # ---- what the loop asks of vLLM's engine: `Host`
@@ -168,10 +168,14 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         super().resume_scheduler()
 
     def _handle_shutdown(self) -> bool:
-        return self.leave_guard.waits or super()._handle_shutdown()
+        guard = self.leave_guard
+        if self.shutdown_state == EngineShutdownState.RUNNING or guard.waits:
+            return True
+        return not guard.ends_at_once and super()._handle_shutdown()
 
     def _reject_add_in_shutdown(self, request: Any) -> bool:
-        return not self.leave_guard.waits and super()._reject_add_in_shutdown(request)
+        guard = self.leave_guard
+        return not (guard.waits or guard.ends_at_once) and super()._reject_add_in_shutdown(request)
 
     def _reject_utility_in_shutdown(self, client_idx: int, call_id: int, method_name: str) -> bool:
         return False  # as long as it is here it may answer: that it ends is no failure of the call

@@ -20,10 +20,15 @@ class LeaveGuard:
     With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two messages a member of a
     group has none, and requests may be on their way to it; so an engine takes no notice of the signal, which may come
     to all processes of the server at once, until the API server says that nothing runs, waits or migrates any more.
+
+    Without it vLLM's engine answers its requests at a signal: they were aborted. Where the server `survives` the loss
+    of an engine, the signal may be for this one alone, so it answers none: they go on in others, or the server, which
+    ends too, answers them.
     """
 
-    def __init__(self, shutdown_timeout_s: float) -> None:
+    def __init__(self, shutdown_timeout_s: float, *, survives: bool) -> None:
         self._drains = shutdown_timeout_s > 0
+        self.ends_at_once = survives and not self._drains
         self.may_leave = False
         """Whether the API server has said so."""
 

@@ -109,14 +109,21 @@ class Leader:
         self._ask_at = 0.0
         self._retry_at = 0.0
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether the scheduler has any, or something to tell the members of one.
+
+        Without a member there is none, but vLLM's scheduler still counts those that were dropped, until its next step.
+        """
+        return self.is_whole and bool(self.scheduler.has_requests())
+
     def ready(self, now: float) -> bool:
         """Whether a step can be ordered: there are requests, none is under way, and it does not wait for blocks."""
-        return self.is_whole and not self.outstanding and now >= self._retry_at and bool(self.scheduler.has_requests())
+        return not self.outstanding and now >= self._retry_at and self.has_requests
 
     def retry_in_s(self, now: float) -> float | None:
         """Seconds until `ready` may turn true by itself; None if only a message can change it."""
-        waits = self.outstanding or self._retry_at == _GRANTED or not self.is_whole
-        if waits or not self.scheduler.has_requests():
+        if self.outstanding or self._retry_at == _GRANTED or not self.has_requests:
             return None
         return max(0.0, self._retry_at - now)
 

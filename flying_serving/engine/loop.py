@@ -245,5 +245,5 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         """Whether a group that this engine leads has requests, or a message waits, or a request is on its way."""
-        scheduled = any(leader.scheduler.has_requests() for leader in self.lanes.leaders.values())
+        scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
         return scheduled or self._channel.pending() or bool(self.migrations)

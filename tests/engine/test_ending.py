@@ -17,9 +17,9 @@ RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
 class Engine(FlyingEngineCore):
     """The production class, with the state that vLLM's constructor would make of it, as far as its end needs it."""
 
-    def __init__(self, timeout_s: int, *, work: bool = False) -> None:
+    def __init__(self, timeout_s: int, *, work: bool = False, survives: bool = False) -> None:
         state: Any = self
-        state.leave_guard = LeaveGuard(timeout_s)
+        state.leave_guard = LeaveGuard(timeout_s, survives=survives)
         state.engine_index, state.shutdown_state = 0, RUNNING
         state.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
         state.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
@@ -68,6 +68,16 @@ def test_without_a_timeout_a_signal_ends_it() -> None:
     one.shutdown_state = REQUESTED
     assert one._reject_add_in_shutdown(REQUEST)
     assert not one._handle_shutdown()
+
+
+def test_an_engine_that_others_survive_aborts_nothing_at_a_signal() -> None:
+    """Not even what comes after it: the server has it done by others, or ends too and answers it."""
+    one = engine(0, work=True, survives=True)
+    assert one._handle_shutdown()
+    one.shutdown_state = REQUESTED
+    assert not one._reject_add_in_shutdown(REQUEST)
+    assert not one._handle_shutdown()
+    assert one.sent == []
 
 
 def test_an_engine_answers_as_long_as_it_is_there() -> None:

@@ -204,3 +204,17 @@ def test_a_leader_is_not_ready_before_its_group_is_whole() -> None:
     assert pair.kinds(0) == []
     survivor.update(0, 1)
     assert pair.scheduler.requests == {}
+
+
+def test_a_leader_that_lacks_a_member_has_nothing_to_do() -> None:
+    """Though vLLM's scheduler has not told anybody yet of requests that were dropped: an engine could never end."""
+    pair = Pair()
+    survivor = Survivor(lanes_of(pair, 0), (0, 0))
+    pair.scheduler.add("a", 3, 10)
+    pair.leader.order(0.0)
+    pair.serve_all(0.0)
+    pair.leader.order(1.0)
+    pair.finish_step()
+    assert pair.scheduler.running and pair.leader.has_requests
+    survivor.update(0, None)
+    assert pair.scheduler.has_requests() and not pair.leader.has_requests

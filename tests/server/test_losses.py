@@ -112,6 +112,17 @@ async def test_engines_lost_together_all_come_back(server: Losing, lost: tuple[i
     wait_until(lambda: server.status()["layout"] == layout, server.status)
 
 
+async def test_an_engine_that_alone_is_told_to_end_costs_no_request(server: Losing) -> None:
+    """SIGTERM, as of a daemon that wants its memory. vLLM's engine would abort what it runs."""
+
+    def lose() -> None:
+        os.kill(server.pids()[0], signal.SIGTERM)
+        server.until("back", 1)
+        assert server.events("orphaned")
+
+    await lose_under_load(server, [[0, 1], [2, 3]], lose)
+
+
 @pytest.mark.parametrize("phase", ["order sent", "order acknowledged"])
 async def test_a_leader_is_lost_in_the_middle_of_a_switch(server: Losing, phase: str) -> None:
     """The order is answered with 5xx, says who was lost, and can be given again when all are back."""
