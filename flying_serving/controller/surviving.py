@@ -38,7 +38,7 @@ class SurvivingController(Controller):
         """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails."""
         self.lost.update(engines)
         commands: list[Command] = []
-        self._suspect()
+        self._suspect(engines)
         for request_id, split in list(self.splits.open.items()):
             if not self.lost.isdisjoint((*split.kv.group, *split.second)):
                 commands += self._unsplit(request_id, undone=True)
@@ -62,8 +62,9 @@ class SurvivingController(Controller):
         self.lost.discard(engine)
         if self._restored is not None:
             self._restored = self._restored.beside(engine)
-        if self._changeover is not None:  # which was ordered, or decided, without it
-            self._changeover.switch.new = self._changeover.switch.new.beside(engine)
+        change = self._changeover
+        if change is not None and not change.is_ordered:  # once engines are told, `layout` is the new one
+            change.switch.new = change.switch.new.beside(engine)
         self._regroup(self.layout.beside(engine))
         return self._dispatch(now_s) + self._restore(now_s) + self._decide(now_s)
 
@@ -107,17 +108,18 @@ class SurvivingController(Controller):
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)
 
-    def _suspect(self) -> None:
-        """Groups have lost engines while they may have computed the prompts of these requests, or parts of them."""
+    def _suspect(self, engines: Collection[int]) -> None:
+        """Engines are lost whose groups may have computed the prompts of these requests, or parts of them."""
         prefixes = {one.part.request_id: request_id for request_id, one in self.splits.open.items() if one.in_prompt}
         suspects: defaultdict[str, set[int]] = defaultdict(set)
-        for group in self.loads.groups:
+        broken = {group: work for engine in engines for group, work in self.loads.of_engine(engine).items()}
+        for group, work in broken.items():
             begun = 0  # the first in the group may be in the step under way or in the next one
-            for booked, state in () if self.lost.isdisjoint(group) else self.loads[group].requests.items():
+            for booked, state in work.requests.items():
                 if state.prefill_tokens and begun < self._step_tokens:
                     suspects[prefixes.get(booked, booked)].update(group)
                 begun += state.prefill_tokens
-        for request_id in suspects.keys() & self.started.keys():
+        for request_id in suspects.keys() & self.started.keys():  # what is pulled ahead computes nothing
             state = self.started[request_id]
             state.losses, state.avoids = state.losses + 1, frozenset(suspects[request_id])
 

@@ -117,25 +117,18 @@ class LayoutOrders:
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # orders wait for each other, also those that the policy gives
         self._switched.setdefault(switch.number, retrieved(asyncio.get_running_loop().create_future()))
-        # engines that return from now on are in the layout, but were not told
-        self._calls.background(self._await_answers(switch, answers, switch.regrouped, switch.awaiting))
+        self._calls.background(self._await_answers(switch, answers))
 
     def weave(self, engines: Iterable[int]) -> None:
         """Tell engines to pause older lanes no longer."""
         for engine in sorted(engines):
             self._calls.tell(engine, "flying_weave")
 
-    async def _await_answers(
-        self,
-        switch: Switch,
-        answers: dict[int, Coroutine[Any, Any, SwitchAnswer]],
-        regrouped: list[int],
-        awaiting: list[int],
-    ) -> None:
+    async def _await_answers(self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]) -> None:
         every = {engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()}
-        if await self._answered(switch, [every[engine] for engine in regrouped]) is None:
+        if await self._answered(switch, [every[engine] for engine in switch.regrouped]) is None:
             return
-        sent = self._carry_out(self._controller.regrouped(self._clock()), awaiting)
+        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.awaiting)
         answered = await self._answered(switch, list(every.values()))
         if answered is None:
             return
