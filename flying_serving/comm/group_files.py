@@ -12,7 +12,7 @@ def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str
 
 
 def forget_groups(directory: str, engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]) -> None:
-    """Remove what an engine has opened whose start has failed: no other engine knows of its incarnation.
+    """Remove the files of an engine's groups: it is lost, maybe with all others of a group, or its start has failed.
 
     `incarnations`: of all engines as it knew them; None: lost.
     """

@@ -20,7 +20,7 @@ LOOK_S = 0.2
 HEALTH_S = 20.0
 """How long a node may take to say that it takes requests, or how busy it is: one under a flood is not dead."""
 MOST_SILENT = 3
-"""A node that has left so many checks in a row unanswered is killed: it would not answer its requests either."""
+"""A node is killed after this many checks in a row without an answer: its requests would get none either."""
 END_S = 15.0
 """How long a node without requests may take to end."""
 
