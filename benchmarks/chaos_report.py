@@ -50,6 +50,8 @@ class Outcome:
         """Take times from what was noted. `losses`: how often the engine was lost; when it starts it has no streams."""
         sprung_s, lost_s = events("sprung")[0]["s"], events("lost")[0]["s"]
         self.detected_s, self.back_s = lost_s - sprung_s, events("back")[0]["s"] - sprung_s
+        if others := {event["engine"] for event in events("lost")} - {self.case.victim}:
+            self.problems.append(f"engines {sorted(others)} were lost too")
         if losses > 1:
             lost_again = [event["s"] for event in events("lost")]
             if len(lost_again) > 1:

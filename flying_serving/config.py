@@ -19,6 +19,8 @@ MIGRATING_MODES = ("soft", "migrate")
 """With these some requests migrate when all engines have answered."""
 LOAN_SHARE = 0.05
 """Of an engine's time, for pieces of weights that go or come while requests run."""
+TOLD_S = 5.0
+"""How long after an engine counts as lost the others may not know it."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"]
 
 
@@ -124,6 +126,12 @@ class Deployment(BaseModel):
     def is_there(self, engine: int) -> bool:
         """Whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
+
+    @property
+    def told_in_s(self) -> float:
+        """Seconds in which all engines know that one is lost or back: the API server, which has to find that one is
+        silent, may stand still for a while and go on, as when its machine does."""
+        return max(self.flying.engine_timeout_s + TOLD_S, self.flying.collective_timeout_s)
 
     @property
     def widest(self) -> int:

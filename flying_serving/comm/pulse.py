@@ -1,6 +1,7 @@
 """Signs of life: every process of an engine raises a counter of its own, which the API server watches."""
 
 import threading
+import time
 from collections.abc import Iterable
 
 from flying_serving.comm.mapped import MappedArray
@@ -24,13 +25,16 @@ class Pulse(MappedArray):
         super().__init__(f"{run_dir}/pulse", self._lost + engines, "Q")
 
     def beat(self, engine: int, device: int | None = None) -> None:
-        """Raise a counter from now on, as long as this process runs: that of a device, or the engine's own."""
-        place = engine * self._processes + (0 if device is None else 1 + device)
-        threading.Thread(target=self._beat, args=(place,), name="pulse", daemon=True).start()
+        """Raise a counter, that of a device or the engine's own, until the engine ends: one that hangs then is silent.
 
-    def _beat(self, place: int) -> None:
-        stop = threading.Event()
-        while not stop.wait(BEAT_S):
+        As long as this process runs; else until the engine has said that it ends.
+        """
+        place = engine * self._processes + (0 if device is None else 1 + device)
+        threading.Thread(target=self._beat, args=(engine, place), name="pulse", daemon=True).start()
+
+    def _beat(self, engine: int, place: int) -> None:
+        while not self.has_left(engine):
+            time.sleep(BEAT_S)
             self.numbers[place] += 1
 
     def leave(self, engine: int, *, leaves: bool = True) -> None:
@@ -66,16 +70,23 @@ class Silence:
         self._looked_s: float | None = None
         self._last: tuple[int, ...] = ()
         self._unchanged_s: list[float] = []
+        self._not_begun: set[int] = set()
 
-    def look(self, counters: Iterable[int], now_s: float) -> float:
-        """The longest silence of any counter, in seconds."""
+    def look(self, counters: Iterable[int], now_s: float, *, starts: bool = False) -> float:
+        """The longest silence of any counter, in seconds.
+
+        Of an engine that `starts` the first is its own; another counts once it has risen, as its process begins later.
+        """
         found = tuple(counters)
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._longest_look_s)
         if len(found) != len(self._last):
             self._last, self._unchanged_s = found, [0.0] * len(found)
+            self._not_begun = set(range(1, len(found)))
+        same = {place for place, old in enumerate(self._last) if found[place] == old}
+        self._not_begun &= same if starts else set()
         self._unchanged_s = [
-            0.0 if new != old else silent_s + passed_s
-            for new, old, silent_s in zip(found, self._last, self._unchanged_s, strict=True)
+            silent_s + passed_s if place in same - self._not_begun else 0.0
+            for place, silent_s in enumerate(self._unchanged_s)
         ]
         self._last, self._looked_s = found, now_s
         return max(self._unchanged_s, default=0.0)

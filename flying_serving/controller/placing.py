@@ -118,19 +118,23 @@ class Placing:
         loads: Loads,
         lanes: Mapping[int, LaneFigures],
         migration: MigrationCost | None,
-    ) -> tuple[float, float, int, int, Group]:
-        """Soonest first, with the time that its KV takes to get there; else nearest to its KV, then the emptiest."""
+    ) -> tuple[float, int, float, int, int, Group]:
+        """Soonest first, with the time that its KV takes to get there; else nearest to its KV, then the emptiest.
+
+        Where more may be placed than run at a time, first by how often a group would have to be emptied before.
+        """
         work = loads[group]
         shy = work.urgent > 0 and not state.spec.urgent
         count = len(work.requests)
         near = -len(set(group).intersection(state.kv.group)) if state.kv and migration else 0
+        rounds = count // self.limits.max_num_seqs
         # an engine that still drains an older group's requests steps those in between
         others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine).items() if g != group)
         lane = lanes.get(len(group))
         if lane is None:
-            return (float(shy), (count + others) / len(group), near, count, group)
+            return (float(shy), rounds, (count + others) / len(group), near, count, group)
         to_prefill = state.to_prefill(kept=migration is not None)
         first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
         drained_s = lane.cost.fixed_s * others
         migration_s = migration.seconds(state.context_tokens) if migration is not None else 0.0
-        return (float(shy), first_s + drained_s + migration_s, near, count, group)
+        return (float(shy), rounds, first_s + drained_s + migration_s, near, count, group)

@@ -92,6 +92,10 @@ class SurvivingController(Controller):
         self._restored = None
         return [] if layout == self.layout else self.order(layout, "migrate", None, now_s)[1]
 
+    def _decide(self, now_s: float) -> list[Command]:
+        """As the controller; while no engine is there, there is nothing to choose."""
+        return super()._decide(now_s) if self.layout.groups else []
+
     def _orphaned(self, state: RequestState, now_s: float) -> Command:
         """A request has lost its group, and begins anew with the tokens that it has, or fails."""
         why = None

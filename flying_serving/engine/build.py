@@ -35,9 +35,6 @@ from flying_serving.wire import CalibrationRow, EngineMemory, Measured, Migratio
 from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 
-TOLD_S = 5.0
-"""How long after an engine counts as lost the others may not know it."""
-
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     """The loop and the utilities of an engine: the host is `core`, vLLM's EngineCoreProc with its executor."""
@@ -92,10 +89,8 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
 
 
 def _membership(core: Any, deployment: Deployment, loop: EngineLoop, offers: PeerOffers) -> Membership:
-    flying = deployment.flying  # the API server may stand still for a while, as when its machine does, and goes on
-    told_in_s = max(flying.engine_timeout_s + TOLD_S, flying.collective_timeout_s)
     of_loop = loop.lanes, loop.arbiter, loop.migrations
-    return Membership(deployment.incarnations, *of_loop, offers, core.call_workers, told_in_s)
+    return Membership(deployment.incarnations, *of_loop, offers, core.call_workers, deployment.told_in_s)
 
 
 def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[CalibrationRow], list[MigrationRow]]:

@@ -105,6 +105,8 @@ class FlyingClient(AsyncMPClient):
             self.resources.engine_manager.processes[engine] = process  # vLLM ends it with the others
             loop.call_soon_threadsafe(started, process)
 
+        while await self.input_socket.poll(0):  # of a start that was given up
+            await self.input_socket.recv_multipart()
         starting = asyncio.to_thread(restart.start, parent.start, self, engine, config, note)
         is_ready = False
         try:

@@ -101,8 +101,11 @@ class Engines:
         while not self._calls.channel.engines_dead:
             silences = {one.process: silences.get(one.process, Silence()) for one in self.records}
             for engine, one in enumerate(self.records):
-                silent_s = silences[one.process].look(self._pulse.of(engine), time.monotonic())
-                if silent_s > limit_s and one.killed is None and (one.loss is None or one.starts):
+                silence, counters = silences[one.process], self._pulse.of(engine)
+                silent_s = silence.look(counters, time.monotonic(), starts=one.starts)
+                ends_in_time = self._calls.leaving and self._pulse.has_left(engine)
+                is_watched = one.killed is None and (one.loss is None or one.starts)
+                if silent_s > limit_s and is_watched and not ends_in_time:
                     one.killed = f"it gave no sign of life for {limit_s:g} s (--engine-timeout-s)"
                     one.process.kill()
             await asyncio.sleep(LOOK_S)
@@ -117,15 +120,14 @@ class Engines:
             self._lose(sentinel)
 
     def _lose(self, sentinel: int) -> None:
-        """This process is no more, nor those that have ended with it, and the server does not end."""
+        """This process is no more, nor those that have ended with it, and the server does not end.
+
+        The controller does not count an engine that is lost before all know that it is back.
+        """
         there = {one.process.sentinel: engine for engine, one in enumerate(self.records) if one.loss is None}
         if sentinel not in there or self._calls.leaving or self._calls.channel.engines_dead:
             return
-        lost = [
-            engine
-            for each, engine in there.items()
-            if has_ended(each) and (each == sentinel or not self._pulse.has_left(engine))
-        ]
+        lost = [engine for each, engine in there.items() if has_ended(each)]
         before = self.incarnations
         reasons = [self._note(engine) for engine in lost]
         left = len(self._calls.engines)
@@ -138,10 +140,11 @@ class Engines:
             self._calls.channel.lose(engine)
             self._shell.figures.forget(engine)
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, before)
-        self._shell.orders.lose(EngineLost("; ".join(reasons)))
-        self._shell.carry_out(self._shell.controller.engines_lost(lost, self._shell.clock()))
-        for engine in lost:
             self._calls.background(self._bring_back(engine, told))
+        controller = self._shell.controller
+        if counted := set(lost) - controller.lost:
+            self._shell.orders.lose(EngineLost("; ".join(reasons)))
+            self._shell.carry_out(controller.engines_lost(counted, self._shell.clock()))
 
     def _note(self, engine: int) -> str:
         """An engine is lost. Returns why."""
@@ -163,8 +166,11 @@ class Engines:
         Where one fails at it, or does not answer, it is killed: it would wait for engines that are lost, or go on with
         their KV. If it fails at the return of another, `back`, that one is killed, and starts again later.
         """
+        asked = ("flying_peers", self.incarnations)
         answers = {
-            engine: retrieved(asyncio.ensure_future(self._calls.utility(engine, "flying_peers", self.incarnations)))
+            engine: retrieved(
+                asyncio.ensure_future(self._calls.utility(engine, *asked, timeout_s=self._deployment.told_in_s))
+            )
             for engine in self._calls.engines
         }
         return asyncio.ensure_future(asyncio.gather(*(self._heard(*each, back) for each in answers.items())))
@@ -216,6 +222,9 @@ class Engines:
             return False
         finally:
             one.starts = False
+        if self._calls.leaving:  # the others have heard that they may end
+            one.process.kill()
+            return True
         one.loss, one.back_s = None, time.monotonic()
         self._calls.gain(engine)
         self._pulse.lose(engine, lost=False)

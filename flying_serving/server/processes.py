@@ -93,7 +93,8 @@ class CleanParent:
                 number, pid, problem = self._ours.recv()
                 if number != self._starts:  # of an earlier start that was given up
                     if pid is not None:
-                        EngineProcess(pid, name).kill()
+                        with suppress(ProcessLookupError):
+                            EngineProcess(pid, name).kill()
                 elif pid is None:
                     raise EngineLost(f"{name} cannot be started: {problem}")
                 else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.comm.pulse import Pulse, Silence
+from flying_serving.comm.pulse import BEAT_S, Pulse, Silence
 from tests.live import wait_until
 
 
@@ -50,6 +50,32 @@ def test_silence_is_that_of_the_most_silent_counter(looks: list[tuple[float, set
             counters[which] += which in rising
             expected_s[which] = 0.0 if which in rising else expected_s[which] + min(passed_s, 1.0)
         assert silence.look(counters, now_s) == pytest.approx(max(expected_s), abs=1e-6)
+
+
+def test_an_engine_that_ends_gives_no_signs_of_life() -> None:
+    """From when it has said so; another process of it neither."""
+    with TemporaryDirectory(dir="/dev/shm") as run_dir:
+        pulse = Pulse(run_dir, 2, 2)
+        for place in ((0,), (0, 0), (0, 1), (1,)):
+            pulse.beat(*place)
+        wait_until(lambda: min(pulse.of(0)) >= 1)
+        pulse.leave(0)
+        time.sleep(3 * BEAT_S)
+        last, other = pulse.of(0), min(pulse.of(1)[:1])
+        wait_until(lambda: min(pulse.of(1)[:1]) >= other + 3)
+        assert pulse.of(0) == last
+
+
+def test_what_has_not_begun_is_not_silent_while_an_engine_starts() -> None:
+    """Its own process has; from when it has started all count."""
+    silence = Silence(longest_look_s=10.0)
+    silence.look([1, 1, 1], 0.0, starts=True)
+    assert silence.look([1, 1, 1], 1.0, starts=True) == 1.0
+    assert silence.look([2, 1, 1], 2.0, starts=True) == 0.0
+    assert silence.look([3, 2, 1], 3.0, starts=True) == 0.0
+    assert silence.look([4, 2, 1], 5.0, starts=True) == 2.0
+    assert silence.look([5, 3, 1], 6.0, starts=True) == 0.0
+    assert silence.look([6, 4, 1], 9.0) == 3.0
 
 
 def test_nothing_is_silent_at_the_first_look() -> None:

@@ -204,6 +204,7 @@ class Episode(RuleBasedStateMachine):
         self.shell.tick(passed_s)
 
     @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changing)
+    @precondition(lambda self: self.shell.layout.groups)
     @rule(data=st.data(), mode=st.sampled_from(MODES))
     def order(self, data: st.DataObject, mode: str) -> None:
         self.shell.order(data.draw(st.sampled_from(self.shell.controller._layouts)), mode)
@@ -332,7 +333,7 @@ class Mortal(Episode):
     made = staticmethod(MortalShell)
     survives = True
 
-    @precondition(lambda self: len(self.shell.lost) < self.shell.controller.settings.engines - 1)
+    @precondition(lambda self: len(self.shell.lost) < self.shell.controller.settings.engines)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         there = set(range(self.shell.controller.settings.engines)) - self.shell.lost

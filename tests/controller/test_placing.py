@@ -16,6 +16,7 @@ from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Objective
 from tests.policy.costs import costs, measured
 
@@ -228,6 +229,20 @@ def test_a_group_takes_at_most_max_num_seqs_requests() -> None:
         loads.put((0, 1, 2, 3), tokens=1.0)
     assert place(request(), Layout.uniform(4, 4), loads, 1.0) is None
     assert place(request(), Layout.uniform(4, 4), loads, by=placing(Limits(4, 64, capped=False))) is not None
+
+
+def test_where_nothing_is_held_back_a_full_group_comes_last() -> None:
+    """However near it is to the KV, also where decoding requests add little to a step; of full ones the nearest."""
+    loads, by, pairs = Filled(), placing(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
+    cost = StepCost(0.01, 1e-4, 0.0, 0.0)
+    lanes = {2: LaneFigures(cost, 4, 200, 64, migration=MigrationCost(0.001, 1e-3))}
+    one = request()
+    one.kv = KVOffer((0, 1), 1)
+    assert by.place(one, pairs, loads, lanes, 20.0) == (0, 1)
+    for group, expected in (((0, 1), (2, 3)), ((2, 3), (0, 1))):
+        for _ in range(LIMITS.max_num_seqs):
+            loads.put(group)
+        assert by.place(one, pairs, loads, lanes, 20.0) == expected
 
 
 @given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())

@@ -15,6 +15,7 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server import engines
 from flying_serving.server.engines import Engines
+from tests.policy.costs import costs, measured
 from tests.server.doubles import ABORT, ADD, UTILITY, FakeVllm, Server
 
 DEADLINE_S = 20.0
@@ -73,13 +74,13 @@ class Node:
     `failing`: how often a start fails, with `problem`. `starts`: incarnations at each start.
     """
 
-    def __init__(self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0) -> None:
+    def __init__(self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0, devices: int = 1) -> None:
         self.vllm = Peers()
         self.server = Server(vllm=self.vllm)
         flying = self.server.calls.deployment.flying.model_copy(
             update={"min_engines": min_engines, "engine_timeout_s": timeout_s}
         )
-        told = {"run_dir": str(run_dir), "flying": flying, "survives": True}
+        told = {"run_dir": str(run_dir), "flying": flying, "survives": True, "devices": devices}
         self.server.calls.deployment = self.server.calls.deployment.model_copy(update=told)
         self.lives = [Life() for _ in range(4)]
         self.failing = 0
@@ -186,6 +187,37 @@ async def test_a_start_that_falls_silent_is_killed(tmp_path: Path) -> None:
         await one.until(lambda: started.kills)  # type: ignore[attr-defined]
 
 
+async def test_a_start_has_time_until_its_workers_begin(tmp_path: Path) -> None:
+    """From when they have begun they are watched, as the engine itself is from the start."""
+    async with node(tmp_path, timeout_s=LIMIT_S, devices=2) as one:
+        beating = Pulse(str(tmp_path), 4, 2)
+        for engine in range(4):
+            beating.beat(engine)
+            for device in (0, 1) if engine != 3 else ():
+                beating.beat(engine, device)
+        one.gate.clear()
+        one.lives[3].die()
+        await one.until(lambda: one.starts)
+        started = one.engines.records[3].process
+        await asyncio.sleep(2 * LIMIT_S)
+        assert not started.kills  # type: ignore[attr-defined]
+        beating.numbers[10] += 1  # a worker has begun, and is silent since
+        await one.until(lambda: started.kills)  # type: ignore[attr-defined]
+
+
+async def test_an_engine_that_hangs_as_it_ends_is_killed(tmp_path: Path) -> None:
+    """A signal has told it to end, and it has left its loop."""
+    async with node(tmp_path, timeout_s=LIMIT_S) as one:
+        beating = Pulse(str(tmp_path), 4, 1)
+        for engine in range(4):
+            beating.beat(engine)
+        await asyncio.sleep(LIMIT_S)
+        one.gate.clear()
+        beating.leave(2)
+        await one.until(lambda: one.engines.lost)
+        assert [life.kills for life in one.lives] == [0, 0, 1, 0] and list(one.engines.lost) == [2]
+
+
 async def test_a_start_that_fails_is_repeated_later_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are started meanwhile; the log says that it is a crash loop."""
     waits: list[float] = []
@@ -267,6 +299,26 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
         assert 2 not in one.engines.lost
 
 
+async def test_engines_that_signals_have_ended_are_lost_with_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests do not go from one that has ended to another that has."""
+    monkeypatch.setattr(engines, "LEFT_S", 0.2)
+    async with node(tmp_path) as one:
+        one.server.open_request("a")
+        one.server.open_request("b")
+        one.gate.clear()
+        for engine in (1, 2):
+            Pulse(str(tmp_path), 4, 1).leave(engine)
+            one.lives[engine].die()
+            await asyncio.sleep(0.1)
+        await one.until(lambda: one.engines.lost)
+        assert sorted(one.engines.lost) == [1, 2]
+        assert (ADD, "b+1", 3) in one.vllm.messages
+        await asyncio.sleep(0.3)
+        assert [one.engines.records[engine].losses for engine in range(4)] == [0, 1, 1, 0]
+
+
 async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_path: Path) -> None:
     """Others may be in a long step, and answer later; then everything is as after any loss."""
     async with node(tmp_path) as one:
@@ -282,6 +334,58 @@ async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_p
         await one.until(lambda: not one.server.controller.lost)
         assert one.engines.incarnations == [0, 2, 0, 0] and len(one.vllm.core_engines) == 4
         assert one.ended == []
+
+
+async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path) -> None:
+    """The server goes on with the one that starts; no task fails, and the others are started again too."""
+    async with node(tmp_path) as one:
+        controller = one.server.controller
+        controller.steps.calibrate(measured(costs(tuple(controller.settings.capacity.tokens))))
+        one.gate.clear()
+        for engine in (1, 2, 3):
+            one.lives[engine].die()
+            await one.until(lambda engine=engine: engine in one.engines.lost)
+        one.server.open_request("a")
+        one.vllm.stopped.add(0)
+        one.gate.set()
+        await one.until(lambda: len(one.engines.lost) == 2)
+        assert controller.lost == {1, 2, 3}
+        one.lives[0].die()
+        one.vllm.stopped.clear()
+        await one.until(lambda: one.engines.records[0].losses == 1 and not controller.lost)
+        assert one.ended == [] and controller.group_of("a") is not None
+        assert one.engines.incarnations == [1, 1, 1, 1] and not one.engines.lost
+
+
+async def test_an_engine_lost_before_it_has_joined_fails_no_order(tmp_path: Path) -> None:
+    """Which was given without it."""
+    async with node(tmp_path) as one:
+        one.gate.clear()
+        one.lives[3].die()
+        await one.until(lambda: one.starts)
+        for name in "abc":
+            one.server.open_request(name)
+        order = asyncio.ensure_future(one.server.orders.switch([[0, 1], [2]], "sequential"))
+        await one.until(lambda: one.server.controller.waits_for_idle)
+        one.vllm.stopped.add(0)
+        one.gate.set()
+        await one.until(lambda: not one.engines.lost)
+        one.engines.records[3].process.kill()
+        await one.until(lambda: one.engines.records[3].losses == 2)
+        assert not order.done() and one.server.controller.waits_for_idle
+        order.cancel()
+
+
+async def test_an_engine_that_starts_as_others_leave_ends_too(tmp_path: Path) -> None:
+    """It would not hear that it may."""
+    async with node(tmp_path) as one:
+        one.gate.clear()
+        one.lives[1].die()
+        await one.until(lambda: one.starts)
+        one.server.calls.ending = one.server.calls.leaving = True
+        one.gate.set()
+        await one.until(lambda: one.engines.records[1].process.kills)  # type: ignore[attr-defined]
+        assert list(one.engines.lost) == [1]
 
 
 async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path: Path) -> None:
