@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.chaos import make_jobs
@@ -40,11 +41,11 @@ core.build = fail
 
 
 class Losing(Server):
-    """A server of four engines with traps."""
+    """A server with traps."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__("llama", ENGINES, *FLAGS, preamble=PREAMBLE.format(folder=str(folder)))
-        self.folder = folder
+    def __init__(self, folder: Path, engines: int = ENGINES, *flags: str) -> None:
+        super().__init__("llama", engines, *FLAGS, *flags, preamble=PREAMBLE.format(folder=str(folder)))
+        self.folder, self.engines = folder, engines
 
     def pids(self) -> list[int]:
         """Of the engines' processes, by engine; of those that are there."""
@@ -94,7 +95,7 @@ async def lose_under_load(server: Losing, layout: list[list[int]], lose: Any, *,
     bad = [one for one in load.asked if one.is_bad]
     assert not [(one.name, one.failed, one.wrong) for one in bad if not (several and TWICE in str(one.failed))]
     await asyncio.to_thread(server.until_idle)
-    await asyncio.to_thread(wait_until, lambda: len(server.pids()) == ENGINES, server.log, BACK_S)
+    await asyncio.to_thread(wait_until, lambda: len(server.pids()) == server.engines, server.log, BACK_S)
     await asyncio.to_thread(server.check)
 
 
@@ -151,6 +152,19 @@ async def test_an_engine_is_lost_while_another_starts_again(server: Losing) -> N
         assert [event["engine"] for event in server.events("lost")] == [1, 2]
 
     await lose_under_load(server, [[0, 1], [2, 3]], lose)
+
+
+async def test_engines_of_two_devices_survive_the_loss_of_a_worker(tmp_path: Path) -> None:
+    """One that is killed, and another that freezes: its engine is lost, with its other workers, and starts again."""
+    with Losing(tmp_path, 2, "--tensor-parallel-size=2") as server:
+
+        def lose() -> None:
+            for count, (engine, number) in enumerate([(1, signal.SIGKILL), (0, signal.SIGSTOP)], 1):
+                os.kill(psutil.Process(server.pids()[engine]).children()[-1].pid, number)
+                server.until("back", count)
+            assert [event["engine"] for event in server.events("lost")] == [1, 0]
+
+        await lose_under_load(server, [[0, 1]], lose)
 
 
 # ---- too few are left
