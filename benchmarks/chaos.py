@@ -30,10 +30,9 @@ from benchmarks.storm_load import LONGEST_STEP, Job
 from tests.live import Server
 
 JOBS = 16
-CLIENTS = {"1+1+1+1": 12, "2+2": 8, "4": 12, "2+1+1": 12}
-"""By layout: as many as may run at once when it has lost an engine; where layouts change, the fewer of both."""
 CROWD = {"1+1+1+1": 16, "2+2": 16, "4": 16, "2+1+1": 24}
-"""The same where lanes are to be short of blocks; where engines differ, the wide group has the most room."""
+"""Clients where lanes are to be short of blocks, by layout; else as many as may run at once when an engine is lost.
+Where groups differ, the wide one has the most room."""
 NOT_REACHED = "the phase was not reached"
 
 
@@ -119,8 +118,7 @@ class Chaos:
         (self._folder / EVENTS).unlink(missing_ok=True)
         pids = {engine["engine"]: engine["pid"] for engine in (await self._status())["engines"]}
         self._load.splits = case.phase in SPLITS
-        layouts = (case.layout, OTHERS[case.layout]) if case.phase in SWITCHING else (case.layout,)
-        clients = CROWD[case.layout] if case.phase in BLOCKS else min(CLIENTS[layout] for layout in layouts)
+        clients = CROWD[case.layout] if case.phase in BLOCKS else case.groups_left * ROOMY.max_num_seqs
         if case.phase != "idle":
             self._load.start(clients)
             await self._load.until_streaming()

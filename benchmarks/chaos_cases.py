@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, Layout
 
 LAYOUTS: dict[str, list[list[int]]] = {
     "1+1+1+1": [[0], [1], [2], [3]],
@@ -48,6 +48,13 @@ class Case:
     def mode(self) -> str:
         """The way of switching that leads to the phase."""
         return "migrate" if self.phase in PULLS else "weave"
+
+    @property
+    def groups_left(self) -> int:
+        """How many groups there are once the engine is lost; where the layout changes to and fro, the fewer of both."""
+        names = (self.layout, OTHERS[self.layout]) if self.phase in SWITCHING else (self.layout,)
+        layouts = [Layout(tuple(map(tuple, LAYOUTS[name]))) for name in names]
+        return min(len(layout.without({self.victim}).groups) for layout in layouts)
 
     @property
     def skip(self) -> int:
