@@ -121,13 +121,15 @@ class Placing:
     ) -> tuple[float, int, float, int, int, Group]:
         """Soonest first, with the time that its KV takes to get there; else nearest to its KV, then the emptiest.
 
-        Where more may be placed than run at a time, first by how often a group would have to be emptied before.
+        Where more may be placed than run at a time, first by how often a group would have to be emptied before; but not
+        of one that says where it is split, as all groups count such requests twice.
         """
         work = loads[group]
         shy = work.urgent > 0 and not state.spec.urgent
         count = len(work.requests)
         near = -len(set(group).intersection(state.kv.group)) if state.kv and migration else 0
-        rounds = count // self.limits.max_num_seqs
+        halved = state.is_new and state.spec.split_at is not None
+        rounds = 0 if halved else count // self.limits.max_num_seqs
         # an engine that still drains an older group's requests steps those in between
         others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine).items() if g != group)
         lane = lanes.get(len(group))

@@ -76,6 +76,11 @@ class RequestState:
         """Tokens that it has."""
         return self.spec.prompt_tokens + self.output_tokens
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of it was computed, as far as is known."""
+        return self.kv is None and not self.output_tokens and not self.losses
+
     def to_prefill(self, *, kept: bool) -> int:
         """Prompt tokens that a group has to compute: all, or with its KV what the group before it had left of them."""
         return max(1, self.prefill_tokens) if kept else self.context_tokens

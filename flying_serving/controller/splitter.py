@@ -35,9 +35,8 @@ class Splitter(Dispatcher):
     def _may_split(self, state: RequestState) -> bool:
         """Whether a request may have two groups: one that can migrate and has not begun."""
         spec, plans = state.spec, self.settings.policy.splits and not self.settings.dry_run
-        is_new = state.kv is None and not state.output_tokens and not state.losses
         migrates = bool(self.migrates) and spec.can_migrate and spec.degree is None
-        return is_new and migrates and (plans or spec.split_at is not None)
+        return state.is_new and migrates and (plans or spec.split_at is not None)
 
     def _second(
         self, state: RequestState, first: Group, lanes: Mapping[int, LaneFigures], kept: Collection[Group]

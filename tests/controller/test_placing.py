@@ -245,6 +245,19 @@ def test_where_nothing_is_held_back_a_full_group_comes_last() -> None:
         assert by.place(one, pairs, loads, lanes, 20.0) == expected
 
 
+def test_a_request_that_says_where_it_is_split_may_begin_in_a_full_group() -> None:
+    """Each of its groups counts it, so fullness would have all of them begin in the same group."""
+    loads, by, pairs = Filled(), placing(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
+    for _ in range(LIMITS.max_num_seqs):
+        loads.put((0, 1), tokens=1.0)
+    loads.put((2, 3), prompt=40, done=False)
+    whole, halved = request(), request()
+    halved.spec = replace(halved.spec, split_at=5)
+    lanes = {2: LaneFigures(StepCost(0.01, 1e-4, 0.0, 0.0), 4, 200, 64)}
+    assert by.place(whole, pairs, loads, lanes, 20.0) == (2, 3)
+    assert by.place(halved, pairs, loads, lanes, 20.0) == (0, 1)
+
+
 @given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())
 def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> None:
     """A few steps' worth, whatever comes last; an urgent one goes at once, an idle group takes anything."""
