@@ -25,9 +25,9 @@ class Pulse(MappedArray):
         super().__init__(f"{run_dir}/pulse", self._lost + engines, "Q")
 
     def beat(self, engine: int, device: int | None = None) -> None:
-        """Raise a counter, that of a device or the engine's own, until the engine ends: one that hangs then is silent.
+        """Raise a counter from now on, that of a device or the engine's own, as long as this process runs.
 
-        As long as this process runs; else until the engine has said that it ends.
+        Or until the engine has said that it ends, so that one which hangs then is silent.
         """
         place = engine * self._processes + (0 if device is None else 1 + device)
         threading.Thread(target=self._beat, args=(engine, place), name="pulse", daemon=True).start()

@@ -122,7 +122,7 @@ class Placing:
         """Soonest first, with the time that its KV takes to get there; else nearest to its KV, then the emptiest.
 
         Where more may be placed than run at a time, first by how often a group would have to be emptied before; but not
-        of one that says where it is split, as all groups count such requests twice.
+        for one that says where it is split, as both its groups count such a request.
         """
         work = loads[group]
         shy = work.urgent > 0 and not state.spec.urgent

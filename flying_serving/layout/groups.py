@@ -111,8 +111,8 @@ class Layout:
 
     @property
     def widest(self) -> int:
-        """Engines in its widest group."""
-        return self.shape[-1]
+        """Engines in its widest group; 0 if no engine is there."""
+        return max(self.shape, default=0)
 
     def to_lists(self) -> list[list[int]]:
         """JSON form."""

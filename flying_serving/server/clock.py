@@ -50,7 +50,7 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
         rows = [astuple(row) for each in await calls.gather("flying_migration_costs") for row in each]
         controller.migrates = fit_migrations(rows)
         layout, now_s = controller.layout, shell.clock()
-        if any(len(group) > 1 for group in layout.groups):
+        if layout.widest > 1:
             orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in sorted(layout.engines))
             await asyncio.gather(*(calls.utility(*order) for order in orders))
     started.set()

@@ -166,13 +166,12 @@ class Engines:
         Where one fails at it, or does not answer, it is killed: it would wait for engines that are lost, or go on with
         their KV. If it fails at the return of another, `back`, that one is killed, and starts again later.
         """
-        asked = ("flying_peers", self.incarnations)
-        answers = {
-            engine: retrieved(
-                asyncio.ensure_future(self._calls.utility(engine, *asked, timeout_s=self._deployment.told_in_s))
-            )
+        told_in_s = self._deployment.told_in_s
+        calls = {
+            engine: self._calls.utility(engine, "flying_peers", self.incarnations, timeout_s=told_in_s)
             for engine in self._calls.engines
         }
+        answers = {engine: retrieved(asyncio.ensure_future(call)) for engine, call in calls.items()}
         return asyncio.ensure_future(asyncio.gather(*(self._heard(*each, back) for each in answers.items())))
 
     async def _heard(self, engine: int, answer: asyncio.Future[Any], back: int | None) -> None:
