@@ -26,6 +26,13 @@ from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
+IDLE_S = 1.0
+"""How long an idle engine waits at most before it looks again whether it is to end.
+
+Python runs a signal's handler in the main thread, which does not wake up for it if the signal has come just before it
+began to wait.
+"""
+
 
 class CoreWithLanes(EngineCore):
     """vLLM's core, and what is built over it: in the engine's main thread, before a request can come."""
@@ -82,8 +89,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
                 self._notify_idle_state_callbacks()
                 with self.aborts_queue.mutex:  # as vLLM does: each is in the input queue too
                     self.aborts_queue.queue.clear()
+            timeout_s = IDLE_S if wait.timeout_s is None else min(wait.timeout_s, IDLE_S)
             try:
-                self._handle_client_request(*self.input_queue.get(timeout=wait.timeout_s))
+                self._handle_client_request(*self.input_queue.get(timeout=timeout_s))
             except queue.Empty:
                 return False
         handled = wait is not None

@@ -1,12 +1,18 @@
 """When an engine ends: not at a signal as long as requests may drain, and quietly once the server ends."""
 
+import queue
+import signal
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed import DistNetworkError
+from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineShutdownState
 
+from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.engine.ending import LeaveGuard
 from flying_serving.errors import CollectiveTimeout, EngineLost
@@ -24,6 +30,8 @@ class Engine(FlyingEngineCore):
         state.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
         state.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
         state.model_executor = SimpleNamespace(is_failed=False)
+        state.input_queue, state.aborts_queue = queue.Queue(), queue.Queue()
+        state._idle_state_callbacks = []
         self.works = work
         self.sent: list[list[str]] = []
 
@@ -135,3 +143,27 @@ def test_workers_that_the_signal_has_ended_are_no_error() -> None:
     one.model_executor = SimpleNamespace(is_failed=True)
     with one.leave_guard.quietly(one):
         raise RuntimeError("cancelled")
+
+
+def test_an_idle_engine_notices_a_signal_that_does_not_wake_it() -> None:
+    """As one that comes just before the main thread begins to wait: it did not, and the server waited with it."""
+    one = engine(30)
+    noticed: list[int] = []
+    asleep = threading.Timer(20.0, one.input_queue.put, [(EngineCoreRequestType.WAKEUP, None)])
+
+    def send() -> None:
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)  # to this thread: the main one sleeps on
+
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: noticed.append(number))
+    sender = threading.Thread(target=send)
+    try:
+        asleep.start()
+        sender.start()
+        assert not one.take_messages(Wait(None)), "only a message woke it"
+        assert not one.take_messages(Wait(None))
+        assert noticed == [signal.SIGUSR1]
+    finally:
+        asleep.cancel()
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
