@@ -194,7 +194,7 @@ class Dispatcher:
 
     def _may_go_on(self, state: RequestState) -> bool:
         """Whether another group may go on with a request that has as many tokens as its group holds."""
-        return state.spec.degree is None and state.spec.can_migrate and not self.settings.loses_groups
+        return state.spec.may_change_group and not self.settings.loses_groups
 
     def _recalled(self, state: RequestState, *, has_kv: bool) -> KVOffer | None:
         """The offer of a request that leaves its group; None if it has no KV there, or that cannot migrate."""

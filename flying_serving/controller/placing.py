@@ -128,7 +128,7 @@ class Placing:
         shy = work.urgent > 0 and not state.spec.urgent
         count = len(work.requests)
         near = -len(set(group).intersection(state.kv.group)) if state.kv and migration else 0
-        halved = state.is_new and state.spec.split_at is not None
+        halved = state.is_new and state.spec.split_at is not None and state.spec.may_change_group
         rounds = 0 if halved else count // self.limits.max_num_seqs
         # an engine that still drains an older group's requests steps those in between
         others = sum(len(w.requests) for engine in group for g, w in loads.of_engine(engine).items() if g != group)

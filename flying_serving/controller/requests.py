@@ -35,6 +35,11 @@ class RequestSpec:
         """Whether it asks for a group at once."""
         return self.priority < 0
 
+    @property
+    def may_change_group(self) -> bool:
+        """Whether any group may go on with it: it can migrate, and asks for no degree."""
+        return self.can_migrate and self.degree is None
+
 
 @dataclass(frozen=True)
 class KVOffer:

@@ -35,7 +35,7 @@ class Splitter(Dispatcher):
     def _may_split(self, state: RequestState) -> bool:
         """Whether a request may have two groups: one that can migrate and has not begun."""
         spec, plans = state.spec, self.settings.policy.splits and not self.settings.dry_run
-        migrates = bool(self.migrates) and spec.can_migrate and spec.degree is None
+        migrates = bool(self.migrates) and spec.may_change_group
         return state.is_new and migrates and (plans or spec.split_at is not None)
 
     def _second(

@@ -105,25 +105,24 @@ class Engines:
                 silent_s = silence.look(counters, time.monotonic(), starts=one.starts)
                 ends_in_time = self._calls.leaving and self._pulse.has_left(engine)
                 is_watched = one.killed is None and (one.loss is None or one.starts)
-                if silent_s > limit_s and is_watched and not ends_in_time:
+                is_silent = silent_s > limit_s and not has_ended(one.process.sentinel)
+                if is_silent and is_watched and not ends_in_time:
                     one.killed = f"it gave no sign of life for {limit_s:g} s (--engine-timeout-s)"
                     one.process.kill()
             await asyncio.sleep(LOOK_S)
 
     def _ended(self, engine: int, sentinel: int) -> None:
         """The process of an engine has ended."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(sentinel)
-        if self._pulse.has_left(engine):  # the signal that told it to end may be on its way to the server too
-            loop.call_later(LEFT_S, self._lose, sentinel)
-        else:
-            self._lose(sentinel)
+        asyncio.get_running_loop().remove_reader(sentinel)
+        # where a signal has told it to end, that may be on its way to the server too
+        self._calls.background(self._lose(sentinel, LEFT_S if self._pulse.has_left(engine) else 0.0))
 
-    def _lose(self, sentinel: int) -> None:
+    async def _lose(self, sentinel: int, in_s: float) -> None:
         """This process is no more, nor those that have ended with it, and the server does not end.
 
         The controller does not count an engine that is lost before all know that it is back.
         """
+        await asyncio.sleep(in_s)
         there = {one.process.sentinel: engine for engine, one in enumerate(self.records) if one.loss is None}
         if sentinel not in there or self._calls.leaving or self._calls.channel.engines_dead:
             return

@@ -256,6 +256,8 @@ def test_a_request_that_says_where_it_is_split_may_begin_in_a_full_group() -> No
     lanes = {2: LaneFigures(StepCost(0.01, 1e-4, 0.0, 0.0), 4, 200, 64)}
     assert by.place(whole, pairs, loads, lanes, 20.0) == (2, 3)
     assert by.place(halved, pairs, loads, lanes, 20.0) == (0, 1)
+    halved.spec = replace(halved.spec, can_migrate=False)  # so it is not split
+    assert by.place(halved, pairs, loads, lanes, 20.0) == (2, 3)
 
 
 @given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())

@@ -107,6 +107,17 @@ class Node:
             if asked == engine and not answer.done():
                 answer.set_result(None)
 
+    def failures(self) -> list[Exception]:
+        """What tasks of the server have ended it with."""
+        said = [self.vllm.outputs_queue.get_nowait() for _ in range(self.vllm.outputs_queue.qsize())]
+        return [one for one in said if isinstance(one, Exception)]
+
+    async def close(self) -> None:
+        """End its tasks."""
+        for task in self.server.calls.tasks.copy():
+            task.cancel()
+        await asyncio.sleep(0)
+
     async def until(self, true: Callable[[], object]) -> None:
         """Wait until something is so."""
         until_s = time.monotonic() + DEADLINE_S
@@ -121,9 +132,8 @@ async def node(run_dir: Path, **options: Any) -> AsyncIterator[Node]:
     made = Node(run_dir, **options)
     made.engines.watch()
     yield made
-    for task in made.server.calls.tasks.copy():
-        task.cancel()
-    await asyncio.sleep(0)
+    assert not made.failures()
+    await made.close()
 
 
 async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: Path) -> None:
@@ -261,6 +271,22 @@ async def test_too_few_engines_end_the_server(tmp_path: Path) -> None:
         assert one.starts == []
 
 
+async def test_a_loss_that_cannot_be_handled_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of that engine would wait for ever."""
+    one = Node(tmp_path)
+    one.engines.watch()
+    problem = RuntimeError("injected")
+
+    def fails(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(one.server.controller, "engines_lost", fails)
+    one.lives[1].die()
+    await one.until(lambda: not one.vllm.outputs_queue.empty())
+    assert one.failures() == [problem]
+    await one.close()
+
+
 async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.server.calls.ending = one.server.calls.leaving = True
@@ -297,6 +323,19 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
         one.server.calls.leaving = True
         await asyncio.sleep(1.1)
         assert 2 not in one.engines.lost
+
+
+async def test_an_engine_that_a_signal_has_ended_is_not_taken_for_frozen(tmp_path: Path) -> None:
+    """It gives no signs of life as it ends, however short a time is left for them."""
+    async with node(tmp_path, timeout_s=LIMIT_S) as one:
+        pulse = Pulse(str(tmp_path), 4, 1)
+        for engine in (0, 2, 3):
+            pulse.beat(engine)
+        one.gate.clear()
+        pulse.leave(1)
+        one.lives[1].die()
+        await one.until(lambda: one.engines.lost)
+        assert one.engines.lost[1].why == "its process has ended"
 
 
 async def test_engines_that_signals_have_ended_are_lost_with_the_first(

@@ -160,8 +160,10 @@ async def test_engines_of_two_devices_survive_the_loss_of_a_worker(tmp_path: Pat
 
         def lose() -> None:
             for count, (engine, number) in enumerate([(1, signal.SIGKILL), (0, signal.SIGSTOP)], 1):
-                os.kill(psutil.Process(server.pids()[engine]).children()[-1].pid, number)
+                workers = psutil.Process(server.pids()[engine]).children()
+                os.kill(workers[-1].pid, number)
                 server.until("back", count)
+                wait_until(lambda workers=workers: not [worker for worker in workers if worker.is_running()])
             assert [event["engine"] for event in server.events("lost")] == [1, 0]
 
         await lose_under_load(server, [[0, 1]], lose)
