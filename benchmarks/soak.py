@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -35,13 +37,22 @@ ENGINES, CLIENTS = 4, 12
 BACK_S = 60.0
 FLAT_PER_HOUR = {"memory": 0.05, "descriptors": 0.015}
 """How much may grow in an hour, as a share."""
+AGES_S = (60, 120, 300, 600, 1200)
+"""An engine's memory grows with its age, and ages differ from minute to minute: so it is also shown by age, up to each
+of these and above."""
 
 
 @dataclass
 class Soak:
-    """What has happened so far. `samples`: seconds since the start, PSS in bytes and descriptors of all processes."""
+    """What has happened so far.
+
+    `samples`: seconds since the start, PSS in bytes and descriptors of all processes. `of_engines`: age in seconds and
+    PSS of one engine at a time. `of_others`: PSS of all other processes, in the order of the samples.
+    """
 
     samples: list[tuple[float, int, int]] = field(default_factory=list)
+    of_engines: list[tuple[float, int]] = field(default_factory=list)
+    of_others: list[int] = field(default_factory=list)
     requests: int = 0
     losses: Counter[str] = field(default_factory=Counter)
     orders: Counter[str] = field(default_factory=Counter)
@@ -55,15 +66,21 @@ class Soak:
         self.requests += len(ended)
         self.problems += [f"{one.name} ({one.job.name}): {one.failed or one.wrong}" for one in ended if one.is_bad]
 
-    def sample(self, server: Server, at_s: float) -> None:
-        """Note what all processes hold."""
+    def sample(self, server: Server, engines: Collection[int], at_s: float) -> None:
+        """Note what all processes hold; `engines`: pids."""
         root = psutil.Process(server.process.pid)
-        pss_bytes = descriptors = 0
+        pss_bytes = others_bytes = descriptors = 0
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.Error):
-                pss_bytes += process.memory_full_info().pss
+                of_this = process.memory_full_info().pss
                 descriptors += process.num_fds()
+                pss_bytes += of_this
+                if process.pid in engines:
+                    self.of_engines.append((time.time() - process.create_time(), of_this))
+                else:
+                    others_bytes += of_this
         self.samples.append((at_s, pss_bytes, descriptors))
+        self.of_others.append(others_bytes)
 
     def growth(self) -> list[str]:
         """What has grown, from the second third of the samples to the last: at first, caches fill."""
@@ -88,7 +105,8 @@ async def soak(server: Server, duration_s: float, seed: int, report: Soak) -> No
         report.take(load)
         at_s = time.monotonic() - began_s
         if at_s > min(60.0, duration_s / 10):
-            report.sample(server, at_s)
+            engines = (await load.http.get("/flying/status")).json()["engines"]
+            report.sample(server, {engine["pid"] for engine in engines}, at_s)
 
     async def every(pause_s: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
         while (left_s := began_s + duration_s - time.monotonic()) > 0:
@@ -154,9 +172,18 @@ def print_report(report: Soak) -> None:
             values = [sample[column] / unit for sample in report.samples]
             slope = statistics.linear_regression(hours, values).slope
             print(f"{what}: {values[0]:.0f} at first, {values[-1]:.0f} at last, {slope:+.1f} an hour")
+        print(f"  without engines: {report.of_others[0] / 2**20:.0f} and {report.of_others[-1] / 2**20:.0f}")
+        print(f"  an engine, median by age: {', '.join(_by_age(report.of_engines))}")
     print(f"{len(report.problems)} problems")
     for problem in report.problems[:50]:
         print(f"FAILED {problem}")
+
+
+def _by_age(of_engines: Sequence[tuple[float, int]]) -> Iterator[str]:
+    for least_s, most_s in pairwise((0, *AGES_S, math.inf)):
+        found = [pss_bytes / 2**20 for age_s, pss_bytes in of_engines if least_s < age_s <= most_s]
+        if found:
+            yield f"{statistics.median(found):.0f} from {least_s} s on"
 
 
 def main() -> None:
