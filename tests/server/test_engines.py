@@ -90,6 +90,12 @@ class Node:
         self.gate = asyncio.Event()
         self.gate.set()
         self.engines = Engines(self.server.shell, self.lives, self._restart, self.ended.append)
+        self.pulse = Pulse(str(run_dir), 4, devices)
+
+    def beat(self, *engines: int) -> None:
+        """Engines give signs of life from now on."""
+        for engine in engines:
+            self.pulse.beat(engine)
 
     async def _restart(self, engine: int, incarnations: list[int | None], started: Callable[[Any], None]) -> None:
         self.starts.append(incarnations)
@@ -177,9 +183,7 @@ async def test_what_a_lost_engine_was_asked_fails_at_once(tmp_path: Path) -> Non
 async def test_an_engine_without_a_sign_of_life_is_killed(tmp_path: Path) -> None:
     """Before its requests run elsewhere; one that beats is not. The reason names the flag."""
     async with node(tmp_path, timeout_s=LIMIT_S) as one:
-        beating = Pulse(str(tmp_path), 4, 1)
-        for engine in (0, 1, 2):
-            beating.beat(engine)
+        one.beat(0, 1, 2)
         one.gate.clear()
         await one.until(lambda: one.engines.lost)
         assert [life.kills for life in one.lives] == [0, 0, 0, 1]
@@ -188,9 +192,7 @@ async def test_an_engine_without_a_sign_of_life_is_killed(tmp_path: Path) -> Non
 
 async def test_a_start_that_falls_silent_is_killed(tmp_path: Path) -> None:
     async with node(tmp_path, timeout_s=LIMIT_S) as one:
-        beating = Pulse(str(tmp_path), 4, 1)
-        for engine in (0, 1, 2):
-            beating.beat(engine)
+        one.beat(0, 1, 2)
         one.gate.clear()
         await one.until(lambda: one.starts)
         started = one.engines.records[3].process
@@ -200,30 +202,27 @@ async def test_a_start_that_falls_silent_is_killed(tmp_path: Path) -> None:
 async def test_a_start_has_time_until_its_workers_begin(tmp_path: Path) -> None:
     """From when they have begun they are watched, as the engine itself is from the start."""
     async with node(tmp_path, timeout_s=LIMIT_S, devices=2) as one:
-        beating = Pulse(str(tmp_path), 4, 2)
-        for engine in range(4):
-            beating.beat(engine)
-            for device in (0, 1) if engine != 3 else ():
-                beating.beat(engine, device)
+        one.beat(0, 1, 2, 3)
+        for engine in (0, 1, 2):
+            for device in (0, 1):
+                one.pulse.beat(engine, device)
         one.gate.clear()
         one.lives[3].die()
         await one.until(lambda: one.starts)
         started = one.engines.records[3].process
         await asyncio.sleep(2 * LIMIT_S)
         assert not started.kills  # type: ignore[attr-defined]
-        beating.numbers[10] += 1  # a worker has begun, and is silent since
+        one.pulse.numbers[10] += 1  # a worker has begun, and is silent since
         await one.until(lambda: started.kills)  # type: ignore[attr-defined]
 
 
 async def test_an_engine_that_hangs_as_it_ends_is_killed(tmp_path: Path) -> None:
     """A signal has told it to end, and it has left its loop."""
     async with node(tmp_path, timeout_s=LIMIT_S) as one:
-        beating = Pulse(str(tmp_path), 4, 1)
-        for engine in range(4):
-            beating.beat(engine)
+        one.beat(0, 1, 2, 3)
         await asyncio.sleep(LIMIT_S)
         one.gate.clear()
-        beating.leave(2)
+        one.pulse.leave(2)
         await one.until(lambda: one.engines.lost)
         assert [life.kills for life in one.lives] == [0, 0, 1, 0] and list(one.engines.lost) == [2]
 
@@ -314,7 +313,7 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
     async with node(tmp_path) as one:
         one.gate.clear()  # it stays lost, however quickly it could be started again
         for engine in (1, 2):
-            Pulse(str(tmp_path), 4, 1).leave(engine)
+            one.pulse.leave(engine)
         one.lives[1].die()
         await asyncio.sleep(0.02)
         assert not one.engines.lost
@@ -328,11 +327,9 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
 async def test_an_engine_that_a_signal_has_ended_is_not_taken_for_frozen(tmp_path: Path) -> None:
     """It gives no signs of life as it ends, however short a time is left for them."""
     async with node(tmp_path, timeout_s=LIMIT_S) as one:
-        pulse = Pulse(str(tmp_path), 4, 1)
-        for engine in (0, 2, 3):
-            pulse.beat(engine)
+        one.beat(0, 2, 3)
         one.gate.clear()
-        pulse.leave(1)
+        one.pulse.leave(1)
         one.lives[1].die()
         await one.until(lambda: one.engines.lost)
         assert one.engines.lost[1].why == "its process has ended"
@@ -348,7 +345,7 @@ async def test_engines_that_signals_have_ended_are_lost_with_the_first(
         one.server.open_request("b")
         one.gate.clear()
         for engine in (1, 2):
-            Pulse(str(tmp_path), 4, 1).leave(engine)
+            one.pulse.leave(engine)
             one.lives[engine].die()
             await asyncio.sleep(0.1)
         await one.until(lambda: one.engines.lost)
