@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from flying_serving.testing.servers import CPU_ENVIRONMENT, HOST, ServerProcess, command, free_port
+from flying_serving.testing.ports import HOST, ReservedPort
+from flying_serving.testing.servers import CPU_ENVIRONMENT, ServerProcess, command
 
 ROOT = Path(__file__).parents[1]
 READY_S = 300.0
@@ -56,16 +57,16 @@ class System(ServerProcess):
         self.name = name
         self.ours = ours
         self.model = str(model)
-        port = free_port()
+        port = ReservedPort()
         slowed = ["benchmarks.emulated_link", link] if link else [entry]
         module = [*slowed, "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
-        line = [sys.executable, "-m", *module, self.model, f"--host={HOST}", f"--port={port}", *flags]
+        line = [sys.executable, "-m", *module, self.model, f"--host={HOST}", f"--port={port.number}", *flags]
         environment = os.environ | CPU_ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
         if gloo:
             environment |= {"PYTHONPATH": str(Path(__file__).parent / "stock_gloo"), "VLLM_PLUGINS": "stock_gloo"}
         number, log = tempfile.mkstemp(prefix=f"{name.replace(' ', '-')}-", suffix=".log")
         os.close(number)
-        super().__init__(command(line, ROOT), environment, f"http://{HOST}:{port}", Path(log))
+        super().__init__(command(line, ROOT), environment, port, Path(log))
         try:
             self.ready_s = self.wait_until_ready(READY_S)
         except BaseException:

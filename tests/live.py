@@ -12,7 +12,8 @@ from typing import Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.testing.servers import HOST, ServerProcess, command, free_port
+from flying_serving.testing.ports import HOST, ReservedPort
+from flying_serving.testing.servers import ServerProcess, command
 from flying_serving.testing.tiny import make_model
 from tests.forked import ENVIRONMENT, ROOT, forked
 
@@ -62,7 +63,7 @@ class Server(ServerProcess):
         program: what `python -m` runs; by default `flying-serving serve` is forked.
         preamble: Python code that runs before the server, if it is forked.
         key: the API key that it asks for, and that the client gives.
-        port: by default a free one.
+        port: by default a free one; it is closed with the server.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Server(ServerProcess):
         program: Sequence[str] | None = None,
         preamble: str = "",
         key: str | None = None,
-        port: int | None = None,
+        port: ReservedPort | None = None,
     ) -> None:
-        self.port = port or free_port()
+        port = port or ReservedPort()
         self.model = str(tiny(model) if isinstance(model, str) else model)
         arguments = [
             self.model,
             f"--host={HOST}",
-            f"--port={self.port}",
+            f"--port={port.number}",
             f"--data-parallel-size={engines}",
             *base,
             *flags,
@@ -92,7 +93,7 @@ class Server(ServerProcess):
         else:
             start = command([sys.executable, "-m", *program, *arguments], ROOT)
         self._files = tempfile.TemporaryDirectory()
-        super().__init__(start, os.environ | ENVIRONMENT, f"http://{HOST}:{self.port}", Path(self._files.name, "log"))
+        super().__init__(start, os.environ | ENVIRONMENT, port, Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
         if key:
             self.http.headers["Authorization"] = f"Bearer {key}"

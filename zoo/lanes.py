@@ -14,7 +14,8 @@ from typing import Any, Self
 import httpx
 
 from flying_serving.errors import ServerFailed
-from flying_serving.testing.servers import HOST, ServerProcess, free_port
+from flying_serving.testing.ports import HOST, ReservedPort
+from flying_serving.testing.servers import ServerProcess
 from zoo.architectures import MAX_MODEL_LEN
 from zoo.processes import fork
 from zoo.requests import AFTER, BATCH, Request
@@ -51,10 +52,10 @@ class Server(ServerProcess):
     """
 
     def __init__(self, model: Path, log: Path, deadline: float) -> None:
-        port = free_port()
-        argv = [str(model), f"--host={HOST}", f"--port={port}", *FLAGS]
+        port = ReservedPort()
+        argv = [str(model), f"--host={HOST}", f"--port={port.number}", *FLAGS]
         start = lambda environment, log: fork(lambda: _serve(argv), log, environment)  # noqa: E731
-        super().__init__(start, {}, f"http://{HOST}:{port}", log)
+        super().__init__(start, {}, port, log)
         self._deadline = deadline
         self._http = httpx.Client(base_url=self.url, timeout=60)
         self._model = str(model)

@@ -13,7 +13,6 @@ from flying_serving.bench.report import load, page
 from flying_serving.bench.report.load import Started
 from flying_serving.bench.servers import ServerArgs
 from flying_serving.errors import BenchError, ServerFailed
-from flying_serving.testing.servers import free_port
 from flying_serving.testing.signals import ended_by_signals
 from flying_serving.workload.model import Workload
 
@@ -72,10 +71,9 @@ def _measure(
     out.mkdir(exist_ok=True)
     log = out / "server.log"
     console.print(f"{name}: starting, its log is {log}", soft_wrap=True)
-    port = free_port()
-    with servers.start(name, args, port, options.api_key, log) as server:
+    with servers.start(name, args, options.api_key, log) as server:
         ready_s = server.wait_until_ready(servers.READY_S)
         console.print(f"{name}: ready after {ready_s:.1f} s", soft_wrap=True)
         replayed = replay_one(options, workload, server.url, out, console)
     console.print(f"{name}: replayed in {replayed.results.run.duration_s:.1f} s", soft_wrap=True)
-    return replayed, Started(servers.command_line(name, args, port), ready_s)
+    return replayed, Started(servers.command_line(name, args, server.port.number), ready_s)

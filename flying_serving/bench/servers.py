@@ -12,7 +12,8 @@ from typing import NoReturn, get_args
 
 from flying_serving.config import FlyingConfig, PolicyName
 from flying_serving.errors import ConfigError
-from flying_serving.testing.servers import HOST, ServerProcess, command
+from flying_serving.testing.ports import HOST, ReservedPort
+from flying_serving.testing.servers import ServerProcess, command
 
 READY_S = 1800.0
 STOCK = ("stock-dp", "stock-tp")
@@ -111,8 +112,9 @@ def environment(name: str, args: ServerArgs, api_key: str, base: Mapping[str, st
     return made
 
 
-def start(name: str, args: ServerArgs, port: int, api_key: str, log: Path) -> ServerProcess:
-    """Start one of SYSTEMS on a port."""
+def start(name: str, args: ServerArgs, api_key: str, log: Path) -> ServerProcess:
+    """Start one of SYSTEMS on a port that is held for it."""
+    port = ReservedPort()
     surroundings = environment(name, args, api_key, os.environ)
     scratch = Path(tempfile.mkdtemp(prefix="flying-bench-"))
-    return ServerProcess(command(command_line(name, args, port)), surroundings, f"http://{HOST}:{port}", log, scratch)
+    return ServerProcess(command(command_line(name, args, port.number)), surroundings, port, log, scratch)

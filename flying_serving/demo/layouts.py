@@ -18,7 +18,6 @@ from flying_serving.bench.replay import SWITCHES, replay_one
 from flying_serving.cli import render
 from flying_serving.demo import split
 from flying_serving.demo.server import ENGINES, FLAGS, problems, show_start
-from flying_serving.testing.servers import free_port
 from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Poisson, synthesise
@@ -43,7 +42,7 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
     model = make_model(models / "llama", "llama")
     out = Path(tempfile.mkdtemp(prefix="flying-demo-"))
     args = servers.parse_server_args([str(model), f"--data-parallel-size={ENGINES}", *FLAGS])
-    with servers.start("manual", args, free_port(), "", out / "server.log") as server:
+    with servers.start("manual", args, "", out / "server.log") as server:
         ready_s = show_start(server, console)
         seen = split.show(server.url)
         console.print(f"{ENGINES} engines ready in {ready_s:.1f} s", *([] if seen.wrong else [seen.line]), sep="\n")

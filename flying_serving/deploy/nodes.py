@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +20,8 @@ from typing import IO, Any
 import httpx
 
 from flying_serving.errors import ServerFailed
+from flying_serving.testing.ports import HOST, ReservedPort
 
-HOST = "127.0.0.1"
 LOOK_S = 0.1
 ANSWER_S = 2.0
 SHOWN_LINES = 15
@@ -39,20 +38,6 @@ READY = "/ready"
 QUIET = "--disable-access-log-for-endpoints=/ready,/get_load,/load"
 """What routers ask each second is not logged, unless the user says what is not."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def reserve_port() -> tuple[int, socket.socket]:
-    """A free port of this machine, as the operating system says, and a socket with it.
-
-    As long as that is open, Linux gives the port to nobody who does not ask for its number.
-    """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((HOST, 0))
-    port = int(reserved.getsockname()[1])
-    if sys.platform != "linux":  # where nobody else could listen there
-        reserved.close()
-    return port, reserved
 
 
 class Supervised:
@@ -178,9 +163,9 @@ class Node(Supervised):
     """A node on this machine. `number`: from 0. `line`: what follows `flying-serving serve`, but for its port."""
 
     def __init__(self, number: int, line: Sequence[str], environment: Mapping[str, str], ready_s: float) -> None:
-        port, self._reserved = reserve_port()
-        module = [*SERVE, *line[:1], QUIET, *line[1:], f"--host={HOST}", f"--port={port}"]
-        super().__init__(f"node {number}", module, environment, f"http://{HOST}:{port}", READY, ready_s)
+        self._port = ReservedPort()
+        module = [*SERVE, *line[:1], QUIET, *line[1:], f"--host={HOST}", f"--port={self._port.number}"]
+        super().__init__(f"node {number}", module, environment, self._port.url, READY, ready_s)
 
 
 async def serve(nodes: Sequence[Supervised], router: Supervised, end_s: float) -> None:

@@ -11,9 +11,10 @@ from http import HTTPStatus
 
 import aiohttp
 
-from flying_serving.deploy.nodes import CHILD, HOST, READY, SERVE, reserve_port
+from flying_serving.deploy.nodes import CHILD, READY, SERVE
 from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
+from flying_serving.testing.ports import HOST, ReservedPort
 
 LOOK_S = 0.2
 """How often a node that starts is asked whether it is ready."""
@@ -33,15 +34,15 @@ class OwnNode:
 
     def __init__(self, args: RayArgs) -> None:
         self._args = args
-        port, self._reserved = reserve_port()
-        self.url = f"http://{HOST}:{port}"
+        self._port = ReservedPort()
+        self.url = self._port.url
         self.stopping = False
         """It was told to end."""
         self.ended = asyncio.Event()
         self._ready = False
         self._silent = 0
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(HEALTH_S))
-        line = [sys.executable, "-m", CHILD, str(os.getpid()), *SERVE, *args.command(HOST, port)]
+        line = [sys.executable, "-m", CHILD, str(os.getpid()), *SERVE, *args.command(HOST, self._port.number)]
         variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # it is Ray's
         self._process = subprocess.Popen(
             line, env=variables | args.environment, stdin=subprocess.DEVNULL, process_group=0
@@ -112,7 +113,7 @@ class OwnNode:
         self._kill()
         await self.ended.wait()
         await self._http.close()
-        self._reserved.close()
+        self._port.close()
 
     def _kill(self) -> None:
         if self.ended.is_set():

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,8 @@ from typing import Any, Protocol, Self
 import httpx
 
 from flying_serving.errors import ServerFailed
+from flying_serving.testing.ports import ReservedPort
 
-HOST = "127.0.0.1"
 CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -67,13 +66,6 @@ def command(line: Sequence[str], cwd: Path | None = None) -> Start:
     return start
 
 
-def free_port() -> int:
-    """A free port of this machine, as the operating system says."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 class Health:
     """Asks for the health of the server at `url`, with one client for all questions.
 
@@ -102,14 +94,16 @@ class Health:
 class ServerProcess:
     """A server and all processes that it starts. Use it as a context manager.
 
-    `environment`: all of its variables. `url`: without a path. `log`: file for its output. `scratch`: directory for its
-    temporary files (vLLM leaves its sockets behind), removed with it; by default the system's.
+    `environment`: all of its variables. `port`: where it will listen, held until it has ended. `log`: file for its
+    output. `scratch`: directory for its temporary files (vLLM leaves its sockets behind), removed with it; by default
+    the system's. `url`, an attribute, is without a path.
     """
 
     def __init__(
-        self, start: Start, environment: Mapping[str, str], url: str, log: Path, scratch: Path | None = None
+        self, start: Start, environment: Mapping[str, str], port: ReservedPort, log: Path, scratch: Path | None = None
     ) -> None:
-        self.url = url
+        self.port = port
+        self.url = port.url
         self.log_path = log
         self.ready = False
         self._scratch = scratch
@@ -166,6 +160,7 @@ class ServerProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            self.port.close()
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         return clean

@@ -28,6 +28,7 @@ from flying_serving.cli.admin import app
 from flying_serving.cli.flags import parse
 from flying_serving.errors import ConfigError, ServerFailed
 from flying_serving.results.results import Results
+from flying_serving.testing.ports import ReservedPort
 from flying_serving.workload.model import Request, Workload
 from tests.bench import mock
 from tests.bench.report.systems import band_edges
@@ -46,6 +47,7 @@ class Fake:
         self.ended = False
 
     def __enter__(self) -> "Fake":
+        self.port = self.stack.enter_context(ReservedPort())
         self.url = self.stack.enter_context(mock.running())
         return self
 

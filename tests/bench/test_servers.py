@@ -1,7 +1,9 @@
 """Servers to compare: what each is started with."""
 
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +89,30 @@ def test_help_names_the_systems() -> None:
     line = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--help"]
     shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     assert all(name in shown for name in (*servers.STOCK, "static-dp", "static-tp", "auto"))
+
+
+LISTENS = """
+import http.server, pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+"""In place of a server: it listens once there is a file, as servers listen once they have imported vLLM."""
+
+
+def test_no_other_process_gets_the_port_of_a_server_that_is_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setattr(
+        servers, "command_line", lambda name, args, port: [sys.executable, "-c", LISTENS, str(go), str(port)]
+    )
+    with servers.start("auto", ARGS, "", tmp_path / "log") as server:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        go.touch()
+        server.wait_until_ready(60)

@@ -14,7 +14,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.testing.servers import HOST, ServerProcess, command, free_port
+from flying_serving.testing.ports import ReservedPort
+from flying_serving.testing.servers import ServerProcess, command
 from tests.forked import ENVIRONMENT, ROOT
 from tests.live import tiny
 
@@ -97,11 +98,11 @@ class Deployment(ServerProcess):
 
     def __init__(self, arguments: Sequence[str], serve: Sequence[str] = ()) -> None:
         self._files = tempfile.TemporaryDirectory()
-        port = free_port()
-        line = [sys.executable, "-m", "flying_serving.deploy.vllm_router", f"--port={port}", *arguments]
+        port = ReservedPort()
+        line = [sys.executable, "-m", "flying_serving.deploy.vllm_router", f"--port={port.number}", *arguments]
         line += ["--", *serve] if serve else []
         environment = os.environ | ENVIRONMENT
-        super().__init__(command(line, ROOT), environment, f"http://{HOST}:{port}", Path(self._files.name, "log"))
+        super().__init__(command(line, ROOT), environment, port, Path(self._files.name, "log"))
 
     @classmethod
     def of_nodes(cls, count: int, *arguments: str) -> Self:

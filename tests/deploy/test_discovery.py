@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from flying_serving.deploy.vllm_router.options import SCALE_OUT, SETTINGS
-from flying_serving.testing.servers import HOST, free_port
+from flying_serving.testing.ports import HOST, ReservedPort
 from tests.deploy.cluster import NAMESPACE, PIECES, Cluster, Node, serving
 from tests.deploy.manifests import NODES, ROUTER, Object, container, find, probes, rendered
 from tests.live import READY_S, wait_until
@@ -59,13 +59,18 @@ def line(router: Object, ports: dict[str, int]) -> list[str]:
 def routed(folder: Path) -> Iterator[Routed]:
     """A router that knows of no pod yet."""
     cluster, node = Cluster(), Node()
-    with serving(cluster.handler()) as api, serving(node.handler()) as port:
-        ports = {"port": free_port(), "service-discovery-port": port, "prometheus-port": free_port()}
+    with (
+        serving(cluster.handler()) as api,
+        serving(node.handler()) as port,
+        ReservedPort() as own,
+        ReservedPort() as metrics,
+    ):
+        ports = {"port": own.number, "service-discovery-port": port, "prometheus-port": metrics.number}
         environment = os.environ | {"KUBECONFIG": str(cluster.configuration(folder / "kubeconfig", api))}
         command, log = line(find(rendered(), "Deployment", ROUTER), ports), folder / "log"
         with log.open("wb") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
             try:
-                with httpx.Client(base_url=f"http://{HOST}:{ports['port']}", timeout=60) as http:
+                with httpx.Client(base_url=own.url, timeout=60) as http:
                     yield Routed(cluster, node, http, process, log)
             finally:
                 process.kill()

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -15,8 +14,9 @@ import psutil
 import pytest
 
 from flying_serving.deploy import nodes
-from flying_serving.deploy.nodes import HOST, Node, Supervised, reserve_port, serve
+from flying_serving.deploy.nodes import Node, Supervised, serve
 from flying_serving.errors import ServerFailed
+from flying_serving.testing.ports import HOST, ReservedPort
 from tests.forked import ROOT
 
 WAIT_S = 60.0
@@ -38,9 +38,9 @@ class Files(Supervised):
     """A server of the files in a folder, on a port of its own. `more`: arguments."""
 
     def __init__(self, name: str, folder: Path, *more: str, ready_s: float = WAIT_S) -> None:
-        port, self._reserved = reserve_port()
-        line = ["http.server", f"--bind={HOST}", f"--directory={folder}", *more, str(port)]
-        super().__init__(name, line, os.environ, f"http://{HOST}:{port}", "/ready", ready_s)
+        self._port = ReservedPort()
+        line = ["http.server", f"--bind={HOST}", f"--directory={folder}", *more, str(self._port.number)]
+        super().__init__(name, line, os.environ, self._port.url, "/ready", ready_s)
 
     @property
     def process(self) -> psutil.Process:
@@ -50,7 +50,7 @@ class Files(Supervised):
 
     def close(self) -> None:
         """Give the port back."""
-        self._reserved.close()
+        self._port.close()
 
 
 @pytest.fixture
@@ -162,14 +162,6 @@ def test_nothing_is_left_of_a_program_that_is_killed(folder: Path) -> None:
     assert not process.is_running()
 
 
-def test_a_reserved_port_refuses_connections_until_it_is_served() -> None:
-    port, reserved = reserve_port()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, port))
-    with socket.create_server((HOST, port)), socket.create_connection((HOST, port)):
-        reserved.close()
-
-
 def test_a_node_listens_here_and_the_user_says_what_it_does_not_log() -> None:
     node = Node(1, ["model", "--disable-access-log-for-endpoints=/x"], {}, WAIT_S)
     port = node.url.rpartition(":")[2]
@@ -177,4 +169,4 @@ def test_a_node_listens_here_and_the_user_says_what_it_does_not_log() -> None:
     quiet = "--disable-access-log-for-endpoints"
     assert [word.partition("=")[0] for word in module] == [*nodes.SERVE, "model", quiet, quiet, "--host", "--port"]
     assert module[4:] == [f"{quiet}=/x", f"--host={HOST}", f"--port={port}"]
-    node._reserved.close()
+    node._port.close()

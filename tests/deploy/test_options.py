@@ -7,9 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from flying_serving.deploy.vllm_router.__main__ import check_nodes, check_port, without_proxy
+from flying_serving.deploy.vllm_router.__main__ import check_nodes, reserved_port, without_proxy
 from flying_serving.deploy.vllm_router.options import MISSING, SETTINGS, parse
 from flying_serving.errors import ConfigError
+from flying_serving.testing.ports import ReservedPort
 
 OURS = [word for setting in SETTINGS.items() for word in setting]
 
@@ -89,7 +90,15 @@ def test_a_port_that_is_taken_is_told_before_nodes_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--host=127.0.0.1 --port={port}: address already in use"):
-            check_port(parse([f"--port={port}", "--", "m"]))
+            reserved_port(parse([f"--port={port}", "--", "m"]))
+
+
+def test_the_routers_port_is_held_while_nodes_start() -> None:
+    with ReservedPort() as once:
+        port = once.number
+    with reserved_port(parse([f"--port={port}", "--", "m"])), socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
 
 
 class Admin(BaseHTTPRequestHandler):

@@ -33,7 +33,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from flying_serving.deploy.scaling import LOAD, by_load
-from flying_serving.testing.servers import HOST, free_port
+from flying_serving.testing.ports import HOST, ReservedPort
 from tests.forked import ENVIRONMENT, ROOT
 from tests.live import tiny, wait_until
 from tests.streams import WORST_LOGPROB, RequestFailed, Stream, begin, stream, streamed_body, worst_difference
@@ -120,17 +120,20 @@ def cluster() -> Iterator[Cluster]:
     told = {"RAY_AUTH_TOKEN": uuid.uuid4().hex + uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
     told["RAY_prestart_worker_first_driver"] = "0"  # as many processes as there are CPUs, which nothing here uses
     told["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    port = free_port()
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="flying-ray-") as folder:
+    with (
+        ReservedPort() as port,
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="flying-ray-") as folder,
+    ):
         for name, value in (ENVIRONMENT | told).items():
             patch.setenv(name, value)
         try:
             ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-            serve.start(http_options={"host": HOST, "port": port})
+            serve.start(http_options={"host": HOST, "port": port.number})
             model = str(tiny("llama"))
             args = {"model": model, "min_nodes": 2, "max_nodes": 2, "engines": 2, "flags": FLAGS}
             app = {"import_path": "flying_serving.deploy.ray:app", "args": args | {"drain_timeout_s": DRAIN_S}}
-            made = Cluster(f"http://{HOST}:{port}", model, {"name": "default", "route_prefix": "/"} | app)
+            made = Cluster(port.url, model, {"name": "default", "route_prefix": "/"} | app)
             made.scale(2, 2)
             made.wait_for(2)
             yield made

@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from flying_serving.testing.servers import free_port
+from flying_serving.testing.ports import ReservedPort
 
 READY_S = 60.0
 
@@ -40,16 +40,16 @@ class Prometheus:
     def __init__(self, config: Path) -> None:
         self._data = tempfile.TemporaryDirectory()
         self._log = Path(self._data.name) / "log"
-        port = free_port()
+        self._port = ReservedPort()
         command = [
             program("prometheus"),
             f"--config.file={config}",
             f"--storage.tsdb.path={self._data.name}/tsdb",
-            f"--web.listen-address=127.0.0.1:{port}",
+            f"--web.listen-address=127.0.0.1:{self._port.number}",
         ]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.http = httpx.Client(base_url=self._port.url, timeout=30)
 
     def __enter__(self) -> Self:
         deadline_s = time.monotonic() + READY_S
@@ -68,6 +68,7 @@ class Prometheus:
         self.http.close()
         self._process.terminate()
         self._process.wait(30)
+        self._port.close()
         self._data.cleanup()
 
     def query(self, expression: str) -> list[dict[str, Any]]:

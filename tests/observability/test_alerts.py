@@ -70,7 +70,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    with Prometheus(impatient(tmp_path_factory.mktemp("prometheus"), server.port)) as live:
+    with Prometheus(impatient(tmp_path_factory.mktemp("prometheus"), server.port.number)) as live:
         yield live
 
 
@@ -125,7 +125,7 @@ def test_an_old_request_in_the_pool_fires(server: Server, prometheus: Prometheus
         )
         labels = prometheus.firing()["FlyingTaskPoolTooOld"]
         fired.set()
-        assert labels["instance"] == f"127.0.0.1:{server.port}"
+        assert labels["instance"] == f"127.0.0.1:{server.port.number}"
         assert {request.result(2 * WAIT_S) for request in asked} == {200}
     wait_until(lambda: "FlyingTaskPoolTooOld" not in prometheus.firing(), prometheus.firing)
 

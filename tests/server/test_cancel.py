@@ -37,7 +37,7 @@ def test_a_client_that_does_not_read_holds_no_engine_and_misses_nothing(server: 
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-        client.connect((HOST, server.port))
+        client.connect((HOST, server.port.number))
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         client.sendall((head + content).encode())

@@ -28,7 +28,7 @@ from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
-from flying_serving.testing.servers import free_port
+from flying_serving.testing.ports import ReservedPort
 from flying_serving.vllm_adapter import table
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
@@ -683,7 +683,8 @@ def run(case: Case, *arguments: str, lines: int | None = 1) -> None:
 
 def test_commands_without_a_server() -> None:
     """Nothing listens, or the words are wrong."""
-    run(NO_SERVER, "status", "--url", f"http://127.0.0.1:{free_port()}")
+    with ReservedPort() as port:
+        run(NO_SERVER, "status", "--url", port.url)
     run(NO_URL, "status", "--url", "foo")
     run(NO_NUMBER, "layout", "0,x", "--url", "http://127.0.0.1:1")
     run(NO_STEPS, "layout", "0,1", "2,3", "--weave-steps", "0", lines=None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.testing.servers import free_port
+from flying_serving.testing.ports import HOST, ReservedPort
 from tests.forked import run
 from tests.live import FLAGS, tiny
 from zoo.architectures import Model
@@ -79,8 +79,9 @@ def model(shape: str, folder: Path) -> Path:
 def end_of(path: Path, fault: str, dtype: str, *more: str) -> str:
     """What the server says when it ends. Engines are forked from it, so they have the fault in them."""
     flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
-    arguments = ["serve", str(path), "--host=127.0.0.1", f"--port={free_port()}", "--data-parallel-size=2", *flags]
-    done = run([*arguments, f"--dtype={dtype}", *more], END_S, fault)
+    flags += [f"--dtype={dtype}", "--data-parallel-size=2", *more]
+    with ReservedPort() as port:
+        done = run(["serve", str(path), f"--host={HOST}", f"--port={port.number}", *flags], END_S, fault)
     assert done.returncode == 2, done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("flying-serving: ")]
     return said

@@ -82,7 +82,7 @@ def test_what_cannot_be_sent_is_refused_by_its_field(server: Server, name: str, 
 def test_a_body_that_no_route_wants_is_not_waited_for(server: Server, path: str, status: int) -> None:
     """The server answers when it has the head of the request; of a body of eight megabytes it has not seen a byte."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {2**23}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as connection:
+    with socket.create_connection(("127.0.0.1", server.port.number), timeout=WAIT_S) as connection:
         connection.sendall(head.encode())
         assert connection.recv(1024).split()[1] == str(status).encode()
 

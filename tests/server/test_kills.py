@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from flying_serving.testing.servers import free_port
+from flying_serving.testing.ports import ReservedPort
 from tests.live import Server, wait_until
 from tests.server.lifetimes import SHARED_MEMORY, Parts, bodies, wait_until_logged
 from tests.streams import begin
@@ -46,11 +46,11 @@ def devices(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def start(devices: int) -> Iterator[Callable[[], Server]]:
     """Start servers, one after the other, on one port."""
-    port, flags = free_port(), (f"--tensor-parallel-size={devices}",)
-    with ExitStack() as stack:
+    flags = (f"--tensor-parallel-size={devices}",)
+    with ReservedPort() as port, ExitStack() as stack:
 
         def started() -> Server:
-            server = Server("llama", 2, *flags, port=port)
+            server = Server("llama", 2, *flags, port=port.again())
             stack.callback(server.stop)
             return server
 

@@ -13,7 +13,8 @@ import pytest
 
 from flying_serving.errors import ServerFailed
 from flying_serving.testing import servers
-from flying_serving.testing.servers import Health, ServerProcess, command, free_port
+from flying_serving.testing.ports import ReservedPort
+from flying_serving.testing.servers import Health, ServerProcess, command
 
 READY_S = 60.0
 SERVER = """
@@ -67,16 +68,15 @@ def test_a_server_answers_once_it_is_well(server: _Server) -> None:
 
 def test_nobody_there_is_no_answer() -> None:
     """A port that nobody listens on."""
-    with HTTPServer(("127.0.0.1", 0), _Handler) as once:
-        port = once.server_port
-    with Health(f"http://127.0.0.1:{port}") as health:
+    with ReservedPort() as port, Health(port.url) as health:
         assert not health.answers()
 
 
-def started(code: str, tmp_path: Path, port: int = 1, scratch: Path | None = None) -> ServerProcess:
-    """A Python program in place of a server."""
-    start = command([sys.executable, "-c", code, str(port)])
-    return ServerProcess(start, os.environ, f"http://127.0.0.1:{port}", tmp_path / "log", scratch)
+def started(code: str, tmp_path: Path, scratch: Path | None = None) -> ServerProcess:
+    """A Python program in place of a server, with the number of its port."""
+    port = ReservedPort()
+    start = command([sys.executable, "-c", code, str(port.number)])
+    return ServerProcess(start, os.environ, port, tmp_path / "log", scratch)
 
 
 def lives(pid: int) -> bool:
@@ -99,7 +99,7 @@ def test_a_server_and_its_children_end(tmp_path: Path) -> None:
     """It is waited for; then its whole process group goes, and its directory for temporary files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with started(SERVER, tmp_path, free_port(), scratch) as one:
+    with started(SERVER, tmp_path, scratch) as one:
         assert one.wait_until_ready(READY_S) >= 0
         child = int(one.log().split()[1])
         assert lives(child)
@@ -108,7 +108,7 @@ def test_a_server_and_its_children_end(tmp_path: Path) -> None:
 
 
 def test_a_paused_server_can_go_on_and_be_ended(tmp_path: Path) -> None:
-    with started(SERVER, tmp_path, free_port()) as one:
+    with started(SERVER, tmp_path) as one:
         one.wait_until_ready(READY_S)
         with Health(one.url) as health:
             one.pause()

@@ -9,7 +9,6 @@ Flags of vllm-router are given as `--router-FLAG`, like `--router-policy power_o
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -17,10 +16,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from flying_serving.deploy.nodes import ANSWER_S, HOST, Node, Supervised, reserve_port, serve
+from flying_serving.deploy.nodes import ANSWER_S, Node, Supervised, serve
 from flying_serving.deploy.serve_args import environment_of
 from flying_serving.deploy.vllm_router.options import Options, is_loopback, parse
 from flying_serving.errors import ConfigError, FlyingError
+from flying_serving.testing.ports import HOST, ReservedPort
 
 END_S = 30.0
 """For nodes to end, beyond their --shutdown-timeout."""
@@ -54,17 +54,21 @@ async def run(options: Options) -> None:
     assert running is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    check_port(options)
-    await check_nodes(options)
-    nodes = local_nodes(options)
-    end_s = END_S + (0.0 if options.serve is None else options.serve.shutdown_s)
-    await serve(nodes, Router([*(node.url for node in nodes), *options.node_urls], options), end_s)
+    with reserved_port(options):
+        await check_nodes(options)
+        nodes = local_nodes(options)
+        end_s = END_S + (0.0 if options.serve is None else options.serve.shutdown_s)
+        await serve(nodes, Router([*(node.url for node in nodes), *options.node_urls], options), end_s)
 
 
-def check_port(options: Options) -> None:
-    """Raise ConfigError if the router cannot listen where it should: nodes are long in starting, and it comes last."""
+def reserved_port(options: Options) -> ReservedPort:
+    """Hold the router's port: nodes take minutes to start, and the router is started after them.
+
+    Raises:
+        ConfigError: if the router cannot listen there.
+    """
     try:
-        socket.create_server((options.host, options.port)).close()
+        return ReservedPort(options.port, options.host)
     except OSError as error:
         raise ConfigError(f"--host={options.host} --port={options.port}: {error.strerror}".lower()) from None
 
@@ -105,9 +109,10 @@ class Router(Supervised):
     """vllm-router before nodes."""
 
     def __init__(self, urls: Sequence[str], options: Options) -> None:
-        port, self._reserved = reserve_port()
+        self._metrics_port = ReservedPort()
         line = ["vllm_router.launch_router", f"--host={options.host}", f"--port={options.port}", "--worker-urls", *urls]
-        line += [f"--prometheus-port={port}", f"--worker-startup-timeout-secs={options.ready_s:.0f}", *options.router]
+        line += [f"--prometheus-port={self._metrics_port.number}"]
+        line += [f"--worker-startup-timeout-secs={options.ready_s:.0f}", *options.router]
         super().__init__("router", line, without_proxy(os.environ), options.url, READY, options.ready_s)
 
 
