@@ -96,9 +96,9 @@ def test_a_port_that_is_taken_is_told_before_nodes_start() -> None:
 def test_the_routers_port_is_held_while_nodes_start() -> None:
     with ReservedPort() as once:
         port = once.number
-    with reserved_port(parse([f"--port={port}", "--", "m"])), socket.socket() as other:
-        with pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", port))
+    held = reserved_port(parse([f"--port={port}", "--", "m"]))
+    with held, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
 
 
 class Admin(BaseHTTPRequestHandler):
