@@ -56,6 +56,8 @@ def _server_args(options: BenchOptions, server: Sequence[str]) -> ServerArgs | N
 
 def _measure(options: BenchOptions, workload: Workload, out: Path, console: Console) -> int:
     summary = replay_one(options, workload, options.url.rstrip("/").removesuffix("/v1"), out, console).summary
+    if warning := view.lag_warning([summary]):
+        sys.stderr.write(f"flying-serving: {warning}\n")
     if options.as_json:
         sys.stdout.write(json.dumps(summary) + "\n")
     else:

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -28,11 +30,41 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What came of the systems: those that could be measured, in their order, and the exit code."""
+
+    measured: dict[str, Replayed]
+    code: int
+
+    @property
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """Of each system."""
+        return {name: one.summary for name, one in self.measured.items()}
+
+
 def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console) -> int:
-    """Measure each system in turn and write the report of those that could be measured; the exit code.
+    """Measure each system in turn, write the report and show one row for each; the exit code."""
+    compared = measure_each(options, args, workload, out, console)
+    summaries = compared.summaries
+    if not summaries:
+        return compared.code
+    report = page.write(load.comparison(out), out)
+    if options.as_json:
+        sys.stdout.write(json.dumps(summaries) + "\n")
+    else:
+        console.print(view.systems("times in ms, of completed requests", COLUMNS, summaries))
+        console.print(f"{report}: the report; {out}/*/{RESULTS}: a row for each request", soft_wrap=True)
+    if warning := view.lag_warning(summaries.values()):
+        sys.stderr.write(f"flying-serving: {warning}\n")
+    return compared.code or int(not all(summary["completed"] for summary in summaries.values()))
+
+
+def measure_each(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console) -> Compared:
+    """Measure each system in turn, with its results in a directory of `out`.
 
     A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the server is ended, and
-    the report has what was measured until then.
+    what was measured until then is kept.
     """
     measured: dict[str, Replayed] = {}
     started: dict[str, Started] = {}
@@ -52,16 +84,7 @@ def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, 
     except KeyboardInterrupt:
         sys.stderr.write("flying-serving: ended early\n")
         code = ENDED
-    if not measured:
-        return code
-    report = page.write(load.comparison(out), out)
-    summaries = {name: one.summary for name, one in measured.items()}
-    if options.as_json:
-        sys.stdout.write(json.dumps(summaries) + "\n")
-    else:
-        console.print(view.systems("times in ms, of completed requests", COLUMNS, summaries))
-        console.print(f"{report}: the report; {out}/*/{RESULTS}: a row for each request", soft_wrap=True)
-    return code or int(not all(summary["completed"] for summary in summaries.values()))
+    return Compared(measured, code)
 
 
 def _measure(

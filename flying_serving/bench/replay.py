@@ -54,6 +54,8 @@ def replay_one(
 ) -> Replayed:
     """Replay the workload; write results, summary and the log of switches, if the server has one, into `out`.
 
+    Whether the client fell behind is in the summary (`view.lag_warning`).
+
     Raises:
         BenchError: if the server cannot be measured.
     """
@@ -71,8 +73,6 @@ def replay_one(
         _warn(str(error))
         log = None
     save(out, results, summary, log)
-    if warning := view.lag_warning(summary):
-        _warn(warning)
     return Replayed(results, summary)
 
 

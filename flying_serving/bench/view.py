@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -76,14 +76,16 @@ def report(summary: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def lag_warning(summary: dict[str, Any]) -> str | None:
-    """What to say of a client that did not keep up, None if it did."""
-    if not summary["client_behind"]:
+def lag_warning(summaries: Collection[Mapping[str, Any]]) -> str | None:
+    """What to say of a client that did not keep up in some replays, None if it did in all."""
+    behind = [summary for summary in summaries if summary["client_behind"]]
+    if not behind:
         return None
-    sending, reading = summary["p99_send_lag_ms"], summary["p99_loop_lag_ms"]
+    sending, reading = (max(one[f"p99_{name}_lag_ms"] for one in behind) for name in ("send", "loop"))
+    where = f" in {len(behind)} of {len(summaries)} replays" if len(summaries) > 1 else ""
     return (
-        f"the client fell behind: at the 99th percentile it was {sending:.1f} ms late in sending and {reading:.1f} ms "
-        f"late in reading, more than {MOST_LAG_MS:g} ms; the times measure the client too"
+        f"the client fell behind{where}: at the 99th percentile it was {sending:.1f} ms late in sending and "
+        f"{reading:.1f} ms late in reading, more than {MOST_LAG_MS:g} ms; the times measure the client too"
     )
 
 
@@ -150,5 +152,7 @@ def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[s
 
 
 def number(value: float | None) -> str:
-    """A number for a table."""
-    return ABSENT if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    """A number for a table, at most five characters below 100,000, so that a table fits 80 columns."""
+    if not isinstance(value, float):
+        return ABSENT if value is None else str(value)
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"

@@ -16,6 +16,7 @@ from flying_serving.bench.replay import Served, measure, probe, too_long
 from flying_serving.errors import BenchError
 from flying_serving.results.lag import LagMeter
 from flying_serving.results.results import Results
+from flying_serving.testing.ports import ReservedPort
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.prompts import Prompts
 from tests.bench import mock
@@ -111,9 +112,8 @@ async def test_times_fit_the_clock_on_the_wall_of_a_server() -> None:
 
 
 async def test_each_request_says_that_no_server_is_there() -> None:
-    with mock.running() as url:
-        pass
-    replay = await replayed(url, workload(0.0, 0.0))
+    with ReservedPort() as port:
+        replay = await replayed(port.url, workload(0.0, 0.0))
     assert [record.status for record in replay.records] == ["failed", "failed"]
     assert all("Connect" in (record.error or "") for record in replay.records)
 
