@@ -1,10 +1,10 @@
-"""`make demo`: four engines on the CPU that merge and split while requests stream. Ends by itself.
+"""`make demo`: engines on the CPU, one for each core, that merge and split while requests stream. Ends by itself.
 
 First, two engines share a request, and an operator changes the layout while requests stream. Then the server decides: a
-burst between two quiet phases, with policy `auto` and, for comparison, with both fixed layouts.
+burst between two quiet phases, in both fixed layouts and with policy `auto`.
 
-Exit code 0: every request got all its tokens, every switch was made, and after the first part the block bookkeeping
-is consistent.
+Exit code 0: every request got all its tokens, every switch that was ordered was made, `auto` has switched,
+and after the first part the block bookkeeping is consistent. How fast `auto` was is told, whatever it is.
 """
 
 import argparse
@@ -17,14 +17,16 @@ import httpx
 from rich.console import Console
 
 import flying_serving
-from flying_serving.cli.connection import output
+from flying_serving.bench.view import lag_warning
 from flying_serving.demo import layouts, traffic
+from flying_serving.demo.server import Shown
 from flying_serving.errors import BenchError, ServerFailed
 from flying_serving.testing.servers import CPU_ENVIRONMENT
 from flying_serving.testing.signals import ended_by_signals
 
 CHECKOUT = Path(flying_serving.__file__).resolve().parents[1]
 INTERRUPTED = 130
+COLUMNS = 80
 
 
 def main() -> int:
@@ -38,7 +40,7 @@ def main() -> int:
     options = parser.parse_args()
     if not 0.5 <= options.seconds <= 600:
         parser.error("--seconds must be between 0.5 and 600")
-    console = output(width=150)
+    console = Console(width=COLUMNS, highlight=False)
     os.environ |= CPU_ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CONFIGURE_LOGGING": "1"}
     try:
         with ended_by_signals():
@@ -54,13 +56,16 @@ def main() -> int:
 def _demo(console: Console, options: argparse.Namespace) -> int:
     """Run the chosen parts; the exit code."""
     begun = time.monotonic()
-    wrong: list[str] = []
+    shown: list[Shown] = []
     if not options.auto:
         console.rule("an operator changes the layout", align="left")
-        wrong += layouts.run(console, options.models, options.seconds)
+        shown.append(layouts.run(console, options.models, options.seconds))
     if not options.layouts:
         console.rule("the server changes the layout", align="left")
-        wrong += traffic.run(console, options.models)
+        shown.append(traffic.run(console, options.models))
+    if warning := lag_warning([summary for one in shown for summary in one.summaries]):
+        console.print(f"\nNote: {warning}. It shares the cores with the engines.")
+    wrong = [line for one in shown for line in one.wrong]
     for line in wrong[:20]:
         console.print(f"wrong: {line}", style="red", markup=False)
     verdict = f"[red]{len(wrong)} things were wrong[/red]" if wrong else "[green]all right[/green]"

@@ -1,15 +1,19 @@
-"""The demo's first part: two engines share a request; then requests stream while an operator takes the layout through
-1+1+1+1, 2+2 and 4."""
+"""The demo's first part: two engines share a request; then requests stream while an operator takes the layout from
+engines apart to all together and back."""
 
 import asyncio
 import json
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 from msgspec.structs import replace
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.table import Table
 
 from flying_serving.bench import servers, view
 from flying_serving.bench.client import Replay
@@ -17,28 +21,20 @@ from flying_serving.bench.options import BenchOptions
 from flying_serving.bench.replay import SWITCHES, replay_one
 from flying_serving.cli import render
 from flying_serving.demo import split
-from flying_serving.demo.server import ENGINES, FLAGS, problems, show_start
+from flying_serving.demo.server import ENGINES, FLAGS, SIZES, Shown, layout_of, problems, show_start
 from flying_serving.testing.tiny import make_model
 from flying_serving.workload.model import Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
 RATE_RPS = 5.0
 SWITCH_S = 60.0
-SINGLE, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
-PLAN = (
-    (PAIRS, "weave"),
-    (ALL, "weave"),
-    (SINGLE, "weave"),
-    (PAIRS, "hard"),
-    (ALL, "hard"),
-    (SINGLE, "hard"),
-)
+PLAN = tuple((layout_of(size), mode) for mode in ("weave", "hard") for size in (*SIZES[1:], 1))
 OPTIONS = BenchOptions(token_ids=(0, 255))
 """Byte tokens of the tiny model's tokenizer."""
 
 
-def run(console: Console, models: Path, seconds: float) -> list[str]:
-    """Start a server, go through PLAN with `seconds` in each layout, stop. Returns what was wrong."""
+def run(console: Console, models: Path, seconds: float) -> Shown:
+    """Start a server, go through PLAN with `seconds` in each layout, stop."""
     model = make_model(models / "llama", "llama")
     out = Path(tempfile.mkdtemp(prefix="flying-demo-"))
     args = servers.parse_server_args([str(model), f"--data-parallel-size={ENGINES}", *FLAGS])
@@ -54,7 +50,7 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
         check = httpx.post(f"{server.url}/flying/check", json={}, timeout=SWITCH_S, trust_env=False)
         stopped = server.stop()
     records = json.loads((out / SWITCHES).read_text(encoding="utf-8"))["switches"]
-    console.print(view.report(replayed.summary), render.switches(records), sep="\n")
+    console.print(view.report(replayed.summary), switch_table(records), sep="\n")
     wrong = seen.wrong + problems(out)
     if len(records) != len(PLAN):
         wrong.append(f"{len(records)} switches recorded, {len(PLAN)} made")
@@ -62,7 +58,9 @@ def run(console: Console, models: Path, seconds: float) -> list[str]:
     wrong += [f"switch {number} has no {name}" for number, name, value in times if value is None]
     if check.status_code != 200:
         wrong.append(f"block bookkeeping: {check.text}")
-    return wrong if stopped else [*wrong, "the server had to be killed"]
+    if not wrong:
+        console.print(conclusion(records))
+    return Shown(wrong if stopped else [*wrong, "the server had to be killed"], [replayed.summary])
 
 
 def workload(seconds: float) -> Workload:
@@ -70,8 +68,34 @@ def workload(seconds: float) -> Workload:
     duration_s = seconds * (1 + len(PLAN))
     kind = Poisson(duration_s=duration_s, rate_rps=RATE_RPS, prompt_tokens=(32, 160), output_tokens=(48, 144))
     made = synthesise(kind, seed=0)
-    phases = [render.degrees_text(groups) for groups in (SINGLE, *(groups for groups, _ in PLAN))]
+    phases = [render.degrees_text(groups) for groups in (layout_of(1), *(groups for groups, _ in PLAN))]
     return made.having(replace(request, phase=phases[int(request.arrival_s / seconds)]) for request in made.requests)
+
+
+def switch_table(records: Sequence[dict[str, Any]]) -> Table:
+    """One row for each switch: how long it took, and what it meant for streams."""
+    title = "\nthe switches, times in ms; gap: the longest time without a token of a stream"
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE)
+    for heading in ("from", "to", "mode"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("in flight", "cutover", "drain", "gap"):
+        table.add_column(heading, justify="right")
+    for one in records:
+        times = (render.figure(one[f"{name}_ms"]) for name in ("cutover", "drain", "worst_token_gap"))
+        degrees = (render.degrees_text(one[end]) for end in ("from", "to"))
+        table.add_row(*degrees, one["mode"], str(one["requests_in_flight"]), *times)
+    return table
+
+
+def conclusion(records: Sequence[dict[str, Any]]) -> str:
+    """What a newcomer has seen, in plain words."""
+    cutover_ms = max(one["cutover_ms"] for one in records)
+    gaps = {mode: max(one["worst_token_gap_ms"] for one in records if one["mode"] == mode) for _, mode in PLAN}
+    stood = ", ".join(f"{gap_ms / 1e3:.2f} s with mode {mode}" for mode, gap_ms in gaps.items())
+    return (
+        f"In plain words: the layout changed {len(records)} times while requests streamed, each time within "
+        f"{cutover_ms:.0f} ms. No stream stood still for longer than {stood}."
+    )
 
 
 async def _operate(url: str, console: Console, seconds: float, replay: Replay) -> None:

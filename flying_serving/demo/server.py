@@ -1,7 +1,10 @@
 """The demo's servers: their flags, what they do while they start, and what is wrong in their results."""
 
 import json
+import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,19 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from flying_serving.bench.replay import SUMMARY, SWITCHES
+from flying_serving.config import MAX_ENGINES
+from flying_serving.results.metrics import Summary
 from flying_serving.testing.servers import ServerProcess
 
-ENGINES = 4
+
+def engines_for(cores: int) -> int:
+    """As many engines as cores: the largest power of two, and at least two, as one engine has nothing to switch."""
+    return max(2, min(MAX_ENGINES, 1 << (cores.bit_length() - 1)))
+
+
+ENGINES = engines_for(len(os.sched_getaffinity(0)))
+SIZES = tuple(1 << power for power in range(ENGINES.bit_length()))
+"""Of groups: from engines apart to all together."""
 READY_S = 180.0
 FLAGS = (
     "--dtype=float32",
@@ -36,6 +49,19 @@ _SERVER_LINE = re.compile(r"^\(APIServer pid=\d+\) (.*)")
 _ENGINE_LINE = re.compile(r"^\(EngineCore_DP(\d+) pid=\d+\) .*?\] (?:engine \d+: (.*)|(init engine) .*)")
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What came of a part of the demo: what was wrong, and the summaries of its replays."""
+
+    wrong: Sequence[str] = ()
+    summaries: Sequence[Summary] = field(default=(), repr=False)
+
+
+def layout_of(size: int) -> list[list[int]]:
+    """The layout in groups of `size` engines."""
+    return [list(range(first, first + size)) for first in range(0, ENGINES, size)]
+
+
 def show_start(server: ServerProcess, console: Console) -> float:
     """Show what each process does until the server answers. Returns the seconds since its start.
 
@@ -55,9 +81,9 @@ def show_start(server: ServerProcess, console: Console) -> float:
         return server.wait_until_ready(READY_S, show)
 
 
-def phases(log: str) -> dict[str, str]:
+def phases(log: str, engines: int = ENGINES) -> dict[str, str]:
     """The last phase that each process has begun, by its log lines."""
-    found = {SERVER: "importing vLLM"} | {f"engine {number}": "" for number in range(ENGINES)}
+    found = {SERVER: "importing vLLM"} | {f"engine {number}": "" for number in range(engines)}
     for line in log.splitlines():
         if (engine := _ENGINE_LINE.match(line)) and f"engine {engine[1]}" in found:
             found[f"engine {engine[1]}"] = engine[2] or "ready"

@@ -38,7 +38,7 @@ class Seen:
         gap_ms = 1e3 * max(b - a for a, b in pairwise(self.token_s))
         return (
             f"one request on two engines: engine {self.first} read its prompt of {PROMPT_TOKENS} tokens and passed it "
-            f"on; engine {self.second} wrote the answer,\nat most {gap_ms:.0f} ms from word to word, "
+            f"on; engine {self.second} wrote the answer, at most {gap_ms:.0f} ms from word to word, "
             f"while engine {self.next_on} was already busy with the next long prompt"
         )
 

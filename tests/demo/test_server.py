@@ -46,7 +46,7 @@ def test_the_display_follows_the_log() -> None:
         "(EngineCore_DP0 pid=9) INFO 11-21 02:14:48 [core.py:402] init engine (profile) took 0.27 s\n"
         "(EngineCore_DP7 pid=9) INFO 11-21 02:14:48 [progress.py:13] engine 7: there is none\n"
     )
-    assert phases(log) == {
+    assert phases(log, engines=4) == {
         "API server": "waiting for the engines",
         "engine 0": "ready",
         "engine 1": "loading the model",

@@ -17,7 +17,7 @@ def test_a_split_is_told_in_one_sentence() -> None:
     slow = [*TIMES_S[:-1], TIMES_S[-2] + 0.0234]
     line = replace(GOOD, token_s=slow).line
     assert "engine 0 read its prompt of 1000 tokens" in line
-    assert "engine 1 wrote the answer,\nat most 23 ms from word to word" in line
+    assert "engine 1 wrote the answer, at most 23 ms from word to word" in line
     assert "engine 0 was already busy with the next long prompt" in line
     assert GOOD.wrong == []
 

@@ -1,16 +1,11 @@
 """The workloads of both parts of the demo."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
-from flying_serving.bench import command
-from flying_serving.bench.options import BenchOptions, WorkloadOptions
-from flying_serving.bench.plan import workload_of
-from flying_serving.bench.servers import parse_server_args
-from flying_serving.cli.admin import app
 from flying_serving.demo import layouts, traffic
+from flying_serving.demo.server import ENGINES, SIZES, engines_for
 from flying_serving.workload.model import Workload
 
 
@@ -20,25 +15,32 @@ def phases(workload: Workload) -> list[tuple[str | None, int]]:
     return [(phase, len(list(group))) for phase, group in groups]
 
 
+@pytest.mark.parametrize(("cores", "engines"), [(1, 2), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (64, 8)])
+def test_there_are_as_many_engines_as_cores(cores: int, engines: int) -> None:
+    """A power of two, at least two and at most eight."""
+    assert engines_for(cores) == engines
+
+
+def test_the_plan_has_every_group_size_in_two_modes() -> None:
+    wide = [groups for groups, mode in layouts.PLAN if mode == "weave"]
+    assert [len(groups[0]) for groups in wide] == [*SIZES[1:], 1]
+    assert [groups for groups, mode in layouts.PLAN if mode == "hard"] == wide
+
+
 def test_requests_arrive_in_every_layout_of_the_plan() -> None:
     found = phases(layouts.workload(2.5))
-    assert [phase for phase, _ in found] == ["1+1+1+1", "2+2", "4", "1+1+1+1", "2+2", "4", "1+1+1+1"]
+    assert len(found) == 1 + len(layouts.PLAN)
     assert all(2.5 * layouts.RATE_RPS / 2 < count < 2.5 * layouts.RATE_RPS * 2 for _, count in found)
 
 
-def test_the_comparison_has_a_burst_between_two_quiet_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bench` takes the command line; the burst has several times the rate of the quiet phases."""
-    called: list[tuple[BenchOptions, WorkloadOptions, list[str]]] = []
+def test_the_comparison_has_a_burst_between_two_quiet_phases() -> None:
+    assert phases(traffic.workload(traffic.PHASES)) == [("quiet", 5), ("burst", 24 * ENGINES), ("quiet again", 6)]
 
-    def main(options: BenchOptions, workload: WorkloadOptions, server: list[str]) -> int:
-        called.append((options, workload, server))
-        return 0
 
-    monkeypatch.setattr(command, "main", main)
-    assert app(traffic.command_line(tmp_path / "model", tmp_path / "out"), standalone_mode=False) == 0
-    ((options, workload, server),) = called
-    assert options.compare == traffic.POLICIES and options.out == tmp_path / "out"
-    assert parse_server_args(server).engines == 4
-    (_, before), (_, burst), (_, after) = found = phases(workload_of(workload))
-    assert [phase for phase, _ in found] == ["low", "burst", "low"]
-    assert burst / 10 > 3 * max(before, after) / 15
+def test_phases_begin_when_the_one_before_has_ended() -> None:
+    made = traffic.workload(traffic.PHASES).requests
+    first = {phase: next(one.arrival_s for one in made if one.phase == phase) for phase in ("burst", "quiet again")}
+    quiet, burst, _ = traffic.PHASES
+    burst_s = quiet.requests * quiet.every_s
+    assert first["burst"] == pytest.approx(burst_s)
+    assert first["quiet again"] == pytest.approx(burst_s + burst.requests * burst.every_s + traffic.PAUSE_S)
