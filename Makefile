@@ -70,19 +70,16 @@ licences: $(RAY_STAMP)
 
 # Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
 # With the models of the zoo and split requests they take about as long as the others, which begin first.
-# Whether `auto` goes together, and whether a node answers its router in time, depends on what the cores do: those tests
-# run last, with nothing beside them.
 # Files are named, as collecting all of them takes half a minute.
 SERVER := $(sort $(shell grep -rl --include='test_*.py' 'mark\.server' tests))
-ALONE := $(addprefix tests/server/test_,auto.py load_switch.py) tests/deploy/test_vllm_router.py
-WAITING := $(addprefix tests/server/test_,history.py lifecycle.py losses.py injected_faults.py splits.py) \
+WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py losses.py injected_faults.py \
+	splits.py) \
 	tests/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
-BUSY := $(filter-out $(WAITING) $(ALONE),$(SERVER))
+BUSY := $(filter-out $(WAITING),$(SERVER))
 
 test: $(STAMP)
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target check test-pure test-protocol test-busy test-waiting
-	$(BIN)/python -m pytest -m server $(ALONE)
 else
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -52,6 +52,13 @@ class Figures:
         return [one.problem for one in self.new if one.problem is not None]
 
     @property
+    def served_meanwhile(self) -> int:
+        """How many requests that arrived after the event were answered before the node was back."""
+        assert self.back_s is not None
+        until_s = self.event_s + self.back_s
+        return sum(one.sent_s > self.event_s and one.ended_s is not None and one.ended_s < until_s for one in self.new)
+
+    @property
     def worst_new_s(self) -> float:
         """The longest that a request waited for its first token that arrived soon after the event."""
         soon = [one for one in self.new if 0 <= one.sent_s - self.event_s < WATCHED_S and one.problem is None]

@@ -26,7 +26,7 @@ def test_a_child_ends_with_its_parent() -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         wait_until(lambda: COMMAND in child.cmdline() and "flying_serving.deploy.child" not in child.cmdline())
         parent.kill()
-    wait_until(lambda: not child.is_running(), within_s=5)
+    wait_until(lambda: not child.is_running())
 
 
 def test_a_child_whose_parent_has_ended_does_nothing() -> None:

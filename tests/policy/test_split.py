@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.policy.split import MOST_PROBES, TOLERANCE, Plan, Terms, VirtualBatch, plan
+from flying_serving.policy.split import MOST_PROBES, TOLERANCE, Terms, VirtualBatch, plan
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures
@@ -103,13 +102,7 @@ def test_a_group_whose_kv_memory_is_full_gets_nothing() -> None:
     assert plan(500, 500, VirtualBatch(2000, 20, 1000, 500), full, TERMS).split == 1000
 
 
-def test_a_plan_takes_less_than_a_millisecond() -> None:
-    """Processor time, the 99th percentile of 2,000 plans."""
-    took_s, found = [], Plan(0, 0.0, 0.0, 0)
+def test_a_plan_tries_a_bounded_number_of_splits() -> None:
     for number in range(2000):
         batch = VirtualBatch(10.0 * number, number % 200, 1000, 200)
-        began_s = time.thread_time()
-        found = plan(500 + number, 32 + number % 500, batch, BUSY, TERMS)
-        took_s.append(time.thread_time() - began_s)
-    assert found.probes <= MOST_PROBES
-    assert sorted(took_s)[int(0.99 * len(took_s))] < 1e-3
+        assert plan(500 + number, 32 + number % 500, batch, BUSY, TERMS).probes <= MOST_PROBES

@@ -1,7 +1,8 @@
 """Policy `auto` in a live server: long requests, requests that outgrow their engine, urgent ones, and too many.
 
 Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; together they have 4,096.
-A slow link makes a group the worse layout for every load, so one is formed for a need alone.
+A group's steps last four times as long (`tests/paced.py`), which makes it the worse layout for every load, so one is
+formed for a need alone.
 """
 
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.live import BLOCK_BYTES, Server, wait_until
+from tests.paced import Pace, pace
 from tests.stock.requests import tokens
 from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 
 MOST_TOKENS = 2500
-SLOW = "from benchmarks.emulated_link import slow; slow(1000, 10)"
+PACED = pace(single=Pace(0.008), pair=Pace(0.032))
 SETTINGS = (
     "--policy=auto",
     f"--max-model-len={MOST_TOKENS}",
@@ -32,7 +34,7 @@ WAIT_S = 120.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("llama", 2, *SETTINGS, preamble=SLOW) as live:
+    with Server("llama", 2, *SETTINGS, preamble=PACED) as live:
         yield live
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -319,7 +318,12 @@ async def test_metrics_of_both_engines(server: Server, http: httpx.AsyncClient) 
         bodies = [streamed_body(server.model, prompt(90 + i, 20), **sampling(None, 50, degree)) for i in range(4)]
         answers = await asyncio.gather(*(stream(http, body) for body in bodies))
         assert all(answer.done for answer in answers)
-    time.sleep(0.2)
+    # the engines' figures come with their outputs, which the API server counts a moment later
+    ended = [sum(old.values()) + 8 for old in before[2:]]
+    await asyncio.to_thread(
+        wait_until, lambda: [sum(server.metric("vllm:request_success_total", "engine").values())] == ended
+    )
+    await asyncio.to_thread(wait_until, lambda: not any(server.metric("vllm:num_requests_running", "engine").values()))
     for name in ("num_requests_waiting", "kv_cache_usage_perc", "e2e_request_latency_seconds_sum"):
         assert server.metric(f"vllm:{name}", "engine").keys() == {("0",), ("1",)}
     after = [server.metric(f"vllm:{name}_total", "engine") for name in counted]

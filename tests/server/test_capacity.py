@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -141,7 +142,7 @@ def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
 
         def leave() -> None:
             with pytest.raises(Exception, match="timed out"):
-                server.http.post("/v1/completions", json=body, timeout=1)
+                server.http.post("/v1/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=3))
 
         left = pool.submit(leave)
         wait_until(lambda: server.requests("waiting") == 1, server.status)

@@ -635,7 +635,7 @@ def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server
     wait_until(lambda: server.requests("waiting") == 1)
     with pytest.raises(httpx.ReadTimeout):
         body = {"model": server.model, "prompt": [1] * 1600, "max_tokens": 4}
-        server.http.post("/v1/completions", json=body, timeout=1)
+        server.http.post("/v1/completions", json=body, timeout=httpx.Timeout(60, read=1))
     wait_until(lambda: server.requests("waiting") == 1)
     server.layout([[0, 1], [2, 3]])
     waiting.join(60)

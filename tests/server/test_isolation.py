@@ -149,7 +149,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Server) -> Non
                 httpx.post(
                     f"{server.url}/v1/completions",
                     json={"model": server.model, "prompt": [1, 2, 3], "max_tokens": 4, **fields},
-                    timeout=0.5,
+                    timeout=httpx.Timeout(WAIT_S, read=0.5),
                 )
             wait_until(lambda: not server.requests("waiting"))
         assert server.requests("running") == 2 * MAX_NUM_SEQS

@@ -1,7 +1,7 @@
 """Load alone switches a live server: `auto` is together while it is quiet, and a burst of HTTP requests parts it.
 
-On any machine, also a busy one: together a long prompt is done sooner and its few tokens hardly later (0.2 ms for each
-exchange, `benchmarks.emulated_link`), and apart twice as many requests run at once.
+Steps last as `tests/paced.py` says: together a long prompt takes half the time, and apart twice as many requests run at
+once.
 """
 
 import asyncio
@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from tests.live import Server
+from tests.paced import Pace, pace
 from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
-SLOW = "from benchmarks.emulated_link import slow; slow(200, 10)"
+PACED = pace(single=Pace(0.04, 0.001), pair=Pace(0.04, 0.0005))
 SETTINGS = (
     "--policy=auto",
     "--max-num-batched-tokens=2048",
@@ -38,14 +39,14 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("llama-75m", 2, *SETTINGS, preamble=SLOW) as live:
+    with Server("llama", 2, *SETTINGS, preamble=PACED) as live:
         yield live
 
 
 def body(server: Server, number: int, prompt_tokens: int, output_tokens: int, **xargs: Any) -> dict[str, Any]:
     """A request that is told its tokens: their logprobs tell whether it was served right, and no near tie can flip."""
     draw = random.Random(number)
-    prompt, forced = ([draw.randrange(8000) for _ in range(count)] for count in (prompt_tokens, output_tokens))
+    prompt, forced = ([draw.randrange(250) for _ in range(count)] for count in (prompt_tokens, output_tokens))
     xargs |= {"force_token_ids": forced}
     return streamed_body(server.model, prompt, max_tokens=output_tokens, ignore_eos=True, vllm_xargs=xargs)
 
