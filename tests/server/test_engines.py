@@ -339,7 +339,7 @@ async def test_engines_that_signals_have_ended_are_lost_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests do not go from one that has ended to another that has."""
-    monkeypatch.setattr(engines, "LEFT_S", 0.2)
+    monkeypatch.setattr(engines, "LEFT_S", 1.0)
     async with node(tmp_path) as one:
         one.server.open_request("a")
         one.server.open_request("b")
