@@ -123,10 +123,10 @@ def _latencies(summary: dict[str, Any]) -> Table:
 
 def _table(first: str, headings: Sequence[str], title: str | None = None) -> Table:
     """A table of numbers, each row with its name in front."""
-    table = Table(title=title and f"\n{title}", title_justify="left", title_style="", box=SIMPLE)
+    table = Table(title=title and f"\n{title}", title_justify="left", title_style="", box=SIMPLE, padding=(0, 0, 0, 1))
     table.add_column(first, no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -144,7 +144,8 @@ def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
 
 def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """One row for each system; `columns`: (heading, key of its summary)."""
-    table = _table("system", ("completed", *(heading for heading, _ in columns)), title)
+    headings = (heading.replace(" ", "\n") for heading, _ in columns)
+    table = _table("system", ("completed", *headings), title)
     for name, summary in summaries.items():
         values = (number(summary[key]) for _, key in columns)
         table.add_row(name, f"{summary['completed']}/{summary['num_prompts']}", *values)
@@ -152,7 +153,7 @@ def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[s
 
 
 def number(value: float | None) -> str:
-    """A number for a table, at most five characters below 100,000, so that a table fits 80 columns."""
+    """A number for a table, four or five characters up to 99,999, so that a table fits 80 columns."""
     if not isinstance(value, float):
         return ABSENT if value is None else str(value)
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+    return next((text for digits in (2, 1) if len(text := f"{value:.{digits}f}") <= 5), f"{value:.0f}")
