@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 from rich.console import Console
 
 import flying_serving
@@ -27,6 +28,9 @@ from flying_serving.testing.signals import ended_by_signals
 CHECKOUT = Path(flying_serving.__file__).resolve().parents[1]
 INTERRUPTED = 130
 COLUMNS = 80
+LOOK_S = 1.0
+FEW_CORES = 0.25
+"""What other programs may use without being told."""
 
 
 def main() -> int:
@@ -53,9 +57,22 @@ def main() -> int:
         return 1
 
 
+def others_note(percent: float, cores: int) -> str | None:
+    """What to say of other programs that used `percent` of `cores` before the demo began; None if it was little."""
+    used = percent / 100 * cores
+    if used < FEW_CORES:
+        return None
+    return (
+        f"Note: other programs use {used:.1f} of {cores} cores. They slow what is measured here, most of all engines "
+        "together, as these wait for each other."
+    )
+
+
 def _demo(console: Console, options: argparse.Namespace) -> int:
     """Run the chosen parts; the exit code."""
     begun = time.monotonic()
+    if note := others_note(psutil.cpu_percent(interval=LOOK_S), psutil.cpu_count() or 1):
+        console.print(note)
     shown: list[Shown] = []
     if not options.auto:
         console.rule("an operator changes the layout", align="left")

@@ -11,7 +11,7 @@ from rich.console import Console
 from flying_serving.bench.compare import Compared
 from flying_serving.bench.replay import SWITCHES, Replayed
 from flying_serving.demo import layouts, traffic
-from flying_serving.demo.__main__ import COLUMNS
+from flying_serving.demo.__main__ import COLUMNS, others_note
 from flying_serving.demo.server import layout_of
 from flying_serving.results.metrics import summarise
 from flying_serving.results.record import Record
@@ -88,3 +88,12 @@ def test_the_first_part_ends_with_what_switches_meant_for_streams() -> None:
     text = layouts.conclusion(RECORDS)
     assert "the layout changed 2 times while requests streamed, each time within 15 ms" in text
     assert text.endswith("No stream stood still for longer than 0.12 s with mode weave, 1.05 s with mode hard.")
+
+
+@pytest.mark.parametrize(("percent", "cores", "used"), [(50.0, 2, "1.0 of 2 cores"), (20.0, 8, "1.6 of 8 cores")])
+def test_other_programs_that_are_at_work_are_told(percent: float, cores: int, used: str) -> None:
+    assert used in (others_note(percent, cores) or "")
+
+
+def test_a_quiet_machine_is_not_worth_a_note() -> None:
+    assert others_note(5.0, 2) is None

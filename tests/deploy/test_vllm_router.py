@@ -22,7 +22,7 @@ HELD, HELD_TOKENS, ROUND, ROUNDS = 14, 1900, 10, 40
 MAX_DIFFERENCE, MIN_HITS = 0.2, 0.9
 GONE_S = 60.0
 BODIES = mixed(COUNT, PREFIXES, seed=29)
-FIRST_LETTERS, REPLY_TOKENS, SESSIONS = 500, 60, 4
+FIRST_LETTERS, REPLY_TOKENS, SESSIONS = 500, 240, 4
 TOGETHER, APART = [[0, 1]], [[0], [1]]
 
 
@@ -94,6 +94,7 @@ class Conversation:
     """Turns that each begin like the one before, its answer included.
 
     The first is so long that an answer is the smaller part of the next: the router goes by what it has seen, prompts.
+    An answer is so long that it goes on while others begin and nodes are asked for their load.
     """
 
     def __init__(self, http: httpx.AsyncClient, nodes: list[NodeAt], seed: int) -> None:
