@@ -56,7 +56,7 @@ def table(phases: Sequence[Seen]) -> Table:
     title = "\nmean seconds from sending a request to its last token"
     made = Table(title=title, title_justify="left", title_style="", box=SIMPLE)
     made.add_column("phase", no_wrap=True)
-    for heading in ("requests", *(WORDS[name] for name in FIXED), AUTO, "auto to the better"):
+    for heading in ("requests", *(WORDS[name] for name in FIXED), AUTO, "auto vs. best"):
         made.add_column(heading, justify="right")
     for one in phases:
         means = (f"{one.mean_s[name]:.2f}" for name in (*FIXED, AUTO))

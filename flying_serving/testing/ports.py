@@ -21,33 +21,27 @@ class ReservedPort:
     Args:
         number: 0 for one that the operating system chooses.
         host: the address that the server will listen on.
+        bound: a socket that holds the port already.
 
     Raises:
         OSError: if the port is taken.
     """
 
-    def __init__(self, number: int = 0, host: str = HOST) -> None:
-        self._sockets = [socket.socket()]
-        try:
-            self._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sockets[0].bind((host, number))
-            self.number = int(self._sockets[0].getsockname()[1])
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, number: int = 0, host: str = HOST, bound: socket.socket | None = None) -> None:
+        self._host = host
+        self._socket = _bind(host, number) if bound is None else bound
+        self.number = number or int(self._socket.getsockname()[1])
         self.url = f"http://{host}:{self.number}"
         if sys.platform != "linux":
             self.close()
 
     def again(self) -> Self:
-        """Let the port go one `close` later: each of several servers, one after the other on this port, closes it."""
-        self._sockets += [one.dup() for one in self._sockets[-1:]]
-        return self
+        """Another holder of this port, to be closed by itself: for the next of several servers on one port."""
+        return type(self)(self.number, self._host, self._socket.dup())
 
     def close(self) -> None:
-        """Let the port go."""
-        if self._sockets:
-            self._sockets.pop().close()
+        """Let the port go, unless another holder has it."""
+        self._socket.close()
 
     def __enter__(self) -> Self:
         return self
@@ -56,3 +50,15 @@ class ReservedPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _bind(host: str, number: int) -> socket.socket:
+    """A socket with a port, on which a server may listen too."""
+    bound = socket.socket()
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, number))
+    except BaseException:
+        bound.close()
+        raise
+    return bound

@@ -70,9 +70,11 @@ def test_a_port_on_which_a_server_listens_cannot_be_held() -> None:
         ReservedPort(port.number)
 
 
-def test_a_port_is_held_until_each_of_its_servers_has_closed_it() -> None:
+def test_a_port_is_held_until_each_of_its_holders_is_closed() -> None:
     port = ReservedPort()
-    port.again().close()
-    assert not another_process_binds(port.number)
+    other = port.again()
     port.close()
-    assert another_process_binds(port.number)
+    port.close()
+    assert not another_process_binds(other.number)
+    other.close()
+    assert another_process_binds(other.number)
