@@ -1,8 +1,9 @@
-"""`make experiments`: every table and figure of docs/results that is simulated.
+"""`make experiments`: every table and figure of docs/results that is simulated, and the pages of live measurements.
 
-python -m experiments               all of them, with every seed
+python -m experiments               all that is simulated, with every seed
 python -m experiments NAME ...      those; then all pages are written, with the numbers that are kept of the others
-python -m experiments --pages       only the pages, from the numbers that are kept
+python -m experiments --pages       only the pages, from the numbers that are kept: simulated ones, docs/results.md, and
+                                    README's section of measurements; new rows are entered in numbers/rows.json
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from experiments import against_paper, break_even, dynaserve, fig8_fig9, fig10, gyges, nodes, oracle, table1, table2
+from experiments import (
+    against_paper,
+    break_even,
+    dynaserve,
+    fig8_fig9,
+    gyges,
+    ledger,
+    live,
+    nodes,
+    oracle,
+    release_switches,
+    table1,
+    table2,
+)
 from experiments.common import KERNELS, RESULTS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
 from experiments.rows import Row
 
@@ -36,7 +50,7 @@ ALL: dict[str, Experiment] = {
     "table1": table1,
     "dynaserve": dynaserve,
     "nodes": nodes,
-    "fig10": fig10,
+    "release_switches": release_switches,
     "gyges": gyges,
     "table2": table2,
 }
@@ -72,10 +86,17 @@ def measure(chosen: list[str]) -> None:
 
 
 def write_pages(folder: Path) -> None:
-    """All pages, from the numbers that are kept."""
+    """All simulated pages, from the numbers that are kept."""
     numbers = {name: kept(name) for name in ALL}
     rows = {name: ALL[name].pages(found, folder) for name, found in numbers.items()}
     against_paper.pages(numbers, rows, folder)
+
+
+def write_live() -> None:
+    """The pages of live measurements, and the list of all rows that were ever published."""
+    live.PAGE.write_text(live.page(), encoding="utf-8")
+    live.README.write_text(live.readme(live.README.read_text(encoding="utf-8")), encoding="utf-8")
+    ledger.enter()
 
 
 def main() -> None:
@@ -88,6 +109,7 @@ def main() -> None:
     if missing := [name for name in ALL if not numbers_path(name).exists()]:
         sys.exit(f"no pages yet: nothing was measured of {', '.join(missing)}")
     write_pages(RESULTS)
+    write_live()
 
 
 if __name__ == "__main__":

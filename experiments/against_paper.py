@@ -6,23 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments import oracle
-from experiments.common import KERNELS, SEEDS, Kept
-from experiments.rows import Row, markdown, number, page, paragraph, published, reasons_of, spread, write
+from experiments.common import KERNELS, SEEDS, Kept, template
+from experiments.rows import Row, label, markdown, number, page, paragraph, published, reasons_of, spread, write
 
 PAGES = {
     "fig8_fig9": "[fig8](fig8.md), [fig9](fig9.md)",
     "table1": "[table1](table1.md)",
     "table2": "[table2](table2.md)",
-    "fig10": "[fig10](fig10.md)",
+    "release_switches": "[release](release_switches.md)",
 }
-OTHERS = ("dynaserve", "gyges", "nodes")
-"""Pages about other papers, or none."""
+RELEASE = "release_switches"
+"""The experiment whose published numbers are the release's; all others' are the paper's."""
 VERDICTS = ("better", "equal", "**worse**", "seeds differ")
-NOT_COMPARED = (
-    "The abstract's 3.47 times at low load, of which the paper says neither what was measured nor beside what; "
-    "Shift Parallelism's queue time in bursts (2.48 times the paper's Flying Serving's), cold starts, host memory of "
-    "process groups, and absolute times, which the ratios above contain."
-)
+HEADINGS = ["number", "published", "auto", "auto / published", "", "known before", f"with {KERNELS}", "page"]
 
 
 def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: Path) -> None:
@@ -33,54 +29,57 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         rows: what each has compared.
         folder: for the page.
     """
-    compared = [(one, PAGES[name]) for name in PAGES for one in rows[name] if one.verdict and one.counts]
-    decided = [one for one, _ in compared if not one.built]
-    built = [one for one, _ in compared if one.built]
+    compared = {name: [one for one in rows[name] if one.verdict and one.counts] for name in PAGES}
+    all_rows = [one for found in compared.values() for one in found]
     lines = [
-        *paragraph(
-            "Shift Parallelism, as modelled for Llama-3-70B, has a mean end-to-end latency of",
-            f"{_beside(kept['oracle'], 'shift-parallel')} of that of [an oracle](oracle.md) that knows the future and",
-            f"chooses among our layouts (greedily, so it is no bound); `auto` has {_beside(kept['oracle'], 'auto')}.",
-            "On the numbers that the paper reports, `auto` is compared below with the paper's Flying Serving.",
-        ),
-        *paragraph(
-            f"Of {len(decided)} numbers that depend on what `auto` decides it is {_counts(decided)}.",
-            f"{len(built)} more hold by construction of the simulator and say nothing about `auto` ({_counts(built)}):",
-            f"they are marked. *Equal* is within 0.5 %; where the {len(SEEDS)} seeds disagree that is the verdict.",
-            "Each of the paper's numbers counts once. Ours are means of the seeds [smallest..largest]; one number",
-            "alone is not random.",
-        ),
-        *paragraph(
-            f"The column *with {KERNELS}* is what ours would be with that `memory_efficiency`, of single kernels, in",
-            "place of the value that was fitted to serving in eager mode ([simulator.md](../simulator.md)): first",
-            "seed, rates of bursts found anew, all else alike.",
-        ),
-        *markdown(
-            ["number", "paper", "auto", "auto / paper", "", "by construction", f"with {KERNELS}", "page"],
-            [
-                [
-                    one.name,
-                    published(one.paper),
-                    spread(one.ours),
-                    f"{one.ratio:.2f}",
-                    one.verdict,
-                    "yes" if one.built else "",
-                    "" if one.kernels is None else number(one.kernels),
-                    where,
-                ]
-                for one, where in compared
-            ],
-        ),
+        *paragraph(template("against_paper_oracle", **_beside_oracle(kept["oracle"]))),
+        *paragraph(template("against_paper_counts", **_counted(all_rows), release=len(compared[RELEASE]))),
+        *paragraph(template("against_paper_kernels", kernels=KERNELS, **_reversed(all_rows))),
+        *markdown(HEADINGS, [_cells(one, PAGES[name]) for name, found in compared.items() for one in found]),
         "## Why it is worse, or differs by more than 20 %",
         "",
-        *reasons_of([one for one, _ in compared]),
+        *reasons_of(all_rows),
         "",
         "## Not compared",
         "",
-        NOT_COMPARED,
+        *paragraph(template("not_compared")),
     ]
-    commits = [one.commit for name, one in kept.items() if name not in OTHERS]
-    write(folder, "against_paper", page("`auto` against the Flying Serving of the paper", commits, lines))
+    sources = {name: kept[name] for name in ("oracle", *PAGES)}
+    text = page("`auto` against the Flying Serving of the paper", sources, lines, ("simulated", "gpt_oss"))
+    write(folder, "against_paper", text)
+
+
+def _cells(one: Row, where: str) -> list[str]:
+    with_kernels = "" if one.kernels is None else number(one.kernels)
+    ratio = f"{one.ratio:.2f}"
+    return [one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one), with_kernels, where]
+
+
+def _counted(rows: Sequence[Row]) -> dict[str, object]:
+    """How many numbers there are of each kind, and the verdicts on them."""
+    built = [one for one in rows if label(one) == "by construction"]
+    layouts = [one for one in rows if label(one) == "one layout"]
+    decided = [one for one in rows if not one.known]
+    return {
+        "all": len(rows),
+        "decided": len(decided),
+        "decided_counts": _counts(decided),
+        "layouts": len(layouts),
+        "layouts_counts": _counts(layouts),
+        "built": len(built),
+        "built_counts": _counts(built),
+        "seeds": len(SEEDS),
+    }
+
+
+def _reversed(rows: Sequence[Row]) -> dict[str, object]:
+    """The numbers whose verdict is another one with the other memory efficiency."""
+    found = [one for one in rows if one.reverses]
+    return {"count": len(found), "of": len(rows), "which": "; ".join(one.name for one in found) or "none"}
+
+
+def _beside_oracle(found: Kept) -> dict[str, object]:
+    return {"shift": _beside(found, "shift-parallel"), "auto": _beside(found, "auto")}
 
 
 def _counts(rows: Sequence[Row]) -> str:

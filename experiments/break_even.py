@@ -70,7 +70,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         axis.legend(fontsize="x-small")
     figure.savefig(folder / "break_even.png", dpi=110)
     lines.append("![break-even, means of the seeds](break_even.png)")
-    write(folder, "break_even", page("Break-even: how much may a switch cost?", [found.commit], lines))
+    write(folder, "break_even", page("Break-even: how much may a switch cost?", {"break_even": found}, lines))
     return []
 
 

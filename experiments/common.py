@@ -26,6 +26,7 @@ from flying_serving.workload.synth import Paper, Poisson, synthesise
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
 RESULTS = ROOT / "docs" / "results"
+TEMPLATES = Path(__file__).parent / "templates"
 PAPER: dict[str, Any] = json.loads((DATA / "paper.json").read_text(encoding="utf-8"))
 MODELS = ("llama-3-70b", "gpt-oss-120b", "nemotron-8b")
 UTILIZATION = 0.8
@@ -76,22 +77,42 @@ class Kept:
         commit: short.
         seeds: one for each seed; one alone if nothing is random.
         kernels: with KERNELS, the first seed; None if that was not asked.
+        date: of the commit.
     """
 
     commit: str
     seeds: Sequence[Numbers]
     kernels: Numbers | None = None
+    date: str = ""
+
+    @property
+    def at(self) -> str:
+        """The commit and its date, as pages name it."""
+        return f"{self.commit} of {self.date}"
 
 
 def commit() -> str:
     """Of the code that runs, with what git says of changes that no commit has."""
-    asked = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty"]
-    return subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return _git("describe", "--always", "--abbrev=7", "--exclude=*", "--dirty")
+
+
+def date() -> str:
+    """Of the commit of the code that runs."""
+    return _git("log", "-1", "--format=%ad", "--date=short")
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(["git", *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def template(name: str, **values: object) -> str:
+    """One paragraph of a page, without the line ends of its file, with values in the places of `{their names}`."""
+    return " ".join((TEMPLATES / f"{name}.md").read_text(encoding="utf-8").split()).format(**values)
 
 
 def keep(name: str, at: str, found: Mapping[str, Numbers]) -> None:
     """Write what the runs of an experiment have found."""
-    text = json.dumps({"commit": at, **found}, indent=1) + "\n"
+    text = json.dumps({"commit": at, "date": date(), **found}, indent=1) + "\n"
     numbers_path(name).write_text(text, encoding="utf-8")
 
 
@@ -99,7 +120,7 @@ def kept(name: str) -> Kept:
     """Read it."""
     found = json.loads(numbers_path(name).read_text(encoding="utf-8"))
     seeds = [found[Setting(seed).name] for seed in SEEDS if Setting(seed).name in found]
-    return Kept(found["commit"], seeds, found.get(Setting(memory_efficiency=KERNELS).name))
+    return Kept(found["commit"], seeds, found.get(Setting(memory_efficiency=KERNELS).name), found["date"])
 
 
 def numbers_path(name: str) -> Path:

@@ -167,7 +167,8 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         *table(why("dynaserve", "inside", _inside_rows(found))),
         *_planner_lines(found),
     ]
-    write(folder, "dynaserve", page("DynaServe: requests split over two engines", [found.commit], lines))
+    title = "DynaServe: requests split over two engines"
+    write(folder, "dynaserve", page(title, {"dynaserve": found}, lines, ("dynaserve",)))
     return []
 
 

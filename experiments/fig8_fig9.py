@@ -22,21 +22,27 @@ from experiments.common import (
     peak_tokens_per_s,
     run,
     system,
+    template,
 )
 from experiments.reasons import why
-from experiments.rows import Row, markdown, page, row, spread, table, write
+from experiments.rows import Known, Row, markdown, one_layout, page, paragraph, row, spread, table, write
 from flying_serving.bench.report.page import pictures
 from flying_serving.cli.simulation import measured
 
 SYSTEMS = ("auto", "static-dp", "static-tp", "shift-parallel", "fork")
-GROUPED = (
-    "low load alone is served by the widest group, whose steps are static TP's in the model, and what coordination was "
-    "measured to cost"
+GROUPED = one_layout(
+    "with CUDA graphs and the fitted coefficients `auto` serves low load alone with the widest group, whose steps are "
+    "static TP's in the model, and what coordination was measured to cost; with another coefficient, or eager, it may "
+    "not choose the group"
 )
-APART = (
+APART = one_layout(
     "at their peak and in bursts `auto` serves GPT-OSS-120B and Nemotron-8B apart; such steps are static DP's in the "
-    "model, and what lanes were measured to cost, so the ratio is that of two systems that decide nothing"
+    "model, and what lanes were measured to cost, so the ratio is that of two fixed layouts"
 )
+TITLES = {
+    "fig8": "Flying Serving, figure 8: TTFT under bursts",
+    "fig9": "Flying Serving, figure 9: time per token and peak throughput",
+}
 
 
 def measure(setting: Setting) -> Numbers:
@@ -78,7 +84,7 @@ def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], f
 
 
 def _fig8(found: Kept, folder: Path) -> list[Row]:
-    lines, compared = _setting(found), []
+    lines, compared = [*paragraph(template("fig8")), *_setting(found)], []
     for model in MODELS:
         rows = why("fig8", model, _ttft_rows(model, found))
         compared += [one.of(model) for one in rows]
@@ -90,30 +96,28 @@ def _fig8(found: Kept, folder: Path) -> list[Row]:
     rows = why("fig8", "all", [_shift_row(found)])
     compared += rows
     lines += ["## Shift Parallelism at low load", "", *table(rows)]
-    write(folder, "fig8", page("Flying Serving, figure 8: TTFT under bursts", [found.commit], lines))
+    write(folder, "fig8", _page(TITLES["fig8"], found, lines))
     return compared
 
 
 def _ttft_rows(model: str, found: Kept) -> list[Row]:
-    paper = PAPER[model]
-    apart = APART if model == "nemotron-8b" else ""
-    return [
-        row(f"{what}, {top} / {bottom}", paper[key], found, _ratio(model, of, top, bottom), higher, built)
-        for what, key, of, top, bottom, higher, built in (
-            ("burst, mean TTFT", "burst_flying_over_dp_ttft", "burst_mean_ttft_s", "auto", "static-dp", False, ""),
-            ("burst, P90 TTFT", "burst_tp_over_flying_p90_ttft", "burst_p90_ttft_s", "static-tp", "auto", True, apart),
-            (
-                "burst, P90 TTFT",
-                "burst_shift_over_flying_p90_ttft",
-                "burst_p90_ttft_s",
-                "shift-parallel",
-                "auto",
-                True,
-                apart,
-            ),
-            ("low load, mean TTFT", "low_flying_over_tp_ttft", "low_mean_ttft_ms", "auto", "static-tp", False, GROUPED),
-        )
+    paper, apart = PAPER[model], _apart(model)
+    mean, p90, low = "burst_mean_ttft_s", "burst_p90_ttft_s", "low_mean_ttft_ms"
+    specs: list[tuple[str, str, tuple[str, str, str], bool, Known | None]] = [
+        ("burst, mean TTFT", "burst_flying_over_dp_ttft", (mean, "auto", "static-dp"), False, None),
+        ("burst, P90 TTFT", "burst_tp_over_flying_p90_ttft", (p90, "static-tp", "auto"), True, apart),
+        ("burst, P90 TTFT", "burst_shift_over_flying_p90_ttft", (p90, "shift-parallel", "auto"), True, apart),
+        ("low load, mean TTFT", "low_flying_over_tp_ttft", (low, "auto", "static-tp"), False, GROUPED),
     ]
+    return [
+        row(f"{what}, {ratio[1]} / {ratio[2]}", paper[key], found, _ratio(model, *ratio), higher, known)
+        for what, key, ratio, higher, known in specs
+    ]
+
+
+def _apart(model: str) -> Known | None:
+    """What is known of a model that `auto` serves apart in bursts and at its peak."""
+    return APART if model != "llama-3-70b" else None
 
 
 def _shift_row(found: Kept) -> Row:
@@ -131,16 +135,15 @@ def _fig9(found: Kept, folder: Path) -> list[Row]:
         tpot = _ratio(model, "median_tpot_ms", "static-dp", "auto")
         rows = [row("median TPOT, static-dp / auto", paper["dp_over_flying_median_tpot"], found, tpot, True)]
         for other, key in (("static-dp", "dp"), ("static-tp", "tp"), ("shift-parallel", "shift")):
-            built = APART if model != "llama-3-70b" else ""
             peak, published = _ratio(model, "peak_tokens_per_s", "auto", other), paper[f"peak_flying_over_{key}"]
-            rows.append(row(f"peak tokens/s, auto / {other}", published, found, peak, True, built))
+            rows.append(row(f"peak tokens/s, auto / {other}", published, found, peak, True, _apart(model)))
         rows = why("fig9", model, rows)
         compared += [one.of(model) for one in rows]
         lines += [f"## {model}", "", *table(rows)]
         headings = ["median TPOT (ms)", "low load median TPOT (ms)", "peak tokens/s"]
         lines += _systems(model, found, headings, ["median_tpot_ms", "low_median_tpot_ms", "peak_tokens_per_s"])
         lines += [f"![distributions](fig9_{model}.png)", ""]
-    write(folder, "fig9", page("Flying Serving, figure 9: time per token and peak throughput", [found.commit], lines))
+    write(folder, "fig9", _page(TITLES["fig9"], found, lines))
     return compared
 
 
@@ -149,14 +152,11 @@ def _systems(model: str, found: Kept, headings: list[str], keys: list[str]) -> l
     return markdown(["system", *headings], cells)
 
 
+def _page(title: str, found: Kept, lines: list[str]) -> str:
+    return page(title, {"fig8_fig9": found}, lines, ("simulated", "gpt_oss"))
+
+
 def _setting(found: Kept) -> list[str]:
     faster = ", ".join(f"{model} {spread([one[model]['faster'] for one in found.seeds])}" for model in MODELS)
-    return [
-        f"The paper's generator on 8 H200s, {MAX_NUM_SEQS} requests and 8,192 tokens per step of an engine,",
-        f"`gpu_memory_utilization` {UTILIZATION}, {LOW_S:g} s of low load and bursts of {BURST_S:g} s: what the paper",
-        "does not state is chosen as [simulator.md](../simulator.md) says. Rates of bursts are multiplied until static",
-        f"DP's mean TTFT in bursts is the paper's: {faster}. Llama gets 4,000 requests, the others, whose bursts are",
-        "denser, 8,000. Low load is 600 requests at 3.5 per second. Peak is the steady middle of 2,000 requests that",
-        f"come at once. Means of {len(found.seeds)} seeds [smallest..largest]; figures show the first.",
-        "",
-    ]
+    given = {"max_num_seqs": MAX_NUM_SEQS, "utilization": UTILIZATION, "low_s": f"{LOW_S:g}", "burst_s": f"{BURST_S:g}"}
+    return paragraph(template("fig8_fig9", faster=faster, seeds=len(found.seeds), **given))

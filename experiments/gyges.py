@@ -89,7 +89,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     for name, title, rows_of in SECTIONS:
         extra = shown[name](found) if name in shown else []
         lines += [title, "", *extra, *table(why("gyges", name, rows_of(found)))]
-    write(folder, "gyges", page("Gyges: weights lent to the KV cache", [found.commit], lines))
+    write(folder, "gyges", page("Gyges: weights lent to the KV cache", {"gyges": found}, lines, ("gyges",)))
     return []
 
 

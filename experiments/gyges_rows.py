@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from experiments.common import Kept, Numbers
 from experiments.gyges_runs import FACTORS
-from experiments.rows import Row, row
+from experiments.rows import Known, Row, by_construction, row
 
 SEQUENCES = {1: 3840, 2: 42_240, 4: 123_392}
 """Table 1, K being 1,024."""
@@ -22,8 +22,10 @@ PAGES: dict[str, tuple[float, float]] = {
     "Qwen2.5-32B, each": (135, 33.75),
 }
 """Table 3, at degree 1 and 4."""
-DERIVED = "derived: sizes, rates and calls of the driver; no request is served"
-FITTED = "fitted: the requests in flight, which the paper does not state, are those that give this number"
+DERIVED = by_construction("derived: sizes, rates and calls of the driver; no request is served")
+FITTED = by_construction(
+    "fitted: the requests in flight, which the paper does not state, are those that give this number"
+)
 GAIN = (1.261, 1.392)
 THROUGHPUT = (1.75, 6.57)
 TTFT_LESS, TPOT_LESS, OVERLAP_LESS = 0.53, 0.74, 0.267
@@ -42,7 +44,7 @@ def table1_rows(found: Kept) -> list[Row]:
         papers = tokens, RATE[degree], TOTAL[degree]
         parts = _degree(degree, "tokens"), _degree(degree, "rate"), _degree(degree, "rate", DEVICES / degree)
         specs = [(f"TP{degree}: {what}", *rest, None) for what, *rest in zip(whats, papers, parts, strict=True)]
-        rows += _derived(found, *specs, built=FITTED if degree == 1 else DERIVED)  # type: ignore[arg-type]
+        rows += _derived(found, *specs, known=FITTED if degree == 1 else DERIVED)  # type: ignore[arg-type]
     return rows
 
 
@@ -132,10 +134,10 @@ def step_rows(found: Kept) -> list[Row]:
     )
 
 
-def _derived(found: Kept, *specs: Spec, built: str = DERIVED) -> list[Row]:
+def _derived(found: Kept, *specs: Spec, known: Known = DERIVED) -> list[Row]:
     """Rows of which nothing is random."""
     once = Kept(found.commit, found.seeds[:1])
-    return [row(name, paper, once, of, higher, built) for name, paper, of, higher in specs]
+    return [row(name, paper, once, of, higher, known) for name, paper, of, higher in specs]
 
 
 def scheduler_rows(found: Kept) -> list[Row]:

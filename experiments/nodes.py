@@ -37,7 +37,9 @@ def measure(setting: Setting) -> Numbers:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
     lines = [*_verdicts(found), *_setting(found), *_gains(found), *_times(found), *_long(found), *_routers(found)]
-    write(folder, "nodes", page("Many nodes behind a router: what switching inside them gains", [found.commit], lines))
+    write(
+        folder, "nodes", page("Many nodes behind a router: what switching inside them gains", {"nodes": found}, lines)
+    )
     return []
 
 

@@ -114,7 +114,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "",
         *markdown(["trace", "system", "mean E2E (s)", "/ oracle", "switches"], rows),
     ]
-    write(folder, "oracle", page("An oracle against auto", [found.commit], lines))
+    write(folder, "oracle", page("An oracle against auto", {"oracle": found}, lines))
     return []
 
 

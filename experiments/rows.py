@@ -1,14 +1,14 @@
-"""Numbers beside the paper's: verdicts, what is so by construction, and tables with reasons."""
+"""Numbers beside published ones: verdicts, what is known of a number before the run, and tables with reasons."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from experiments.common import Kept, Numbers
+from experiments.common import Kept, Numbers, template
 
 NOTABLE = 0.2
 """A number that differs by more than this from the paper's needs a sentence that says why."""
@@ -16,15 +16,40 @@ EQUAL = 0.005
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is known of a number before the run.
+
+    Args:
+        label: the word that marks it in tables.
+        title: of the list of texts below a table.
+        text: why.
+    """
+
+    label: str
+    title: str
+    text: str
+
+
+def by_construction(text: str) -> Known:
+    """No decision of `auto` enters the number, and no coefficient of the model turns its verdict."""
+    return Known("by construction", "By construction of the simulator:", text)
+
+
+def one_layout(text: str) -> Known:
+    """As long as `auto` keeps one layout, a fixed server has the number too. Whether it does is its decision."""
+    return Known("one layout", "One layout, as long as `auto` chooses it:", text)
+
+
+@dataclass(frozen=True)
 class Row:
-    """One number: the paper's and ours.
+    """One number: the published one and ours.
 
     Args:
         name: what it is.
         paper: the paper's, a range where it reports one, None where it reports nothing.
         ours: one for each seed; one alone if nothing is random.
         higher: whether more is better; None: neither is.
-        built: why it holds by construction of the simulator, whatever `auto` decides; empty if it does not.
+        known: what is known of it before the run, if anything.
         counts: whether it is compared in against_paper.md; one of the paper's numbers is compared once.
         kernels: ours with the other memory efficiency.
         why: why it is worse than the paper's, or differs much.
@@ -34,7 +59,7 @@ class Row:
     paper: float | tuple[float, float] | None
     ours: tuple[float, ...]
     higher: bool | None = None
-    built: str = ""
+    known: Known | None = None
     counts: bool = True
     kernels: float | None = None
     why: str = ""
@@ -73,6 +98,13 @@ class Row:
         return found.pop() if len(found) == 1 else "seeds differ"
 
     @property
+    def reverses(self) -> bool:
+        """Whether the other memory efficiency, with which the first seed was run again, gives another verdict."""
+        if self.kernels is None:
+            return False
+        return replace(self, ours=self.ours[:1]).verdict != replace(self, ours=(self.kernels,)).verdict
+
+    @property
     def needs_reason(self) -> bool:
         """Whether it is worse, or differs much from the paper's."""
         ratio = self.ratio
@@ -91,27 +123,38 @@ def row(
     found: Kept,
     of: Callable[[Numbers], float],
     higher: bool | None = None,
-    built: str = "",
+    known: Known | None = None,
 ) -> Row:
     """A row whose value `of` takes from the numbers of each run."""
     kernels = None if found.kernels is None else of(found.kernels)
-    return Row(name, paper, tuple(of(one) for one in found.seeds), higher, built, kernels=kernels)
+    return Row(name, paper, tuple(of(one) for one in found.seeds), higher, known, kernels=kernels)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown with columns paper, ours, ratio; below it why, for each number that needs a reason."""
-    headings = ["number", "paper", "ours", "ours / paper", "", "by construction"]
+def table(rows: Sequence[Row], source: str = "paper") -> list[str]:
+    """Markdown with the source's number, ours and the ratio; below it why, for each number that needs a reason."""
+    headings = ["number", source, "ours", f"ours / {source}", "", "known before"]
     cells = []
     for one in rows:
         ratio = "" if one.ratio is None else f"{one.ratio:.2f}"
-        built = "yes" if one.built else ""
-        cells.append([one.name, published(one.paper), spread(one.ours), ratio, one.verdict, built])
-    lines = markdown(headings, cells)
-    if built := list(dict.fromkeys(one.built for one in rows if one.built)):
-        lines += ["By construction of the simulator:", "", *(f"- {text}" for text in built), ""]
+        cells.append([one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one)])
+    lines = [*markdown(headings, cells), *_known_of(rows)]
     if reasons := reasons_of(rows):
         lines += ["Why numbers are worse, or differ by more than 20 %:", "", *reasons, ""]
     return lines
+
+
+def label(one: Row) -> str:
+    """The word for what is known of a number before the run, empty if nothing is."""
+    return one.known.label if one.known else ""
+
+
+def _known_of(rows: Sequence[Row]) -> list[str]:
+    """One list for each kind of knowledge, each text once."""
+    texts: dict[str, dict[str, None]] = {}
+    for one in rows:
+        if one.known:
+            texts.setdefault(one.known.title, {})[one.known.text] = None
+    return [line for title, known in texts.items() for line in (title, "", *(f"- {text}" for text in known), "")]
 
 
 def reasons_of(rows: Sequence[Row]) -> list[str]:
@@ -150,15 +193,21 @@ def paragraph(*parts: str) -> list[str]:
     return [*textwrap.wrap(" ".join(parts), 110, break_long_words=False, break_on_hyphens=False), ""]
 
 
-def page(title: str, commits: Sequence[str], lines: Sequence[str]) -> str:
-    """One page of docs/results."""
-    at = " and ".join(dict.fromkeys(commits))
-    head = [
-        f"# {title}",
-        "",
-        f"Simulated at commit {at}: see [simulator.md](../simulator.md). Written by `make experiments`.",
-        "",
+def page(title: str, sources: Mapping[str, Kept], lines: Sequence[str], notices: Sequence[str] = ("simulated",)) -> str:
+    """One page of docs/results.
+
+    Args:
+        title: its heading.
+        sources: the numbers that it shows, by experiment: each names the command that finds them again.
+        lines: what follows.
+        notices: templates of the first paragraph, which says what the product does not have.
+    """
+    notice = paragraph(*(template(name) for name in notices))
+    made = [
+        f"- `make experiments ARGS={name}` at commit {found.at}: [numbers](numbers/{name}.json)"
+        for name, found in sources.items()
     ]
+    head = [f"# {title}", "", *notice, "Simulated, as [simulator.md](../simulator.md) says, by:", "", *made, ""]
     return "\n".join([*head, *lines]).rstrip() + "\n"
 
 

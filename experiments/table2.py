@@ -9,7 +9,7 @@ from statistics import median
 
 from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system
 from experiments.reasons import why
-from experiments.rows import Row, markdown, number, page, paragraph, row, table, write
+from experiments.rows import Row, by_construction, markdown, number, one_layout, page, paragraph, row, table, write
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.sim.baselines import build
@@ -22,15 +22,22 @@ from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
 LLAMA = "llama-3-70b"
+TITLE = "Flying Serving, table 2: context and switching"
 SWITCHES = 20
 OUTPUT = 64
 LENGTHS = {"llama-3-70b": 8192 - OUTPUT, "gpt-oss-120b": 131072 - OUTPUT, "nemotron-8b": 1048576 - OUTPUT}
 SYSTEMS = ("auto", "static-dp", "static-tp")
-MEMORY = "the memory formula with the model's and the device's numbers; no request is served"
+MEMORY = by_construction("the memory formula with the model's and the device's numbers; no request is served")
 LENT: dict[str, Lent] = {"auto, feed-forward weights lent": "mlp", "auto, all divided weights lent": "all"}
 """What `sim/memory.py` says of groups that lend weights to their KV cache."""
-MESSAGE = "a switch is modelled as the rest of the step under way and one message"
-ALONE = "one request alone is in the widest group, so both are the cost model's steps, and what coordination costs"
+MESSAGE = by_construction(
+    "an operator orders the switch, and it is modelled as the rest of the step under way and one message"
+)
+ALONE = one_layout(
+    "with CUDA graphs and the fitted coefficients one request alone is in the widest group, so both are the cost "
+    "model's steps, and what coordination costs; with another coefficient `auto` may not choose the group"
+)
+APART = one_layout("many prompts at once are served apart, as by static DP, whose tokens per second are in the table")
 
 
 def measure(setting: Setting) -> Numbers:
@@ -129,7 +136,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     rows = why("context", "all", _common_rows(once))
     compared += [one.of("longest prompts") for one in rows]
     lines += ["### The worst of the three", "", *table(rows)]
-    write(folder, "table2", page("Flying Serving, table 2: context and switching", [found.commit], lines))
+    write(folder, "table2", page(TITLE, {"table2": found}, lines, ("simulated", "gpt_oss")))
     return compared
 
 
@@ -155,9 +162,10 @@ def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], f
 def _longest_rows(model: str, found: Kept) -> list[Row]:
     paper = PAPER[model]
     ttft, prompts = _ratio(model, "ttft_s", "static-dp", "auto"), _ratio(model, "prompts_per_s", "auto", "static-tp")
+    apart = APART if model != "nemotron-8b" else None
     return [
         row("TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE),
-        row("prompt tokens/s, auto / static TP", paper["context_flying_over_tp_prompts"], found, prompts, True),
+        row("prompt tokens/s, auto / static TP", paper["context_flying_over_tp_prompts"], found, prompts, True, apart),
     ]
 
 

@@ -5,25 +5,32 @@ from pathlib import Path
 
 import pytest
 
-from experiments import dynaserve, fig10, gyges, nodes_runs, table2
+from experiments import dynaserve, gyges, nodes_runs, release_switches, table2
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, RESULTS, kept
 from experiments.gyges_runs import RATES
+from experiments.rows import label
 from flying_serving.config import MODES
 
 PAGES = (
     "against_paper",
     "break_even",
     "dynaserve",
-    "fig10",
     "fig8",
     "fig9",
     "gyges",
     "nodes",
     "oracle",
+    "release_switches",
     "table1",
     "table2",
 )
+
+
+MODELLED = set(PAGES) - {"dynaserve"}
+"""Pages whose simulated groups have collectives."""
+GPT_OSS = {"against_paper", "fig8", "fig9", "table2"}
+"""Pages on which GPT-OSS-120B serves requests."""
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +53,39 @@ def test_a_page_is_that_of_the_kept_numbers(written: dict[str, str], name: str) 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_names_its_commit_and_leaves_nothing_unexplained(name: str) -> None:
     text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
-    assert re.search(r"^Simulated at commit [0-9a-f]{7}( and [0-9a-f]{7})*:", text, re.M)
+    assert re.search(
+        r"^- `make experiments ARGS=\w+` at commit [0-9a-f]{7} of \d{4}-\d\d-\d\d: \[numbers\]", text, re.M
+    )
     assert "not explained yet" not in text
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_first_paragraph_says_what_the_product_does_not_have(written: dict[str, str], name: str) -> None:
+    first = " ".join(written[name].split("\n\n")[1].split())
+    assert first.startswith("**The product does not")
+    assert "CUDA graphs" in first
+    assert "the true length of its output" in first or "is that length" in first
+    assert name not in MODELLED or "custom all-reduce" in first
+    assert name not in GPT_OSS or "GPT-OSS-120B is simulated and not served" in first
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_numbers_are_of_code_that_a_commit_has(name: str) -> None:
-    assert re.fullmatch(r"[0-9a-f]{7}", kept(name).commit)
+def test_no_number_by_construction_is_reversed_by_a_coefficient(name: str, tmp_path: Path) -> None:
+    rows = ALL[name].pages(kept(name), tmp_path)
+    assert not [one.name for one in rows if label(one) == "by construction" and one.reverses]
+
+
+def test_fig8_names_its_low_phases_and_the_stall_after_bursts(written: dict[str, str]) -> None:
+    text = " ".join(written["fig8"].split())
+    assert "the low phases are not low" in text
+    assert "After a burst `auto` stalls" in text
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_switches_are_simulated_as_they_are_kept(mode: str) -> None:
-    rate = fig10.RATES[0]
-    then = kept("fig10").seeds[0][fig10.run_name(rate, mode)]
-    found = fig10.measure_one(rate, mode, FIRST)
+    rate = release_switches.RATES[0]
+    then = kept("release_switches").seeds[0][release_switches.run_name(rate, mode)]
+    found = release_switches.measure_one(rate, mode, FIRST)
     assert found.keys() == then.keys()
     for name, value in found.items():
         assert value == pytest.approx(then[name], rel=1e-6), name

@@ -5,7 +5,7 @@ import pytest
 from experiments import reasons
 from experiments.common import Kept
 from experiments.reasons import why
-from experiments.rows import Row, number, row, spread, table
+from experiments.rows import Row, by_construction, number, one_layout, row, spread, table
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,31 @@ def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
 
 
 def test_what_holds_by_construction_is_marked_and_said() -> None:
-    lines = table([Row("a", 1.0, (1.0,), True, "same steps"), Row("b", 1.0, (1.0,), True, "same steps")])
-    assert "| a | 1 | 1 | 1.00 | equal | yes |" in lines
-    assert [line for line in lines if line.startswith("- ")] == ["- same steps"]
+    lines = table([Row(name, 1.0, (1.0,), True, by_construction("a formula")) for name in "ab"])
+    assert "| a | 1 | 1 | 1.00 | equal | by construction |" in lines
+    assert [line for line in lines if line.startswith("- ")] == ["- a formula"]
+
+
+def test_what_one_layout_gives_has_a_list_of_its_own() -> None:
+    known = (by_construction("a formula"), one_layout("as static TP"))
+    lines = table([Row(one.text, 1.0, (1.0,), True, one) for one in known])
+    assert lines.index("- as static TP") == lines.index(known[1].title) + 2
+    assert lines.index("- a formula") == lines.index(known[0].title) + 2
+
+
+@pytest.mark.parametrize(
+    ("ours", "kernels", "reverses"), [((0.9, 1.5), 0.8, False), ((0.9, 1.5), 1.1, True), ((0.9,), None, False)]
+)
+def test_a_number_is_reversed_if_the_first_seed_has_another_verdict(
+    ours: tuple[float, ...], kernels: float | None, reverses: bool
+) -> None:
+    assert Row("x", 1.0, ours, False, kernels=kernels).reverses == reverses
+
+
+def test_a_published_number_of_another_source_names_it() -> None:
+    assert (
+        table([Row("a", 1.0, (1.0,))], "release")[0] == "| number | release | ours | ours / release |  | known before |"
+    )
 
 
 def test_a_reason_for_another_number_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Flying Serving, figure 10: what a switch costs the requests around it, by the way it is made and by load."""
+"""What a switch costs the requests around it, by the way it is made and by load, beside the authors' release."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from experiments.common import MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, machine
+from experiments.common import MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, machine, template
 from experiments.reasons import why
-from experiments.rows import Row, markdown, page, row, spread, table, write
+from experiments.rows import Row, by_construction, markdown, page, paragraph, row, spread, table, write
 from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
@@ -28,7 +28,10 @@ RELEASED_RPS = 1.5
 """The authors' release was measured up to this rate."""
 COUNTED = "migrate"
 """The way that `auto` takes nearly always; the others are shown and not counted."""
-MESSAGE = "such a switch is modelled as the rest of the step under way and a message; the release drains first"
+MESSAGE = by_construction(
+    "an operator orders the switch, and it is modelled as the rest of the step under way and a message; the release "
+    "drains first"
+)
 
 
 def measure(setting: Setting) -> Numbers:
@@ -95,23 +98,19 @@ def _drains_s(switches: list[Switch]) -> float:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page and its figure; what is compared."""
-    rows = why("fig10", MODEL, _rows(found))
+    rows = why("release_switches", MODEL, _rows(found))
     headings = ["requests/s", "mode", "DP to TP: begins (s)", "drains (s)", "TP to DP: begins (s)", "drains (s)"]
     headings += ["token gap (s)", "TTFT (s)", "mean E2E (s)"]
     lines = [
-        "Llama-3-70B on 4 H200s, 4,096 prompt and 256 output tokens, Poisson, as in the authors' release: an operator",
-        f"binds both engines and parts them again, {SWITCHES} switches, one every {EVERY_S:g} s. Each number but the",
-        f"mean is the worst of a run; {len(found.seeds)} seeds, their mean [smallest..largest]. *Begins*: until all",
-        "engines work in the new layout, after the step under way and, with `sequential` and `soft`, after the old",
-        "requests. *Drains*: until the last request of the old layout has ended or moved. What the release calls drain",
-        "ends with its first step in the new layout: it is compared with *begins*.",
-        "",
-        *table(rows),
+        *paragraph(template("release_switches", switches=SWITCHES, every_s=f"{EVERY_S:g}", seeds=len(found.seeds))),
+        *table(rows, "release"),
         *markdown(headings, [_shown(rate, mode, found) for rate in RATES for mode in MODES]),
-        "![worst gap between two tokens, mean of the seeds](fig10.png)",
+        "![worst gap between two tokens, mean of the seeds](release_switches.png)",
     ]
-    _figure(found, folder / "fig10.png")
-    write(folder, "fig10", page("Flying Serving, figure 10: switching", [found.commit], lines))
+    _figure(found, folder / "release_switches.png")
+    write(
+        folder, "release_switches", page("Switching, beside the authors' release", {"release_switches": found}, lines)
+    )
     return [one.of(MODEL) for one in rows]
 
 

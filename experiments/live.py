@@ -1,0 +1,164 @@
+"""Pages of live measurements: docs/results.md, and README's section *Measured*.
+
+Their numbers are the rows of docs/results/numbers/live.json, their prose is in templates/results.md and
+templates/measured.md. What a template has in double braces is replaced:
+
+- `{{run KEY}}`: a run: how it was measured, and its rows;
+- `{{command KEY}}`, `{{commit KEY}}`: of a run, as it is;
+- `{{table KEY | COLUMN; COLUMN}}`: rows of a run, without their spread;
+- `{{KEY | ROW | COLUMN}}`: one number, without its spread;
+- `{{KEY | ROW over ROW | COLUMN}}`: the ratio of two.
+
+Paragraphs are wrapped again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.common import RESULTS, ROOT, TEMPLATES
+from experiments.rows import markdown, paragraph
+from flying_serving.errors import ConfigError
+
+PATH = RESULTS / "numbers" / "live.json"
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- Written by `make experiments ARGS=--pages`: begin -->", "<!-- end -->"
+AT = {
+    "measured": "Commit",
+    "recorded": "The measured commit was not noted; recorded in",
+    "before": "The measured commit was not noted; before",
+}
+"""What a run's commits are."""
+WIDTH = 120
+_WHOLE = {"break_long_words": False, "break_on_hyphens": False}
+_PLACE = re.compile(r"\{\{(.+?)\}\}")
+_NUMBER = re.compile(r"[^\[(]*?(?= ?[\[(]|$)")
+_WORD = re.compile(r"(run|command|commit|table) ")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement.
+
+    Args:
+        title: what was measured.
+        command: that measures it; None if it was not noted.
+        commits: with their dates; a date is empty if the history lacks the commit.
+        commit_is: a key of AT.
+        columns: the first is that of the rows' names.
+        rows: figures as they were published, by name.
+        rounds, setting, beside: how; empty if nothing is known.
+    """
+
+    title: str
+    command: str | None
+    commits: Sequence[tuple[str, str]]
+    commit_is: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[str]]
+    rounds: str = ""
+    setting: str = ""
+    beside: str = ""
+
+    def cell(self, row: str, column: str) -> str:
+        """A figure without its spread and bar. Raises ConfigError, naming what there is."""
+        if row not in self.rows:
+            raise ConfigError(f"row={row!r}: not one of {', '.join(self.rows)}")
+        if column not in self.columns[1:]:
+            raise ConfigError(f"column={column!r}: not one of {', '.join(self.columns[1:])}")
+        return _NUMBER.match(self.rows[row][self.columns.index(column) - 1])[0]
+
+
+def read(path: Path = PATH) -> tuple[dict[str, Run], dict[str, str]]:
+    """Every run by its key; and the commits that the history lacks, with what is known of each."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {key: _run(one) for key, one in found["runs"].items()}, found["lost_commits"]
+
+
+def _run(one: Mapping[str, Any]) -> Run:
+    commits = [(commit["commit"], commit.get("date", "")) for commit in one["commits"]]
+    return Run(**{**one, "commits": commits})
+
+
+def page() -> str:
+    """docs/results.md."""
+    return _filled("results")
+
+
+def section() -> str:
+    """README's section, between its marks."""
+    return f"{BEGIN}\n{_filled('measured')}{END}"
+
+
+def readme(text: str) -> str:
+    """A README with the section of these rows in the place of its own."""
+    before, rest = text.split(BEGIN)
+    return before + section() + rest.split(END, 1)[1]
+
+
+def _filled(name: str) -> str:
+    runs, lost = read()
+    text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
+    blocks = [_PLACE.sub(lambda match: _value(match[1].strip(), runs, lost), block) for block in text.split("\n\n")]
+    return "\n\n".join(map(_wrapped, blocks)).rstrip() + "\n"
+
+
+def _wrapped(block: str) -> str:
+    """A paragraph or a list in lines of one width; headings, tables, code and runs as they are."""
+    if block.lstrip("\n").startswith(("#", "|", "    ")):
+        return block
+    items = re.split(r"\n(?=- )", block.strip("\n"))
+    return "\n".join(
+        textwrap.fill(" ".join(item.split()), WIDTH, subsequent_indent="  " * item.startswith("- "), **_WHOLE)
+        for item in items
+    )
+
+
+def _value(place: str, runs: Mapping[str, Run], lost: Mapping[str, str]) -> str:
+    if not _WORD.match(place):
+        return _number(place, runs)
+    word, _, rest = place.partition(" ")
+    key, _, columns = (part.strip() for part in rest.partition("|"))
+    run = runs[key]
+    match word:
+        case "run":
+            return "\n".join(_shown(key, run, lost)).rstrip()
+        case "command":
+            return run.command or "not noted"
+        case "commit":
+            return _commits(run, lost)
+        case _:
+            names = [column.strip() for column in columns.split(";")]
+            cells = [[row, *(run.cell(row, name) for name in names)] for row in run.rows]
+            return "\n".join(markdown(["", *names], cells)).rstrip()
+
+
+def _number(place: str, runs: Mapping[str, Run]) -> str:
+    key, row, column = (part.strip() for part in place.split("|"))
+    top, _, bottom = (part.strip() for part in row.partition(" over "))
+    value = runs[key].cell(top, column)
+    return f"{float(value) / float(runs[key].cell(bottom, column)):.2f}" if bottom else value
+
+
+def _shown(key: str, run: Run, lost: Mapping[str, str]) -> list[str]:
+    """How a run was measured, and its rows."""
+    command = f"`{run.command}`" if run.command else "The command was not noted"
+    beside = f"Running beside it: {run.beside}" if run.beside else ""
+    how = [command, f"{AT[run.commit_is]} {_commits(run, lost)}", run.rounds, run.setting, beside]
+    said = " ".join(f"{part[0].upper()}{part[1:]}." for part in how if part)
+    return [f"### {key}: {run.title}", "", *paragraph(said), *markdown(run.columns, _cells(run))]
+
+
+def _cells(run: Run) -> list[list[str]]:
+    return [[name, *figures] for name, figures in run.rows.items()]
+
+
+def _commits(run: Run, lost: Mapping[str, str]) -> str:
+    return ", ".join(f"{commit} of {date}" if date else f"{commit} ({lost[commit]})" for commit, date in run.commits)
