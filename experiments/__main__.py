@@ -23,6 +23,7 @@ from experiments import (
     gyges,
     ledger,
     live,
+    low_phases,
     nodes,
     oracle,
     release_switches,
@@ -45,6 +46,7 @@ class Experiment(Protocol):
 
 ALL: dict[str, Experiment] = {
     "oracle": oracle,
+    "low_phases": low_phases,
     "fig8_fig9": fig8_fig9,
     "break_even": break_even,
     "table1": table1,

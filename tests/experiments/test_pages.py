@@ -19,6 +19,7 @@ PAGES = (
     "fig8",
     "fig9",
     "gyges",
+    "low_phases",
     "nodes",
     "oracle",
     "release_switches",
@@ -29,7 +30,7 @@ PAGES = (
 
 MODELLED = set(PAGES) - {"dynaserve"}
 """Pages whose simulated groups have collectives."""
-GPT_OSS = {"against_paper", "fig8", "fig9", "table2"}
+GPT_OSS = {"against_paper", "fig8", "fig9", "low_phases", "table2"}
 """Pages on which GPT-OSS-120B serves requests."""
 
 
