@@ -15,6 +15,9 @@ from pathlib import Path
 from experiments.common import RESULTS
 
 PUBLISHED, REMOVED = RESULTS / "numbers" / "rows.json", RESULTS / "numbers" / "removed.json"
+SIMULATOR = "simulator.md"
+RESULTS_OF_SIMULATOR = ("Beside live servers", "One long request every 30 s", "Speed")
+"""Its headings whose tables are results."""
 Rows = dict[str, dict[str, list[str]]]
 """Names of rows by page and heading."""
 
@@ -39,11 +42,15 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 
 def _tables(text: str) -> Iterator[tuple[str, list[list[str]]]]:
-    """Each table's heading and its rows' cells, without those that name the columns."""
+    """Each table's heading and its rows' cells, without those that name the columns.
+
+    An empty first cell stands for the one above.
+    """
     heading, table = "", list[list[str]]()
     for line in [*text.splitlines(), ""]:
         if line.startswith("|"):
-            table.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+            first, *others = (cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|"))
+            table.append([first or (table[-1][0] if len(table) > 2 else ""), *others])
             continue
         if table:
             yield heading, table[2:]
@@ -73,7 +80,9 @@ def keys(rows: Mapping[str, Mapping[str, Sequence[str]]]) -> set[str]:
 
 def present() -> Rows:
     """What the pages have now."""
-    return {page: rows_of(text) for page, text in pages().items()}
+    found = {page: rows_of(text) for page, text in pages().items()}
+    simulator = rows_of((RESULTS.parent / SIMULATOR).read_text(encoding="utf-8"))
+    return found | {SIMULATOR: {heading: simulator[heading] for heading in RESULTS_OF_SIMULATOR}}
 
 
 def published(path: Path = PUBLISHED) -> Rows:

@@ -29,11 +29,12 @@ def _measure(model: str, setting: Setting) -> Numbers:
     faster = kept("fig8_fig9").seeds[setting.seed - 1][model]["faster"]
     workload = paper_workload(model, faster, setting.seed)
     return {
-        name: _by_part(run(system(name, model, setting), model, workload).outcome.ended, workload) for name in SYSTEMS
+        name: by_part(run(system(name, model, setting), model, workload).outcome.ended, workload) for name in SYSTEMS
     }
 
 
-def _by_part(ended: Sequence[SimRequest], workload: Workload) -> Numbers:
+def by_part(ended: Sequence[SimRequest], workload: Workload) -> Numbers:
+    """First tokens in each part of the low phases, and requests in flight when one arrives."""
     parts = _parts(workload)
     ends = sorted(one.end_s for one in ended)
     arrivals = sorted(one.arrival_s for one in ended)
@@ -65,7 +66,7 @@ def _parts(workload: Workload) -> dict[str, str]:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = paragraph(template("low_phases"), f"{len(found.seeds)} seeds, mean [smallest..largest].")
+    lines = paragraph(template("low_phases", behind=", ".join(_behind(found, model) for model in MODELS)))
     for model in MODELS:
         cells = [
             [part, name, *(_cell(found, model, name, part, key) for key in _KEYS)] for part in PARTS for name in SYSTEMS
@@ -75,6 +76,15 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     title = "Flying Serving, figure 8: the low phases of its run"
     write(folder, "low_phases", page(title, {"low_phases": found}, lines, notices))
     return []
+
+
+def behind(one: Numbers, model: str) -> float:
+    """Mean TTFT of `auto` over static DP's in the later part of low phases."""
+    return float(one[model]["auto"]["later"]["mean_ttft_s"] / one[model]["static-dp"]["later"]["mean_ttft_s"])
+
+
+def _behind(found: Kept, model: str) -> str:
+    return f"{model} {spread([behind(one, model) for one in found.seeds])}"
 
 
 _KEYS = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import dynaserve, gyges, nodes_runs, release_switches, table2
+from experiments import dynaserve, gyges, low_phases, nodes_runs, release_switches, table2
 from experiments.__main__ import ALL, write_pages
-from experiments.common import FIRST, RESULTS, kept
+from experiments.common import FIRST, MODELS, RESULTS, kept, paper_workload, run, system
 from experiments.gyges_runs import RATES
 from experiments.rows import label
 from flying_serving.config import MODES
@@ -80,6 +80,16 @@ def test_fig8_names_its_low_phases_and_the_stall_after_bursts(written: dict[str,
     text = " ".join(written["fig8"].split())
     assert "the low phases are not low" in text
     assert "After a burst `auto` stalls" in text
+    assert all(low_phases.behind(one, model) > 1 for one in kept("low_phases").seeds for model in MODELS)
+
+
+def test_low_phases_are_simulated_as_they_are_kept() -> None:
+    """The model whose run is the shortest, under the layout that decides nothing."""
+    faster = kept("fig8_fig9").seeds[0]["llama-3-70b"]["faster"]
+    workload = paper_workload("llama-3-70b", faster, FIRST.seed)
+    ended = run(system("static-dp", "llama-3-70b", FIRST), "llama-3-70b", workload).outcome.ended
+    then = kept("low_phases").seeds[0]["llama-3-70b"]["static-dp"]
+    assert _flat(low_phases.by_part(ended, workload)) == pytest.approx(_flat(then), rel=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
