@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments import points, report
-from experiments.common import commit
+from experiments.common import commit, date
 from experiments.fitting import Fit, fit, fit_line, replaced
 from experiments.points import Point
 from flying_serving.sim import models
@@ -93,7 +93,7 @@ def main() -> None:
     HARDWARE.write_text(dump(devices), encoding="utf-8")
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     written = {name: load(name) for name in devices}  # rounded, as everyone else will read them
-    TABLE.write_text(report.table(written, published, commit()), encoding="utf-8")
+    TABLE.write_text(report.table(written, published, f"{commit()} of {date()}"), encoding="utf-8")
     print(TABLE.read_text(encoding="utf-8"))
 
 
