@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system
+from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system, template
 from experiments.reasons import why
 from experiments.rows import Row, by_construction, markdown, number, one_layout, page, paragraph, row, table, write
 from flying_serving.layout.groups import Layout
@@ -21,7 +21,7 @@ from flying_serving.sim.system import flying
 from flying_serving.workload.model import Request, Workload
 from flying_serving.workload.synth import Poisson, synthesise
 
-LLAMA = "llama-3-70b"
+LLAMA, NEMOTRON = "llama-3-70b", "nemotron-8b"
 TITLE = "Flying Serving, table 2: context and switching"
 SWITCHES = 20
 OUTPUT = 64
@@ -133,6 +133,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         rows = why("context", model, _longest_rows(model, once))
         compared += [one.of(model) for one in rows]
         lines += [f"### {model}", "", *_shown(model, found), *table(rows)]
+        lines += paragraph(_beyond(found)) if model == NEMOTRON else []
     rows = why("context", "all", _common_rows(once))
     compared += [one.of("longest prompts") for one in rows]
     lines += ["### The worst of the three", "", *table(rows)]
@@ -155,6 +156,21 @@ def _rows(found: Kept) -> list[Row]:
     return [*rows, row("switch (ms)", PAPER["switch_ms"], found, lambda one: one["switch_ms"], False, MESSAGE)]
 
 
+def _beyond(found: Kept) -> str:
+    """What the paper's rate of prompts of a million tokens would need of the devices."""
+    rate, where, length = (
+        PAPER[NEMOTRON]["context_prompt_tokens_per_s"],
+        machine(NEMOTRON, Setting()),
+        LENGTHS[NEMOTRON],
+    )
+    model = where.model
+    operations = 4 * model.layers * model.heads * model.head_dim * length * (length + 1) / 2
+    peak = where.devices * where.kind.hardware.spec.peak_flops.value
+    ours = number(found.seeds[0]["longest"][NEMOTRON]["static-tp"]["prompts_per_s"])
+    share = operations / length * rate / peak
+    return template("long_prompts", published=number(rate), ours=ours, operations=operations, share=share)
+
+
 def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], float]:
     return lambda one: one["longest"][model][top][key] / one["longest"][model][bottom][key]
 
@@ -162,7 +178,7 @@ def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], f
 def _longest_rows(model: str, found: Kept) -> list[Row]:
     paper = PAPER[model]
     ttft, prompts = _ratio(model, "ttft_s", "static-dp", "auto"), _ratio(model, "prompts_per_s", "auto", "static-tp")
-    apart = APART if model != "nemotron-8b" else None
+    apart = APART if model != NEMOTRON else None
     return [
         row("TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE),
         row("prompt tokens/s, auto / static TP", paper["context_flying_over_tp_prompts"], found, prompts, True, apart),
