@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.layout.groups import Group, whole_groups
 
 
 def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str:
@@ -16,8 +16,5 @@ def forget_groups(directory: str, engine: int, sizes: Iterable[int], incarnation
 
     `incarnations`: of all engines as it knew them; None: lost.
     """
-    for size in sizes:
-        group = aligned_group(engine, size)
-        there = [incarnation for member in group if (incarnation := incarnations[member]) is not None]
-        if len(there) == size:
-            Path(group_file(directory, group, there)).unlink(missing_ok=True)
+    for group, there in whole_groups(engine, sizes, incarnations):
+        Path(group_file(directory, group, there)).unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,20 @@ def aligned_group(engine: int, size: int) -> Group:
     """The only group of `size` engines that holds `engine`."""
     first = engine - engine % size
     return tuple(range(first, first + size))
+
+
+def whole_groups(
+    engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
+) -> Iterator[tuple[Group, list[int]]]:
+    """An engine's groups of these sizes that lack no member, each with the incarnations of its members.
+
+    `incarnations`: by engine; None: it is lost.
+    """
+    for size in sizes:
+        group = aligned_group(engine, size)
+        there = [number for member in group if (number := incarnations[member]) is not None]
+        if len(there) == size:
+            yield group, there
 
 
 def world_rank(engine: int, device: int, engines: int) -> int:

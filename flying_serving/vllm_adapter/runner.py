@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
 
 _WARM_TOKENS = 16
@@ -21,14 +22,13 @@ _WARM_TOKENS = 16
 class Runner:
     """`vllm.v1.worker.gpu_model_runner.GPUModelRunner` of one lane.
 
-    `seed`: what torch's generator in the lane begins with; None: the lane uses the process's own.
+    `randomness`: the lane's random numbers; None: the lane draws what the process draws.
     """
 
-    def __init__(self, runner: Any, config: VllmConfig, seed: int | None = None) -> None:
+    def __init__(self, runner: Any, config: VllmConfig, randomness: LaneRandomness | None = None) -> None:
         self._runner = runner
         self.config = config
-        self._first_random_state = None if seed is None else torch.Generator().manual_seed(seed).get_state()
-        self._random_state = self._first_random_state
+        self._randomness = randomness
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
@@ -42,7 +42,7 @@ class Runner:
             runner = type(lane1._runner)(config, lane1._runner.device)
             runner.inputs_embeds = lane1._runner.inputs_embeds
             runner.model = module_tree(config, torch.device(runner.device))
-        return cls(runner, config, config.model_config.seed or 0)
+        return cls(runner, config, LaneRandomness(torch.device(runner.device), config.model_config.seed))
 
     @property
     def model(self) -> torch.nn.Module:
@@ -52,29 +52,22 @@ class Runner:
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """One step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
-        with self._own_random_state():
+        with nullcontext() if self._randomness is None else self._randomness.used():
             output = self._runner.execute_model(plan)
             if output is None:
                 output = self._runner.sample_tokens(grammar)
         return output.get_output() if hasattr(output, "get_output") else output
 
-    @contextmanager
-    def _own_random_state(self) -> Iterator[None]:
-        """torch's generator is equal in a lane on all members of a group, whatever they do elsewhere."""
-        if self._random_state is None:
-            yield
-            return
-        outside = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._random_state)
-        try:
-            yield
-        finally:
-            self._random_state = torch.random.get_rng_state()
-            torch.random.set_rng_state(outside)
+    def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
+        """Draw other random numbers from now on: those of the group of these engines in these incarnations."""
+        seed = self.config.model_config.seed
+        if self._randomness is None:
+            seed_process(seed, group[0], incarnations[0])
+        else:
+            self._randomness.seed(seed_of(seed, group, incarnations))
 
     def forget(self) -> None:
-        """Drop all requests, and what a step has left that was not finished; the random state is that of the start."""
-        self._random_state = self._first_random_state
+        """Drop all requests, and what a step has left that was not finished."""
         self._runner.execute_model_state = None
         ended = SchedulerOutput.make_empty()
         ended.finished_req_ids = set(self._runner.requests)

@@ -1,6 +1,7 @@
 """All lanes of a worker: built over lane 1's weights and KV memory, checked and measured at start, stepped later."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
 from flying_serving.errors import CollectiveTimeout, ConfigError, EngineLost, Unsupported
-from flying_serving.layout.groups import aligned_group
+from flying_serving.layout.groups import aligned_group, whole_groups
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
 from flying_serving.memory.arena import Arena
@@ -195,6 +196,12 @@ class WorkerLanes:
         for size, config, step in lanes:
             self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
 
+    def seed(self, incarnations: Sequence[int | None]) -> None:
+        """Let each lane draw its own random numbers: at the end of a start, in which lanes have drawn some."""
+        for group, there in whole_groups(self.engine, (1, *self.groups), incarnations):
+            runner = self.lane1 if len(group) == 1 else self.groups[len(group)].runner
+            runner.seed(group, there)
+
     def get_calibration(self) -> list[CalibrationRow]:
         """What `calibrate` has measured."""
         return self.calibration
@@ -229,6 +236,7 @@ class WorkerLanes:
     def rejoin(self, size: int, incarnations: list[int]) -> None:
         """All members of the group of `size` engines are there again, as these incarnations of theirs."""
         self.communicators.reopen(size, incarnations)
+        self.groups[size].runner.seed(aligned_group(self.engine, size), incarnations)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Keep the limit of all lanes equal to lane 1's when vLLM fits it to the KV memory."""

@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
-from flying_serving.layout.groups import aligned_group
+from flying_serving.layout.groups import whole_groups
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
@@ -61,11 +61,8 @@ class LaneWorker:
         distributed.set_home(self.communicators.coordinator(1))
         if shares_memory:
             self.communicators.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
-            for size in deployment.group_sizes:
-                there = [deployment.incarnations[e] for e in aligned_group(self.engine, size)]
-                group = [incarnation for incarnation in there if incarnation is not None]
-                if len(group) == size:
-                    self.communicators.reopen(size, group)
+            for group, there in whole_groups(self.engine, deployment.group_sizes, deployment.incarnations):
+                self.communicators.reopen(len(group), there)
         if not deployment.restarts:
             self.communicators.warm()
         if deployment.devices > 1:
@@ -122,6 +119,7 @@ class LaneWorker:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.lanes.calibrate()
+        self.lanes.seed(self.deployment.incarnations)
         if self.deployment.devices > 1:  # it is a process of its own; while it starts, vLLM ends it by a signal
             leave_signals_to_parent()
         give_back_freed()

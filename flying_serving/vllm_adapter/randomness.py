@@ -1,0 +1,76 @@
+"""Random numbers that requests without a seed are sampled with: each lane has its own, equal on all of its members."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+from vllm.utils.torch_utils import set_random_seed
+
+
+def seed_process(seed: int, engine: int, incarnation: int) -> None:
+    """Seed the generators of this process for the lane of one engine, as vLLM seeds replica number `engine`.
+
+    vLLM knows no replica that is started again. Seeded as at first, it would repeat the numbers that it drew before.
+    """
+    if incarnation == 0:
+        set_random_seed(seed, engine)
+    else:
+        set_random_seed(seed_of(seed, [engine], [incarnation]))
+
+
+def seed_of(seed: int, group: Sequence[int], incarnations: Sequence[int]) -> int:
+    """What the generators of a group begin with: another number for each --seed, size, first engine and incarnations.
+
+    numpy fills entropy up to four numbers with zeros, so vLLM's (seed, replica) is one of four whose last number is 0.
+    The incarnation of a single engine is not 0 here, and groups have at least five numbers.
+    """
+    return int(np.random.SeedSequence((seed, len(group), group[0], *incarnations)).generate_state(1)[0])
+
+
+class LaneRandomness:
+    """The state that one lane has of each generator that vLLM seeds: Python's, numpy's, torch's on CPU and `device`.
+
+    Whatever else draws in this process, other lanes too, does not change it.
+    """
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+            (random.getstate, random.setstate),
+            (mtrand.get_bit_generator, mtrand.set_bit_generator),  # exchanged: numpy takes long to copy a state
+            (torch.get_rng_state, torch.set_rng_state),
+        ]
+        self._states: list[Any] = [random.getstate(), np.random.MT19937(), torch.get_rng_state()]
+        if device.type != "cpu":
+            of_device = torch.get_device_module(device)
+            read, write = of_device.get_rng_state, of_device.set_rng_state
+            self._generators.append((partial(read, device), partial(write, device=device)))
+            self._states.append(read(device))
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Begin anew, with numbers that depend on `seed` alone."""
+        with self.used():
+            set_random_seed(seed)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """While the body runs, what is drawn in this process are the lane's next random numbers."""
+        outside = self._read()
+        self._write(self._states)
+        try:
+            yield
+        finally:
+            self._states = self._read()
+            self._write(outside)
+
+    def _read(self) -> list[Any]:
+        return [read() for read, _ in self._generators]
+
+    def _write(self, states: Sequence[Any]) -> None:
+        for (_, write), state in zip(self._generators, states, strict=True):
+            write(state)
