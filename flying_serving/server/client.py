@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import zmq
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, PauseMode
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest, PauseMode
 from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S, AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -40,7 +41,8 @@ class FlyingClient(AsyncMPClient):
 
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None) -> None:
         deployment = deployment_of(vllm_config.additional_config)
-        self._blocks: list[int] = []
+        self._blocks: dict[int, int] = {}
+        """KV blocks by engine."""
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
         self.flying_executor_class, self.flying_log_stats = executor_class, log_stats
@@ -64,15 +66,15 @@ class FlyingClient(AsyncMPClient):
             self._ensure_clock()
 
     def _apply_ready_response(self, payload: bytes) -> None:
-        before = self.vllm_config.cache_config.num_gpu_blocks or 0
         super()._apply_ready_response(payload)
-        self._blocks.append((self.vllm_config.cache_config.num_gpu_blocks or 0) - before)
+        ready = msgspec.msgpack.decode(payload, type=EngineCoreReadyResponse)
+        self._blocks[ready.data_parallel_rank] = ready.num_gpu_blocks
         logger.info("%d of %d engines are ready", len(self._blocks), self._calls.deployment.engines)
 
     @property
     def fewest_blocks(self) -> int:
         """KV blocks of the engine that has fewest."""
-        return min(self._blocks)
+        return min(self._blocks.values())
 
     def _ensure_clock(self) -> None:
         if not self._clock_runs:

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason, UtilityOutput
 from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.metrics.stats import SchedulerStats
 
@@ -21,6 +21,12 @@ def _identity(engine: int) -> bytes:
 def idle() -> SchedulerStats:
     """What vLLM shows of an engine without requests."""
     return SchedulerStats()
+
+
+def drop_unawaited(original: Any, output: UtilityOutput, utility_results: dict[int, asyncio.Future[Any]]) -> None:
+    """Wraps `_process_utility_output`, which fails at the answer to a call that has ended, and so is forgotten."""
+    if output.call_id in utility_results:
+        original(output, utility_results)
 
 
 class ClientChannel:
@@ -59,14 +65,16 @@ class ClientChannel:
     def call(self, engine: int, method: str, args: tuple[Any, ...]) -> asyncio.Future[tuple[Any, Any]]:
         """Call a utility of an engine, as `send`. The result is a pair, of which the second is the answer."""
         client, call_id = self._client, uuid.uuid1().int >> 64
-        answer = client.utility_results[call_id] = asyncio.get_running_loop().create_future()
+        awaited: dict[int, asyncio.Future[Any]] = client.utility_results
+        answer = awaited[call_id] = asyncio.get_running_loop().create_future()
         try:
             sent = self.send(EngineCoreRequestType.UTILITY, (client.client_index, call_id, method, args), engine)
         except Exception:
-            del client.utility_results[call_id]  # no answer will come
+            del awaited[call_id]  # no answer will come
             raise
         client._ensure_output_queue_task()
         call = asyncio.gather(sent, answer)
+        call.add_done_callback(lambda _: awaited.pop(call_id, None))  # an engine that is lost answers none
         self._answers[call] = answer
         return call
 

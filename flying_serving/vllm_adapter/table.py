@@ -177,6 +177,11 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "a request that is refused or left while it waits would stay in the output processor, and in the task pool",
     ),
     Patch(
+        "vllm.v1.engine.core_client:_process_utility_output(output, utility_results)",
+        _HOOKS + "channel:drop_unawaited",
+        "a call that has ended is forgotten, and its answer may be on its way",
+    ),
+    Patch(
         "vllm.v1.engine.async_llm:AsyncLLM.shutdown(self, timeout)",
         HANDED + ":end_in_order",
         "vLLM's engines drain each by itself, and requests that are left get no answer",
