@@ -4,6 +4,7 @@ import atexit
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -48,11 +49,14 @@ def remove_run_dir(path: Path) -> None:
 
 
 def _remove_left(parent: str) -> None:
-    """Remove the directories of servers that were killed."""
-    for path in Path(parent).glob(f"{_PREFIX}*"):
+    """Remove the directories of this user's servers that were killed.
+
+    Others may write to `parent` too. What they put there is no directory of this user, and a link leads elsewhere.
+    """
+    for path in filter(_is_own_directory, Path(parent).glob(f"{_PREFIX}*")):
         try:
-            lock = os.open(path / _OWNER, os.O_RDWR)
-        except OSError:  # another user's, or gone by now
+            lock = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # no server's, or gone by now
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,11 +68,19 @@ def _remove_left(parent: str) -> None:
             os.close(lock)
 
 
+def _is_own_directory(path: Path) -> bool:
+    """Whether this is a directory, and no link to one, of this user: nobody else can then exchange it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def _unlink_segments(run_dir: Path) -> None:
     """Remove the shared memory whose names a server has noted there (`vllm_adapter/queues.py`)."""
-    owner = run_dir.stat().st_uid
     for note in run_dir.glob(_SEGMENT):
         segment = Path(_SHARED_MEMORY, note.name)
         with suppress(OSError):
-            if segment.stat().st_uid == owner:  # what else it may be called, a user's note removes nobody else's
+            if segment.lstat().st_uid == os.geteuid():  # what else it may be called, a note removes nobody else's
                 segment.unlink()

@@ -137,3 +137,56 @@ def test_it_stays_while_an_engine_lives(tmp_path: Path, stack: ExitStack) -> Non
     assert path.exists()
     _remove_left(str(tmp_path))
     assert not path.exists()
+
+
+def left_by(folder: Path) -> list[Path]:
+    """Make a folder look as a server leaves it that was killed; return what is in it."""
+    folder.mkdir(exist_ok=True)
+    files = [folder / "owner", folder / "pulse"]
+    for file in files:
+        file.touch()
+    return files
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Anybody can make one in /dev/shm, to a folder of ours."""
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    kept = left_by(tmp_path / "flying-project")
+    (shared / "flying-1-link").symlink_to(tmp_path / "flying-project")
+    _remove_left(str(shared))
+    assert all(file.exists() for file in kept)
+
+
+def test_a_lock_that_is_a_link_is_no_servers(tmp_path: Path) -> None:
+    kept = left_by(tmp_path / "flying-1-x")
+    kept[0].unlink()
+    kept[0].symlink_to(tmp_path / "file")
+    (tmp_path / "file").touch()
+    _remove_left(str(tmp_path))
+    assert all(file.exists() for file in kept)
+
+
+def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where this user may write to it, as the superuser may."""
+    kept = left_by(tmp_path / "flying-1-x")
+    with monkeypatch.context() as other:
+        other.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+        _remove_left(str(tmp_path))
+        assert all(file.exists() for file in kept)
+    _remove_left(str(tmp_path))
+    assert not kept[0].parent.exists()
+
+
+def test_a_noted_link_is_not_followed(tmp_path: Path, segments: list[Path]) -> None:
+    """A name that a server noted may be anybody's by now: what it leads to stays."""
+    target, link = segments[0], Path("/dev/shm", f"psm_link_{os.getpid()}")
+    link.symlink_to(target)
+    run_dir = tmp_path / "flying-1-x"
+    left_by(run_dir)
+    (run_dir / link.name).touch()
+    try:
+        _remove_left(str(tmp_path))
+        assert target.exists()
+    finally:
+        link.unlink(missing_ok=True)
