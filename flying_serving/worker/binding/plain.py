@@ -22,9 +22,12 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.loading import saved_buffers
 
-COMPUTED = {"alibi_slopes", "_k_scale_cpu", "_v_scale_cpu", "weight"}
+COMPUTED = {"alibi_slopes", "weight"}
 """Plain attributes that a lane may have of its own if they equal lane 1's: what vLLM computes. A `weight` that is no
 parameter is the ones of a norm without weights."""
+KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu"}
+"""Plain attributes of attention layers that vLLM keeps on the CPU when it has loaded a model. A lane is not loaded, so
+what it makes is on the device under which it is built, and of no use."""
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, VllmConfig, CompilationConfig),
@@ -70,10 +73,13 @@ def bind_whole(
             mine.data = part  # and so for every object that holds it
         else:
             raise WeightError(f"{name}.{key}: what a lane computes is no part of what lane 1 has")
+    for key in KEPT_ON_CPU & vars(layer).keys() & ({} if full is None else vars(full)).keys():
+        setattr(layer, key, getattr(full, key))
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(left, right)
+    alike = (left.dtype, left.device) == (right.dtype, right.device)
+    return alike and torch.equal(left, right)
 
 
 def part_of(name: str, full: torch.Tensor, shape: torch.Size, rank: int, degree: int) -> torch.Tensor:

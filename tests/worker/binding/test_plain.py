@@ -203,6 +203,32 @@ def test_a_plain_attribute_without_data_is_refused() -> None:
         check(lane, full)
 
 
+def attention(scale: float) -> nn.Module:
+    """A layer with the scales that vLLM keeps on the CPU."""
+    layer = nn.Module()
+    layer._k_scale_cpu, layer._v_scale_cpu = torch.tensor(scale), torch.tensor(scale + 1)
+    return layer
+
+
+def test_scales_that_vllm_keeps_on_the_cpu_are_lane_1s() -> None:
+    """vLLM moves them there when it has loaded a model; a lane is only built."""
+    full = attention(2.0)
+    with torch.device("meta"):
+        lane = attention(1.0)
+    bind_whole("attn", lane, full, 1, 2)
+    assert lane._k_scale_cpu is full._k_scale_cpu
+    assert lane._v_scale_cpu is full._v_scale_cpu
+    check(lane, full)
+
+
+def test_what_is_on_another_device_than_lane_1s_is_named() -> None:
+    full, lane = bound()
+    full.register_buffer("scales", torch.ones(2), persistent=False)
+    lane.register_buffer("scales", torch.ones(2, device="meta"), persistent=False)
+    with pytest.raises(WeightError, match=r"^norm\.scales: what a lane computes is no part of what lane 1 has"):
+        bind_whole("norm", lane, full, 0, 2)
+
+
 @pytest.mark.parametrize(("rank", "right"), [(0, [1.0, 2.0]), (1, [3.0, 4.0])])
 def test_slopes_that_a_lane_computes_must_be_its_ranks(rank: int, right: list[float]) -> None:
     full, lane = bound(rank)
