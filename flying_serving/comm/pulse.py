@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterable
 
+from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.mapped import MappedArray
 
 BEAT_S = 0.1
@@ -15,7 +16,7 @@ class Pulse(MappedArray):
 
     An engine of one device is one process; one of several has another one for each device. Beside them each engine
     says whether it ends because it was told to, and the API server whether an engine is lost: before it tells others,
-    which then use the memory again that they had shared with it.
+    which then use the memory again that they had shared with it. A device's process holds a byte of the file locked.
     """
 
     def __init__(self, run_dir: str, engines: int, devices: int) -> None:
@@ -29,13 +30,22 @@ class Pulse(MappedArray):
 
         Or until the engine has said that it ends, so that one which hangs then is silent.
         """
-        place = engine * self._processes + (0 if device is None else 1 + device)
+        place = self._place(engine, device)
+        if device is not None:
+            hold(self.file, place)
         threading.Thread(target=self._beat, args=(engine, place), name="pulse", daemon=True).start()
 
     def _beat(self, engine: int, place: int) -> None:
         while not self.has_left(engine):
             time.sleep(BEAT_S)
             self.numbers[place] += 1
+
+    def living_devices(self, engine: int) -> list[int]:
+        """Devices of an engine whose processes, which are its children, have not ended; it may have ended before."""
+        return [device for device in range(self._processes - 1) if is_held(self.file, self._place(engine, device))]
+
+    def _place(self, engine: int, device: int | None) -> int:
+        return engine * self._processes + (0 if device is None else 1 + device)
 
     def leave(self, engine: int, *, leaves: bool = True) -> None:
         """Say that an engine ends because a signal has told it to, or not, as it has just begun."""

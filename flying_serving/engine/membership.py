@@ -2,7 +2,8 @@
 
 The API server says of each engine its *incarnation*, the number of its starts before, or that it is lost. Members of a
 group that has lost an engine leave it: nothing of the group is left, so that nobody waits for the engine. When it is
-there again, in another incarnation, they meet in new shared memory.
+there again, in another incarnation, they meet in new shared memory. What an engine maps of one that is lost it unmaps
+before it answers: the lost one's memory is free then, which the next one needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,10 +78,15 @@ class Membership:
         """The engines are these from now on. Messages of groups that are broken by that are nobody's any more."""
         changed = {engine for engine, number in enumerate(incarnations) if number != self._incarnations[engine]}
         back = [engine for engine in sorted(changed) if incarnations[engine] is not None]
+        lost = [engine for engine in sorted(changed) if incarnations[engine] is None]
         self._incarnations = list(incarnations)
         regrouped = [size for size in self._lanes.members if not changed.isdisjoint(self._lanes.by_size[size].group)]
         for size in regrouped:
             self._dissolve(size)
+        self._note()
+        if lost:  # the API server starts them again when all have unmapped their memory
+            self._offers.forget(lost)
+            self._call_workers(transfer.forget_peers, lost)
         if back:
             self._offers.map(back)
             self._call_workers(transfer.map_peers, back)

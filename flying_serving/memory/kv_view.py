@@ -127,7 +127,10 @@ def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def share_cuda(memory: torch.Tensor) -> bytes:
-    """What a process of this node needs to map memory of a CUDA device: a CUDA IPC handle. Not run yet on CUDA."""
+    """What another process of this node needs to map memory of a CUDA device: a CUDA IPC handle.
+
+    This process cannot open it itself. Run once on CUDA (docs/cuda.md).
+    """
     return pickle.dumps(reduce_tensor(memory))
 
 

@@ -1,10 +1,11 @@
-"""The KV memory of the other engines' devices, mapped when it is first read."""
+"""The KV memory of the other engines' devices, mapped when it is first read and unmapped when they are lost."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import msgspec
 
+from flying_serving.errors import PeerMemory
 from flying_serving.memory.arena import Address, announce, announced
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
 
@@ -38,27 +39,45 @@ def fewest_blocks(run_dir: str, engines: int) -> KVBlocks:
 
 
 class PeerKV:
-    """The lanes of all devices of a server, as they were announced in its run directory."""
+    """The lanes of all devices of a server, as they were announced in its run directory.
+
+    A device's own lanes are read where they are: a process cannot map its own memory of a CUDA device.
+    """
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
+        self._own: dict[tuple[int, int], dict[int, KVView]] = {}
         self._views: dict[tuple[int, int], dict[int, KVView]] = {}
+        self._lost: set[int] = set()
 
-    def map(self, engines: Iterable[int], devices: int) -> None:
+    def share(self, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]) -> None:
+        """Let peers read the lanes of a device of this process: see `announce_kv`."""
+        self._own[engine, device] = views
+        announce_kv(self._run_dir, engine, device, memory, views)
+
+    def map(self, engines: Sequence[int], devices: int) -> None:
         """Map those of some engines, when all are announced or about to be. Raises PeerMemory if one cannot be."""
+        self.forget(engines)
+        self._lost.difference_update(engines)
         for engine, device in product(engines, range(devices)):
-            self._views.pop((engine, device), None)
             self.view(engine, device, 1)
 
+    def forget(self, engines: Iterable[int]) -> None:
+        """Unmap those of engines that are lost: memory of a process that has ended is free when nobody maps it."""
+        self._lost.update(engines)
+        self._views = {place: views for place, views in self._views.items() if place[0] not in self._lost}
+
     def view(self, engine: int, device: int, size: int) -> KVView:
-        """The lane for groups of `size` engines of a device. Raises PeerMemory if it cannot be mapped."""
-        found = self._views.get((engine, device))
+        """The lane for groups of `size` engines of a device. Raises PeerMemory if it cannot be mapped, or is lost."""
+        found = self._own.get((engine, device)) or self._views.get((engine, device))
         if found is None:
             found = self._views[engine, device] = self._map(engine, device)
         return found[size]
 
     def _map(self, engine: int, device: int) -> dict[int, KVView]:
         whose = f"KV memory of engine {engine} device {device}"
+        if engine in self._lost:
+            raise PeerMemory(f"{whose}: the engine is lost")
         found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
         memory = map_memory(found.memory, whose)
         return {size: KVView.over(memory, lane) for size, lane in found.lanes.items()}

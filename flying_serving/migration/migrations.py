@@ -126,8 +126,11 @@ class Migrations:
     def pull(self, message: PullKV) -> None:
         """Copy the heads of this engine's devices, once more if blocks have moved meanwhile (`engine/residency.py`).
 
-        A member moves its own, and cannot revoke what its leader offers.
+        A member moves its own, and cannot revoke what its leader offers. Of a group that has lost an engine nothing is
+        copied: its offers are void, so the leader does not count what was pulled.
         """
+        if not self._offers.is_mapped(message.source.group):
+            return
         mine = self._lanes[len(message.group)].physical(message.blocks)
         with ExitStack() as stack:
             for observer in self.observers:

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from flying_serving.errors import PeerMemory
 from flying_serving.layout.groups import Group
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
 
@@ -46,6 +47,9 @@ class Offers(Protocol):
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
         """An engine's own blocks behind blocks of its group of this size."""
+
+    def is_mapped(self, group: Group) -> bool:
+        """Whether no engine of a group is lost, as this one knows: of one that is it maps nothing any more."""
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -127,7 +131,7 @@ def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int)
 
 
 class PeerOffers:
-    """The tables of all engines of a server, each mapped when it is first read.
+    """The tables of all engines of a server, each mapped when it is first read, and unmapped when it is lost.
 
     `is_lost`: whether the API server has lost an engine, as it says before other members of its groups hear of it:
     from then on they use blocks again that the groups have offered.
@@ -146,6 +150,15 @@ class PeerOffers:
             self._tables.pop(engine, None)
             self._table(engine)
 
+    def forget(self, engines: Iterable[int]) -> None:
+        """Unmap those of engines that are lost."""
+        for engine in engines:
+            self._tables.pop(engine, None)
+
+    def is_mapped(self, group: Group) -> bool:
+        """See `Offers`."""
+        return self.lost.isdisjoint(group)
+
     def read(self, source: KVSource) -> Offer | None:
         """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
         if any(engine in self.lost or self._is_lost(engine) for engine in source.group):
@@ -159,6 +172,8 @@ class PeerOffers:
     def _table(self, engine: int) -> OfferTable:
         if engine not in self._tables:
             whose = f"offers of engine {engine}"
+            if engine in self.lost:
+                raise PeerMemory(f"{whose}: the engine is lost")
             found = announced(_path(self._run_dir, engine), TableShape, whose)
             memory = memoryview(map_peer(found.memory, whose))
             self._tables[engine] = OfferTable(memory, found.offer_blocks, found.engine_blocks)

@@ -69,6 +69,11 @@ def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:
         worker.peers.map(engines, worker.devices)
 
 
+def forget_peers(worker: KVWorker, engines: Sequence[int]) -> None:
+    """Unmap the KV of engines that are lost."""
+    worker.peers.forget(engines)
+
+
 def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:
     """How long it takes to pull KV into each lane of a worker, while nothing is in the caches.
 

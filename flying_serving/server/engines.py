@@ -11,6 +11,7 @@ from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, retrieved
+from flying_serving.server.departures import until_ended
 from flying_serving.server.figures.losses import Loss
 from flying_serving.server.processes import has_ended
 from flying_serving.server.shell import Shell
@@ -200,16 +201,26 @@ class Engines:
                 if await self._start(engine, one):
                     return
 
+    def _departing(self) -> dict[int, int]:
+        """Engines that are lost, or will be as they were killed, and their sentinels: they may still hold memory."""
+        return {
+            engine: one.process.sentinel
+            for engine, one in enumerate(self.records)
+            if one.loss is not None or one.killed is not None
+        }
+
     async def _start(self, engine: int, one: Record) -> bool:
         """Start an engine again and let all know it. Whether it is there."""
-        one.incarnation += 1
         incarnations = self.incarnations
-        incarnations[engine] = one.incarnation
 
         def started(process: Process) -> None:
             one.process, one.starts = process, True
 
         try:
+            await until_ended(self._departing, self._pulse)
+            one.incarnation += 1
+            incarnations = self.incarnations
+            incarnations[engine] = one.incarnation
             await self._restart(engine, incarnations, started)
         except Exception as error:  # whatever it is, others serve on
             trace = None if isinstance(error, FlyingError) else error

@@ -18,7 +18,7 @@ from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
-from flying_serving.memory.peers import PeerKV, announce_kv
+from flying_serving.memory.peers import PeerKV
 from flying_serving.vllm_adapter import loading
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.runner import Runner
@@ -81,8 +81,7 @@ class WorkerLanes:
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
-        self._run_dir = deployment.run_dir
-        self.peers = PeerKV(self._run_dir)
+        self.peers = PeerKV(deployment.run_dir)
         self.calibration: list[CalibrationRow] = []
 
     def _share_weights(self, pack: bool) -> None:
@@ -146,7 +145,7 @@ class WorkerLanes:
         """Let peers read the KV memory of all lanes: that of `arena`, or the device's own."""
         if self.kv_views:
             memory = share_cuda(self.lane1.kv_bytes()) if arena is None else arena.address
-            announce_kv(self._run_dir, self.engine, self.device, memory, self.kv_views)
+            self.peers.share(self.engine, self.device, memory, self.kv_views)
 
     @torch.inference_mode()
     def check(self) -> None:

@@ -1,5 +1,7 @@
 """Pulse: counters that rise while their process runs; Silence: for how long one has not."""
 
+import multiprocessing
+import signal
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,3 +82,22 @@ def test_what_has_not_begun_is_not_silent_while_an_engine_starts() -> None:
 
 def test_nothing_is_silent_at_the_first_look() -> None:
     assert Silence().look([3, 7], time.monotonic()) == 0.0
+
+
+def test_a_device_lives_until_its_process_has_ended() -> None:
+    """In whatever way it ends; that of no other engine or device is meant."""
+    with TemporaryDirectory(dir="/dev/shm") as run_dir:
+        watched, context = Pulse(run_dir, 2, 2), multiprocessing.get_context("fork")
+        process = context.Process(target=beat_for_ever, args=(run_dir, 1, 0))
+        process.start()
+        wait_until(lambda: watched.living_devices(1))
+        assert (watched.living_devices(1), watched.living_devices(0)) == ([0], [])
+        process.kill()
+        process.join()
+        assert watched.living_devices(1) == []
+
+
+def beat_for_ever(run_dir: str, engine: int, device: int) -> None:
+    """Be the process of a device."""
+    Pulse(run_dir, 2, 2).beat(engine, device)
+    signal.pause()

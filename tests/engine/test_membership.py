@@ -31,12 +31,17 @@ class Survivor:
         self.dissolved: list[int] = []
         self.mapped: list[int] = []
         self.arbiter = LaneArbiter(1, 1.0)
-        self.offers = SimpleNamespace(lost=set(), map=self.mapped.extend)
+        self.unmapped: list[int] = []
+        self.offers = SimpleNamespace(lost=set(), map=self._map, forget=self.unmapped.extend)
         migrations: Any = SimpleNamespace(dissolve=self.dissolved.append)
         offers: Any = self.offers
         self.membership = Membership(
             incarnations, lanes, self.arbiter, migrations, offers, self.call_workers, TOLD_IN_S
         )
+
+    def _map(self, engines: list[int]) -> None:
+        assert self.offers.lost.isdisjoint(engines), "the table of an engine that is lost is not mapped"
+        self.mapped.extend(engines)
 
     def call_workers(self, function: Any, *args: Any) -> None:
         self.calls.append((function, *args))
@@ -108,7 +113,7 @@ class Losses(RuleBasedStateMachine):
             assert not pair.leader.ready(self.now_s + 1) and pair.leader.retry_in_s(self.now_s) is None
             assert self.survivor.membership.broken == {2}
         self.survivor.arbiter.present = 2
-        assert self.survivor.update(0, None) == [(WorkerLanes.forget, 2)]
+        assert self.survivor.update(0, None) == [(WorkerLanes.forget, 2), (transfer.forget_peers, [1])]
         for inbox in pair.inboxes.of_engine:
             inbox.clear()
         assert self.survivor.arbiter.present == 1
@@ -152,9 +157,13 @@ TestLosses.settings = settings(max_examples=100, stateful_step_count=30)
 
 def test_only_groups_with_the_lost_engine_are_broken() -> None:
     survivor = Survivor(members_of(3, (2, 4)), (0, 0, 0, 0))
-    assert survivor.update(0, None, 0, 0) == [(WorkerLanes.forget, 4)]
+    assert survivor.update(0, None, 0, 0) == [(WorkerLanes.forget, 4), (transfer.forget_peers, [1])]
     assert (survivor.membership.broken, survivor.dissolved) == ({4}, [4])
-    assert survivor.update(0, None, None, 0) == [(WorkerLanes.forget, 2), (WorkerLanes.forget, 4)]
+    assert survivor.update(0, None, None, 0) == [
+        (WorkerLanes.forget, 2),
+        (WorkerLanes.forget, 4),
+        (transfer.forget_peers, [2]),
+    ]
     assert survivor.membership.broken == {2, 4}
     back = survivor.update(0, None, 2, 0)
     assert back == [
@@ -164,6 +173,13 @@ def test_only_groups_with_the_lost_engine_are_broken() -> None:
         (WorkerLanes.rejoin, 2, [2, 0]),
     ]
     assert (survivor.membership.broken, survivor.mapped) == ({4}, [2])
+
+
+def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
+    """That of an engine which shares no group with this one too."""
+    survivor = Survivor(members_of(3, (2,)), (0, 0, 0, 0))
+    assert survivor.update(0, None, None, 0) == [(WorkerLanes.forget, 2), (transfer.forget_peers, [1, 2])]
+    assert survivor.unmapped == [1, 2]
 
 
 def test_an_engine_that_is_started_while_another_is_lost_has_broken_groups() -> None:

@@ -1,6 +1,10 @@
 """KV memory that workers announce and peers map: all lanes of every device."""
 
+from functools import partial
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +13,8 @@ from flying_serving.errors import PeerMemory
 from flying_serving.memory.arena import Address, Arena
 from flying_serving.memory.kv_view import KVView, bytes_of, map_memory
 from flying_serving.memory.peers import PeerKV, announce_kv
+from flying_serving.migration import transfer
+from flying_serving.worker.lanes import WorkerLanes
 
 BLOCKS, HEADS, TOKENS, SIZE, LAYERS = 5, 4, 4, 2, 2
 
@@ -60,6 +66,77 @@ def test_memory_that_was_not_announced_is_named(tmp_path: Path, monkeypatch: pyt
     announce_kv(str(tmp_path), 2, 1, Address(1 << 22, 3, 4096), {})
     with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: .* cannot be opened"):
         peers.view(2, 1, 1)
+
+
+def mapped_bytes(name: str) -> int:
+    """Memory of this name that this process maps."""
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"/memfd:{name} " in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in (found[0].split("-") for found in maps))
+
+
+def test_memory_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
+    """All lanes of all of its devices; it is mapped again when it is there again, with other memory."""
+    size_bytes = 1 << 16
+    arenas = [Arena(f"flying-test-{place}", size_bytes) for place in "abc"]
+    for (engine, device), arena in zip([(1, 0), (1, 1), (2, 0)], arenas, strict=True):
+        announce_kv(str(tmp_path), engine, device, arena.address, {1: KVView([torch.zeros(2, 1, 4, 2)], range(1), 4)})
+    peers = PeerKV(str(tmp_path))
+    peers.map([2], 1)
+    peers.map([1], 2)
+    assert peers.view(1, 1, 1).stacks
+    peers.forget([1])
+    assert [mapped_bytes(f"flying-test-{place}") for place in "abc"] == [size_bytes, size_bytes, 2 * size_bytes]
+    with pytest.raises(PeerMemory, match="KV memory of engine 1 device 0: the engine is lost"):
+        peers.view(1, 0, 1)
+    peers.map([1], 2)
+    assert mapped_bytes("flying-test-b") == 2 * size_bytes
+
+
+class Handles:
+    """In place of CUDA's handles of memory: a process cannot open one of its own.
+
+    `opener`: the process that is looked at.
+    """
+
+    def __init__(self) -> None:
+        self.memories: dict[bytes, tuple[int, torch.Tensor]] = {}
+        self.opener = 0
+
+    def share(self, memory: torch.Tensor) -> bytes:
+        """Give a handle."""
+        handle = f"handle {len(self.memories)}".encode()
+        self.memories[handle] = self.opener, memory
+        return handle
+
+    def open(self, memory: Address | bytes, whose: str) -> torch.Tensor:
+        """Map another process's memory."""
+        assert isinstance(memory, bytes)
+        owner, found = self.memories[memory]
+        if owner == self.opener:
+            raise PeerMemory(f"{whose}: its CUDA IPC handle cannot be opened (invalid device context)")
+        return found
+
+
+def test_a_device_reads_its_own_memory_without_its_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that of the others by theirs, other devices of its engine too."""
+    handles = Handles()
+    monkeypatch.setattr("flying_serving.worker.lanes.share_cuda", handles.share)
+    monkeypatch.setattr("flying_serving.memory.peers.map_memory", handles.open)
+    workers: list[Any] = []
+    for process, (engine, device) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        handles.opener = process
+        memory = torch.full((64,), process, dtype=torch.int8)
+        views = {1: KVView([memory.view(2, 1, 4, 8)], range(1), 4)}
+        place = {"engine": engine, "device": device, "devices": 2, "kv_views": views, "_run_dir": str(tmp_path)}
+        lane1 = SimpleNamespace(kv_bytes=partial(torch.clone, memory))
+        workers.append(SimpleNamespace(peers=PeerKV(str(tmp_path)), lane1=lane1, **place))
+        WorkerLanes.announce_kv(workers[-1], None)
+    for process, worker in enumerate(workers):
+        handles.opener = process
+        transfer.map_peers(worker, [0, 1])
+        found = [worker.peers.view(engine, device, 1).parts[0] for engine, device in product((0, 1), (0, 1))]
+        assert [part.flatten()[0].item() for part in found] == [0, 1, 2, 3]
+        assert found[process] is worker.kv_views[1].parts[0]
 
 
 def test_a_cuda_handle_is_carried_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ class Node:
         self.now_s = 0.0
         self.inboxes: list[deque[Any]] = [deque(), deque()]
         self.ended: set[str] = set()
+        self.lost: set[int] = set()
         self.asked: list[tuple[int, ...]] = []
         self.lanes = {group: Lane(overlaps=overlaps, blocks=blocks[group]) for group in GROUPS}
         size_bytes = OfferTable.size_bytes(20, 40)
@@ -60,7 +61,12 @@ class Node:
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
         """Each lane has its own memory here."""
+        assert engine not in self.lost, "its table is not mapped"
         return list(blocks)
+
+    def is_mapped(self, group: Group) -> bool:
+        """Unless an engine of it is lost."""
+        return self.lost.isdisjoint(group)
 
     def send(self, members: Sequence[int], message: Any) -> None:
         """In order."""

@@ -98,6 +98,17 @@ def test_a_request_arrives_with_its_kv(old: Group, new: Group, told_first: bool)
     assert ("a+1" in at.ended, all_free(at)) == (True, True)
 
 
+def test_of_a_lost_engine_nothing_is_copied() -> None:
+    """Its memory is not mapped any more. A leader that has not heard of it gets its answer."""
+    at = node()
+    begin(at, B)
+    at.lost = {1}
+    before = list(at.lanes[BOTH].kv)
+    at.migrations[0].handle(PullKV(BOTH, "a+1", KVSource(B, 5), [1, 2], [3, 4], range(8)))
+    assert at.lanes[BOTH].kv == before
+    assert list(at.inboxes[0]) == [KVPulled(BOTH, 0, "a+1")]
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_what_is_not_there_is_prefilled(steps: int) -> None:
     """All of it, or what was not computed yet."""

@@ -100,6 +100,22 @@ def test_peers_find_tables_in_the_run_directory(tmp_path: Path, monkeypatch: pyt
         peers.read(KVSource((2,), 1))
 
 
+def test_the_table_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
+    """Until it is there again."""
+    make_table(str(tmp_path), 9, 4, 9)
+    maps = Path("/proc/self/maps")
+    peers = PeerOffers(str(tmp_path), lambda engine: False)
+    before = maps.read_text().count("memfd:flying-offers-9")
+    peers.map([9])
+    assert maps.read_text().count("memfd:flying-offers-9") == before + 1
+    peers.lost = {9}
+    peers.forget([9])
+    assert maps.read_text().count("memfd:flying-offers-9") == before
+    assert not peers.is_mapped((8, 9)) and peers.is_mapped((10, 11))
+    with pytest.raises(PeerMemory, match="offers of engine 9: the engine is lost"):
+        peers.physical(9, 2, [1])
+
+
 # ---- between any two accesses
 
 

@@ -109,6 +109,10 @@ class Peers:
         """Blocks go by the names of their lane here, but those that may move."""
         return names_of(blocks, self.view.get(Look(engine, size, WHERE), ()))
 
+    def is_mapped(self, group: Group) -> bool:
+        """Return that it is: the server ends when an engine has stopped."""
+        return True
+
     def copy(
         self, source: Group, blocks: Mapping[int, Sequence[int]], reader: tuple[Group, int], tokens: range
     ) -> list[Any]:
