@@ -1,4 +1,4 @@
-"""Where groups of engines share memory: a file for each group of engines in each of their incarnations."""
+"""Where processes meet: files of groups of engines, and of one engine's devices, for each of their incarnations."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,6 +9,11 @@ from flying_serving.layout.groups import Group, whole_groups
 def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str:
     """The file of a group whose engines, in this order, were started again so often."""
     return f"{directory}/lane{len(group)}-{group[0]}-{'.'.join(map(str, incarnations))}"
+
+
+def world_file(directory: str, engine: int, incarnation: int) -> str:
+    """The file through which the devices of an engine that was started again so often meet as a torch world."""
+    return f"{directory}/world-{engine}-{incarnation}"
 
 
 def forget_groups(directory: str, engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]) -> None:

@@ -74,7 +74,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
     def __init__(self, vllm_config: Any, *args: Any, engine_index: int = 0, **kwargs: Any) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         self.leave_guard = LeaveGuard(vllm_config.shutdown_timeout, survives=deployment.survives)
-        note_in(deployment.run_dir)
+        note_in(deployment.run_dir, engine_index)
         with told_to_server(deployment.run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 

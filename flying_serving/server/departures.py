@@ -3,10 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from flying_serving.comm.group_files import world_file
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server.processes import has_ended
+from flying_serving.vllm_adapter.queues import remove_queues
 
 ENDED_S = 30.0
 """How long a process that was killed may take to end, and to give its memory back."""
@@ -28,6 +31,12 @@ async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) 
                 f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: {', '.join(left)}"
             )
         await asyncio.sleep(_LOOK_S)
+
+
+def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:
+    """Remove the shared memory and files that an engine has left for its devices to meet in: all of them have ended."""
+    remove_queues(Path(run_dir), engine)
+    Path(world_file(run_dir, engine, incarnation)).unlink(missing_ok=True)
 
 
 def _left(departing: Mapping[int, int], pulse: Pulse) -> list[str]:

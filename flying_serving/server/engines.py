@@ -11,7 +11,7 @@ from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
 from flying_serving.server.calls import EngineCalls, retrieved
-from flying_serving.server.departures import until_ended
+from flying_serving.server.departures import remove_remains, until_ended
 from flying_serving.server.figures.losses import Loss
 from flying_serving.server.processes import has_ended
 from flying_serving.server.shell import Shell
@@ -218,6 +218,7 @@ class Engines:
 
         try:
             await until_ended(self._departing, self._pulse)
+            remove_remains(self._deployment.run_dir, engine, one.incarnation)
             one.incarnation += 1
             incarnations = self.incarnations
             incarnations[engine] = one.incarnation

@@ -9,10 +9,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from flying_serving.vllm_adapter.queues import remove_queues
+
 _SHARED_MEMORY = "/dev/shm"
 _PREFIX = "flying-"
-_SEGMENT = "psm_*"
-"""What Python calls shared memory."""
 _OWNER = "owner"
 """File that a server and its engines hold locked: the kernel drops the lock when the last of them ends."""
 
@@ -60,7 +60,7 @@ def _remove_left(parent: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _unlink_segments(path)
+            remove_queues(path)
             remove_run_dir(path)
         except BlockingIOError:
             pass
@@ -75,12 +75,3 @@ def _is_own_directory(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-
-
-def _unlink_segments(run_dir: Path) -> None:
-    """Remove the shared memory whose names a server has noted there (`vllm_adapter/queues.py`)."""
-    for note in run_dir.glob(_SEGMENT):
-        segment = Path(_SHARED_MEMORY, note.name)
-        with suppress(OSError):
-            if segment.lstat().st_uid == os.geteuid():  # what else it may be called, a note removes nobody else's
-                segment.unlink()

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.distributed import parallel_state
 from vllm.platforms import current_platform
 
+from flying_serving.comm.group_files import world_file
 from flying_serving.comm.pool import START_TIMEOUT_S
 from flying_serving.config import Deployment
 from flying_serving.layout.groups import world_rank
@@ -35,12 +36,14 @@ class Place:
         """Among the devices of all engines."""
         return world_rank(self.engine, self.device, self.deployment.engines)
 
-    def torch_world(self, name: str) -> tuple[str, int, int]:
-        """Name, size and this worker's rank; `name` is what nobody but the workers of this engine's process has."""
-        devices = self.deployment.devices
+    def torch_world(self) -> tuple[str, int, int]:
+        """Its file, size and this worker's rank. An engine that is started again gets another one than before."""
+        devices, run_dir = self.deployment.devices, self.deployment.run_dir
         if self.shares_memory:
-            return name, devices, self.device
-        return "world", self.deployment.engines * devices, self.rank
+            incarnation = self.deployment.incarnations[self.engine]
+            assert incarnation is not None
+            return world_file(run_dir, self.engine, incarnation), devices, self.device
+        return f"{run_dir}/world", self.deployment.engines * devices, self.rank
 
     def joined(self) -> AbstractContextManager[None]:
         """While the body runs, a worker of vLLM's that sets up its distributed environment joins this world."""
@@ -73,11 +76,10 @@ def join_world(
     if place is None:
         original(vllm_config, rank, distributed_init_method, local_rank, backend)
         return
-    # the executor has drawn a name for the workers that it starts now: an engine that starts again gets another
-    name, size, rank = place.torch_world(str(distributed_init_method).rpartition("/")[2])
+    path, size, rank = place.torch_world()
     parallel_state.set_custom_all_reduce(not vllm_config.parallel_config.disable_custom_all_reduce)
     parallel_state.init_distributed_environment(
-        size, rank, f"file://{place.deployment.run_dir}/{name}", local_rank, backend, timedelta(seconds=START_TIMEOUT_S)
+        size, rank, f"file://{path}", local_rank, backend, timedelta(seconds=START_TIMEOUT_S)
     )
     # every rank alone, in every dimension; the lanes' own groups take the tensor-parallel place
     parallel_state.initialize_model_parallel(1)

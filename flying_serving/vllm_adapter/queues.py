@@ -1,20 +1,38 @@
 """vLLM's queues to the workers of an engine are in shared memory, which stays if all processes are killed at once."""
 
+import os
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-_run_dir: ContextVar[str | None] = ContextVar("run_dir", default=None)
+_SHARED_MEMORY = "/dev/shm"
+_SEGMENT = "psm_*"
+"""What Python calls shared memory."""
+_noting: ContextVar[tuple[str, int] | None] = ContextVar("noting", default=None)
 
 
-def note_in(run_dir: str) -> None:
-    """From now on, of this process and those it forks, note each queue in the server's run directory."""
-    _run_dir.set(run_dir)
+def note_in(run_dir: str, engine: int) -> None:
+    """From now on, of this process of an engine and those it forks, note each queue in the server's run directory."""
+    _noting.set((run_dir, engine))
 
 
 def make_noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """Wraps the constructor of vLLM's `ShmRingBuffer`: a file with the name of the segment, if this process made it."""
     original(self, *args, **kwargs)
-    run_dir = _run_dir.get()
-    if run_dir is not None and self.is_creator:
-        Path(run_dir, self.shared_memory.name).touch()
+    noting = _noting.get()
+    if noting is not None and self.is_creator:
+        run_dir, engine = noting
+        Path(run_dir, self.shared_memory.name).write_text(str(engine))
+
+
+def remove_queues(run_dir: Path, engine: int | None = None) -> None:
+    """Remove the shared memory whose names are noted there, and the notes: of an engine that is lost, or of all."""
+    for note in run_dir.glob(_SEGMENT):
+        if engine is not None and note.read_text() != str(engine):
+            continue
+        segment = Path(_SHARED_MEMORY, note.name)
+        with suppress(OSError):
+            if segment.lstat().st_uid == os.geteuid():  # what else it may be called, a note removes nobody else's
+                segment.unlink()
+        note.unlink(missing_ok=True)

@@ -42,8 +42,8 @@ class LaneWorker:
         table.install()
         worker: Any = self
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
-        note_in(deployment.run_dir)
         self.engine = worker.parallel_config.data_parallel_index
+        note_in(deployment.run_dir, self.engine)
         phase(self.engine, worker.rank, f"joining {deployment.engines} engines of {deployment.devices} devices")
         shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"
         place = distributed.Place(deployment, self.engine, worker.rank, shares_memory)

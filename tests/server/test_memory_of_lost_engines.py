@@ -78,6 +78,11 @@ def queues(run_dir: Path) -> set[str]:
     return {note.name for note in run_dir.glob("psm_*") if (SHARED_MEMORY / note.name).exists()}
 
 
+def files_in(run_dir: Path) -> list[str]:
+    """Files with pages of shared memory; vLLM's sockets, which have none, are not among them."""
+    return sorted(path.name for path in run_dir.iterdir() if path.is_file())
+
+
 def test_nobody_maps_memory_of_an_engine_that_is_lost(server: Server) -> None:
     """From before it is started again; afterwards there is as much as before."""
     before = shared_bytes(server)
@@ -100,14 +105,15 @@ def test_an_engine_that_is_started_again_has_the_blocks_that_it_had(server: Serv
     assert blocks(server) == before
 
 
-def test_a_lost_engine_leaves_no_queue_to_its_devices(server: Server) -> None:
-    """Nor one that loses a device, and ends for that."""
+def test_a_lost_engine_leaves_no_file_and_no_queue_to_its_devices(server: Server) -> None:
+    """Nor one that loses a device, and ends for that. Each has others than before."""
     run_dir = Parts.of(server).run_dir
-    before = len(queues(run_dir))
+    before, files = len(queues(run_dir)), len(files_in(run_dir))
     assert before
     kill(server, 1)
     wait_until(lambda: is_whole(server), server.log, BACK_S)
     assert len(queues(run_dir)) == before
+    assert len(files_in(run_dir)) == files, files_in(run_dir)
     losses = server.status()["losses"]["0"]
     (pid,) = [one["pid"] for one in server.status()["engines"] if one["engine"] == 0]
     os.kill(psutil.Process(pid).children()[-1].pid, signal.SIGKILL)
