@@ -14,6 +14,7 @@ from flying_serving.layout.groups import (
     aligned_group,
     group_world_ranks,
     is_power_of_two,
+    whole_groups,
     world_rank,
 )
 
@@ -184,3 +185,10 @@ def test_engines_that_are_lost_leave_their_members_alone(
     if lost:
         with pytest.raises(LayoutError, match=f"engine {min(lost)} is lost, and is started again"):
             Layout.parse(layout.to_lists(), engines, SIZES, lost)
+
+
+def test_groups_that_lack_a_member_are_not_whole() -> None:
+    """Others have the incarnations of their members, in order."""
+    assert list(whole_groups(3, (1, 2, 4), (0, None, 5, 2))) == [((3,), [2]), ((2, 3), [5, 2])]
+    everyone = list(whole_groups(1, (1, 2, 4), (0, 1, 5, 2)))
+    assert everyone == [((1,), [1]), ((0, 1), [0, 1]), ((0, 1, 2, 3), [0, 1, 5, 2])]

@@ -176,17 +176,3 @@ def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.
         assert all(file.exists() for file in kept)
     _remove_left(str(tmp_path))
     assert not kept[0].parent.exists()
-
-
-def test_a_noted_link_is_not_followed(tmp_path: Path, segments: list[Path]) -> None:
-    """A name that a server noted may be anybody's by now: what it leads to stays."""
-    target, link = segments[0], Path("/dev/shm", f"psm_link_{os.getpid()}")
-    link.symlink_to(target)
-    run_dir = tmp_path / "flying-1-x"
-    left_by(run_dir)
-    (run_dir / link.name).touch()
-    try:
-        _remove_left(str(tmp_path))
-        assert target.exists()
-    finally:
-        link.unlink(missing_ok=True)
