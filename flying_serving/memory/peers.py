@@ -63,7 +63,7 @@ class PeerKV:
             self.view(engine, device, 1)
 
     def forget(self, engines: Iterable[int]) -> None:
-        """Unmap those of engines that are lost: memory of a process that has ended is free when nobody maps it."""
+        """Unmap those of lost engines: memory of a process that has ended is free once no other process maps it."""
         self._lost.update(engines)
         self._views = {place: views for place, views in self._views.items() if place[0] not in self._lost}
 

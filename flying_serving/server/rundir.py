@@ -69,7 +69,7 @@ def _remove_left(parent: str) -> None:
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Whether this is a directory, and no link to one, of this user: nobody else can then exchange it."""
+    """Whether this is a directory, and no link to one, of this user: no other user can then replace it."""
     try:
         found = path.lstat()
     except OSError:

@@ -33,6 +33,6 @@ def remove_queues(run_dir: Path, engine: int | None = None) -> None:
             continue
         segment = Path(_SHARED_MEMORY, note.name)
         with suppress(OSError):
-            if segment.lstat().st_uid == os.geteuid():  # what else it may be called, a note removes nobody else's
+            if segment.lstat().st_uid == os.geteuid():  # a note removes no memory of another user
                 segment.unlink()
         note.unlink(missing_ok=True)

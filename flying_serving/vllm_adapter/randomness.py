@@ -35,7 +35,7 @@ def seed_of(seed: int, group: Sequence[int], incarnations: Sequence[int]) -> int
 class LaneRandomness:
     """The state that one lane has of each generator that vLLM seeds: Python's, numpy's, torch's on CPU and `device`.
 
-    Whatever else draws in this process, other lanes too, does not change it.
+    What other lanes and other code of the process draw does not change it.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory of engines that are lost: nobody holds it when they are started again, and they get back what they had."""
+"""Memory of engines that are lost: no process holds it when they are started again, and they get back what they had."""
 
 import os
 import signal
@@ -83,7 +83,7 @@ def files_in(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.iterdir() if path.is_file())
 
 
-def test_nobody_maps_memory_of_an_engine_that_is_lost(server: Server) -> None:
+def test_no_process_maps_memory_of_a_lost_engine(server: Server) -> None:
     """From before it is started again; afterwards there is as much as before."""
     before = shared_bytes(server)
     freed = of_engine(before, 1)

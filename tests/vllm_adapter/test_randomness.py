@@ -1,4 +1,4 @@
-"""Random numbers of lanes: what else draws in a process does not change them, and no two groups have the same."""
+"""Random numbers of lanes: what other code draws does not change them, and no two groups have the same."""
 
 import random
 from itertools import product
