@@ -52,6 +52,12 @@ class Record:
     loss: Loss | None = None
 
 
+def departing(records: Sequence[Record]) -> dict[int, int]:
+    """Engines that are lost, or will be as they were killed, and their sentinels: they may still hold memory."""
+    left = {engine: one for engine, one in enumerate(records) if one.loss is not None or one.killed is not None}
+    return {engine: one.process.sentinel for engine, one in left.items()}
+
+
 class Engines:
     """The engines of one server.
 
@@ -201,14 +207,6 @@ class Engines:
                 if await self._start(engine, one):
                     return
 
-    def _departing(self) -> dict[int, int]:
-        """Engines that are lost, or will be as they were killed, and their sentinels: they may still hold memory."""
-        return {
-            engine: one.process.sentinel
-            for engine, one in enumerate(self.records)
-            if one.loss is not None or one.killed is not None
-        }
-
     async def _start(self, engine: int, one: Record) -> bool:
         """Start an engine again and let all know it. Whether it is there."""
         incarnations = self.incarnations
@@ -217,7 +215,7 @@ class Engines:
             one.process, one.starts = process, True
 
         try:
-            await until_ended(self._departing, self._pulse)
+            await until_ended(lambda: departing(self.records), self._pulse)
             remove_remains(self._deployment.run_dir, engine, one.incarnation)
             one.incarnation += 1
             incarnations = self.incarnations
