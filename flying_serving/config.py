@@ -21,6 +21,8 @@ LOAN_SHARE = 0.05
 """Of an engine's time, for pieces of weights that go or come while requests run."""
 TOLD_S = 5.0
 """How long after an engine counts as lost the others may not know it."""
+Steering = Literal["priority", "tp_degree", "split_at", "none"]
+"""Fields of a request that steer the node: its layout, and which request it serves first."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"]
 
 
@@ -55,6 +57,9 @@ class FlyingConfig(BaseModel):
     """Seconds after which a waiting request gets every second place, whatever the priorities."""
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
     """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual 0; default: none."""
+    clients_may_set: tuple[Steering, ...] | None = None
+    """Fields that clients may set in their requests: priority, tp_degree, split_at, or none; if not given: all without
+    an API key; with one none, except priority where --most-urgent-priority is given."""
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
     weave_steps: int = Field(default=1, ge=1, le=1000)
@@ -82,6 +87,13 @@ class FlyingConfig(BaseModel):
     def _targets(cls, value: str | None) -> str | None:
         if value is not None and parse_slo(value).e2el is not None:
             raise ValueError("layouts are compared by ttft and tpot, in ms; e2el is what they are compared by anyway")
+        return value
+
+    @field_validator("clients_may_set")
+    @classmethod
+    def _steering(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and "none" in value and len(value) > 1:
+            raise ValueError("none stands alone")
         return value
 
     @property

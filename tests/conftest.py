@@ -54,10 +54,15 @@ def classes_imported_here() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def two_engines() -> Iterator[tuple[Server, str]]:
     """Two engines with vLLM's dev mode and an API key, and the first scrape of their metrics."""
-    from tests.live import KEY, Server
+    from tests.live import CLIENTS_MAY_SET_ALL, KEY, Server
 
     name = "a-tiny-llama"
-    flags = (f"--served-model-name={name}", f"--max-pause-ms={MAX_PAUSE_S * 1000:g}", "--enable-prompt-tokens-details")
+    flags = (
+        f"--served-model-name={name}",
+        f"--max-pause-ms={MAX_PAUSE_S * 1000:g}",
+        "--enable-prompt-tokens-details",
+        CLIENTS_MAY_SET_ALL,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
         live = Server("llama", 2, *flags, key=KEY)
@@ -69,7 +74,7 @@ def two_engines() -> Iterator[tuple[Server, str]]:
 @pytest.fixture(scope="session")
 def small_engines() -> Iterator[Server]:
     """Four engines with 32 blocks of 32 tokens each beside vLLM's null block: 1,024 tokens, together 4,096."""
-    from tests.live import BLOCK_BYTES, KEY, Server
+    from tests.live import BLOCK_BYTES, CLIENTS_MAY_SET_ALL, KEY, Server
 
     flags = (
         "--max-model-len=4096",
@@ -79,6 +84,7 @@ def small_engines() -> Iterator[Server]:
         "--enable-prompt-tokens-details",
         "--enable-prompt-embeds",
         "--enable-scale-out",
+        CLIENTS_MAY_SET_ALL,
     )
     with Server("llama", 4, *flags, key=KEY) as live:
         yield live

@@ -20,7 +20,7 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
 
-_LISTS = ("group_sizes",)
+_LISTS = ("group_sizes", "clients_may_set")
 _PRELOADED = "FLYING_SERVING_PRELOADED"
 
 

@@ -1,26 +1,21 @@
 """Bodies of requests, bounded: an order's once its sender is known to be allowed, all others before vLLM reads them."""
 
-import asyncio
 import json
 import re
 from typing import Any
 
 import numpy as np
 from fastapi import HTTPException, Request
-from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flying_serving.server.pace import chunks
+from flying_serving.server.room import BodyRooms, Grow, address_of
 
 MAX_BODY_BYTES = 16 * 1024
 """Of an order: a layout of eight engines, with spaces and line breaks, has some hundred."""
 MAX_BODY_DEPTH = 8
 """Of an order: lists and objects within each other; a layout has three."""
-READ_S = 300.0
-"""In which a body has to come."""
-SMALL_BYTES = 64 * 1024
-"""Of each body, which need no room among the others."""
-ROOM_BYTES = 512 * 1024**2
-"""For the rest of all bodies that are being read."""
 MAX_REQUEST_DEPTH = 100
 """Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each level."""
 ADMIN = "/flying/"
@@ -32,12 +27,15 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 
 class BoundedBodies:
     """Middleware: reads bodies before vLLM does. Refuses those that are too long (413), nested too deeply (400) or too
-    slow (408), and long ones while many are being read (429).
+    slow (408), and others while many are being read (429).
+
+    `max_body_bytes`: of each body, at most.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
-        self._room = Room()
+        self._max_body_bytes = max_body_bytes
+        self._rooms = BodyRooms(max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or _is_admin(scope):
@@ -47,9 +45,9 @@ class BoundedBodies:
         if all(route.matches(scope)[0] is not Match.FULL for route in request.app.router.routes):
             await self._app(scope, receive, send)  # which says so without the body
             return
-        flying = request.app.state.engine_client.engine_core.shell.calls.deployment.flying
         try:
-            content = await _read(request, flying.max_body_bytes, " (--max-body-bytes)", self._room)
+            with self._rooms.held(address_of(scope)) as grow:
+                content = await _read(request, self._max_body_bytes, " (--max-body-bytes)", grow)
             if not request.headers.get("content-type", "").startswith("multipart/"):
                 _check_depth(content, MAX_REQUEST_DEPTH)
         except HTTPException as error:
@@ -85,51 +83,26 @@ async def read_json(request: Request) -> Any:
         raise HTTPException(400, f"body: JSON decode error: {error}") from None
 
 
-class Room:
-    """Memory for bodies that are being read, of all connections together."""
-
-    def __init__(self) -> None:
-        self._taken_bytes = 0
-
-    def take(self, count: int) -> None:
-        """Take room for more bytes. Raises HTTPException (429) if there is none."""
-        if self._taken_bytes + count > ROOM_BYTES:
-            raise HTTPException(429, f"body: those that are being read have {ROOM_BYTES} bytes together, send it again")
-        self._taken_bytes += count
-
-    def give_back(self, count: int) -> None:
-        """They are read."""
-        self._taken_bytes -= count
+def _unbounded(length: int) -> None:
+    """Bodies of orders need no room: their senders are allowed, and they are short."""
 
 
-async def _read(request: Request, most: int, flag: str = "", room: Room | None = None) -> bytes:
+async def _read(request: Request, most: int, flag: str = "", grow: Grow = _unbounded) -> bytes:
     """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread.
 
     Raises:
         HTTPException: 400, 408, 413 or 429, saying what is allowed.
     """
+    says = f"body: must be at most {most} bytes long{flag}, is"
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:18]) > most:
-        raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {length[:18]}")
-    content, taken = bytearray(), 0
-    try:
-        async with asyncio.timeout(READ_S):
-            async for chunk in request.stream():  # whatever Content-Length says
-                if len(content) + len(chunk) > most:
-                    length = f"{len(content) + len(chunk)} or longer"
-                    raise HTTPException(413, f"body: must be at most {most} bytes long{flag}, is {length}")
-                content += chunk
-                more = max(0, len(content) - SMALL_BYTES) - taken
-                if room is not None and more > 0:
-                    room.take(more)
-                    taken += more
-    except ClientDisconnect:
-        raise HTTPException(400, "body: the client has left before its end") from None
-    except TimeoutError:
-        raise HTTPException(408, f"body: has not come within {READ_S:g} s") from None
-    finally:
-        if room is not None:
-            room.give_back(taken)
+        raise HTTPException(413, f"{says} {length[:18]}")
+    content = bytearray()
+    async for chunk in chunks(request.receive):  # whatever Content-Length says
+        if len(content) + len(chunk) > most:
+            raise HTTPException(413, f"{says} {len(content) + len(chunk)} or longer")
+        content += chunk
+        grow(len(content))
     return bytes(content)
 
 

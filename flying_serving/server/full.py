@@ -1,10 +1,12 @@
 """A server in a flood: requests that may not wait are answered before their bodies are parsed."""
 
+import re
 from collections import deque
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,14 +24,18 @@ GENERATE = (
     "/generative_scoring",
 )
 """Ends of the paths of vLLM's routes that generate."""
+PRIORITY_HEADER = "X-Vllm-Priority"
+"""What vLLM takes in place of the field of a body."""
+_URGENT = re.compile(rb'"priority"\s*:\s*"?\s*-')
+"""A number below 0, also as text, which vLLM takes for a number."""
 
 
 class RefuseWhenFull:
     """Middleware: while no more requests may wait, what would generate gets 429 unparsed.
 
     To parse a body, validate it and tokenize its prompt takes several times as long, of which engines on the same
-    cores would have to do without. A body that speaks of a priority is parsed all the same: it may be urgent, and is
-    refused later if it is not. `owner`: the application that holds the engine client.
+    cores would have to do without. A request with a priority below 0 is parsed all the same: urgent requests count only
+    each other. `owner`: the application that holds the engine client.
     """
 
     def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
@@ -40,12 +46,13 @@ class RefuseWhenFull:
         if not generates(scope):
             await self._app(scope, receive, send)
             return
-        admission = self._owner.state.engine_client.engine_core.shell.controller.admission
+        shell = self._owner.state.engine_client.engine_core.shell
+        admission = shell.controller.admission
         if admission.problem() is None:
             await self._app(scope, receive, send)
             return
         read = await _read(receive)
-        if not _has_priority(read):
+        if not (shell.checks.rights.may_be_urgent and _is_urgent(scope, read)):
             try:
                 admission.check()
             except PoolFull as error:
@@ -63,8 +70,11 @@ async def _read(receive: Receive) -> deque[Message]:
     return read
 
 
-def _has_priority(read: deque[Message]) -> bool:
-    return b'"priority"' in b"".join(message.get("body", b"") for message in read)
+def _is_urgent(scope: Scope, read: deque[Message]) -> bool:
+    """Whether a request may have a priority below 0, as far as can be seen without parsing it."""
+    priority = Headers(scope=scope).get(PRIORITY_HEADER, "")
+    body = b"".join(message.get("body", b"") for message in read)
+    return priority.strip().startswith("-") or _URGENT.search(body) is not None
 
 
 def _replayed(read: deque[Message], receive: Receive) -> Receive:

@@ -103,7 +103,18 @@ def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     refusals.attach()
 
 
+def tell_rights(original: Any, engine_client: Any, state: Any, args: Any) -> Any:
+    """Wraps `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an API key is set."""
+    from flying_serving.server.access import keys_in
+    from flying_serving.server.client import FlyingClient
+
+    client = getattr(engine_client, "engine_core", None)
+    if isinstance(client, FlyingClient):
+        client.shell.checks.rights.has_key = bool(keys_in(state))
+    return original(engine_client, state, args)
+
+
 HOOKS: Mapping[str, Callable[..., Any]] = {
     hook.__name__: hook
-    for hook in (make_client, check_before_stream, check_response, end_by_event, end_in_order, add_routes)
+    for hook in (make_client, check_before_stream, check_response, end_by_event, end_in_order, add_routes, tell_rights)
 }

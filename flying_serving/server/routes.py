@@ -24,7 +24,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from flying_serving.config import KEY, MAX_ENGINES, MODES, parse_flying
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, LayoutError, OrderDropped
-from flying_serving.server.access import authorise
+from flying_serving.server.access import RequireKey, authorise
 from flying_serving.server.bodies import BoundedBodies, read_json
 from flying_serving.server.draining import RETRY_AFTER_S, RefuseWhenDraining
 from flying_serving.server.figures.page import Published
@@ -215,14 +215,16 @@ def attach(app: FastAPI, args: Any) -> None:
     """Add the routes and the middleware to vLLM's app, after its own routes."""
     configured = args.api_key or [os.environ.get("VLLM_API_KEY", "")]
     app.state.flying_keys = configured if isinstance(configured, list) else [configured]
+    flying = parse_flying((args.additional_config or {}).get(KEY) or {})
     app.include_router(router)
     app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
     app.add_middleware(RefuseWhenFull, owner=app)
     app.add_middleware(RefuseWhenDraining, owner=app)
-    app.add_middleware(BoundedBodies)
+    app.add_middleware(BoundedBodies, max_body_bytes=flying.max_body_bytes)
     app.add_middleware(RetryAfter, owner=app)
     published, registry = Published(), get_prometheus_registry()
     registry.register(published)
-    if parse_flying((args.additional_config or {}).get(KEY) or {}).node_metrics:
+    if flying.node_metrics:
         drop_engine_series(registry)
     app.add_middleware(FreshMetrics, owner=app, published=published)
+    app.add_middleware(RequireKey, owner=app)  # the last one added is the first that a request meets

@@ -8,7 +8,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -29,18 +29,16 @@ from flying_serving.controller.commands import (
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.surviving import SurvivingController
-from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
 from flying_serving.server.asking import LastFigures
-from flying_serving.server.calls import EngineCalls, refusal, retrieved
+from flying_serving.server.calls import EngineCalls, retrieved
+from flying_serving.server.checks import RequestChecks
 from flying_serving.server.draining import Draining
-from flying_serving.server.encoding import check_encodable
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.orders import LayoutOrders
-from flying_serving.server.streams import Streams, prompt_length
+from flying_serving.server.streams import Streams
 from flying_serving.server.weights import WeightOrders
-from flying_serving.server.xargs import DEGREE_KEY
 from flying_serving.vllm_adapter.history import why_not_migratable
 
 WITHOUT_REQUEST = (Order, Weave, DropPart, LendWeights, FetchWeights)
@@ -58,6 +56,7 @@ class Shell:
         self.model_config = model_config
         self.controller = SurvivingController(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
+        self.checks = RequestChecks(calls, self.controller, self.streams)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
         self.figures = LastFigures(calls)
@@ -68,22 +67,7 @@ class Shell:
 
     def check(self, fields: Mapping[str, Any]) -> RequestSpec:
         """What the controller has to know of a request, from fields by name, if it can be taken. Raises as `add`."""
-        if self.calls.ending:
-            raise refusal()
-        sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
-        check_encodable(sent, self.calls.channel.encode)
-        _check_priority(fields["priority"], self.calls.deployment.flying.most_urgent_priority)
-        prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
-        spec = self.streams.spec(prompt, fields["sampling_params"], fields["priority"])
-        try:
-            self.controller.check(spec)
-        except RequestError as error:
-            if spec.degree is None:
-                raise VLLMValidationError(str(error)) from None
-            raise VLLMValidationError(f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}") from None
-        except PoolFull as error:
-            raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
-        return spec
+        return self.checks.check(fields)
 
     async def add(self, request: EngineCoreRequest) -> None:
         """Hand a request to the controller; return when it is sent to a group, or waits for one without a deadline.
@@ -249,10 +233,3 @@ class Shell:
         self.streams.close(request_id)
         self.calls.channel.end_requests([request_id], FinishReason.ERROR)
         return self.controller.finished([request_id], self.clock(), aborted=True)
-
-
-def _check_priority(priority: int, most_urgent: int | None) -> None:
-    """Raise VLLMValidationError for a request that is more urgent than any may be here."""
-    if most_urgent is not None and priority < most_urgent:
-        allowed = f"must be {most_urgent} or more on this server (--most-urgent-priority)"
-        raise VLLMValidationError(f"priority={priority}: {allowed}", parameter="priority")

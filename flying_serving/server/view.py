@@ -19,7 +19,7 @@ router = APIRouter(prefix="/flying", tags=["flying"])
 @router.get("/", response_class=HTMLResponse, dependencies=[Depends(refuse_others)])
 async def live_view(request: Request) -> HTMLResponse:
     """The live view. It loads without the API key and asks for it, since a browser cannot send it before."""
-    return HTMLResponse(page.document(needs_key=bool(keys_of(request))), headers=page.headers())
+    return HTMLResponse(page.document(needs_key=bool(keys_of(request.app))), headers=page.headers())
 
 
 @router.get("/view", dependencies=[Depends(authorise)])

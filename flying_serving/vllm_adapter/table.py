@@ -191,6 +191,11 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         HANDED + ":add_routes",
         "the admin routes, and Retry-After",
     ),
+    Patch(
+        "vllm.entrypoints.launchers.api_server.app_state:init_endpoint_plugins_state(engine_client, state, args)",
+        HANDED + ":tell_rights",
+        "what clients may set depends on whether there is an API key, which the engine client is not told",
+    ),
 )
 
 _originals: dict[str, Any] = {}

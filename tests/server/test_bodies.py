@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
-from flying_serving.config import FlyingConfig
-from flying_serving.server import bodies
-from flying_serving.server.bodies import MAX_REQUEST_DEPTH, BoundedBodies, is_deeper
+from flying_serving.server import pace, room
+from flying_serving.server.bodies import MAX_REQUEST_DEPTH, BoundedBodies, is_deeper, read_json
 
 MOST = 4096
 LISTS, OBJECTS = (b"[", b"]"), (b'{"a":', b"}")
@@ -25,21 +24,23 @@ values = st.recursive(
 )
 
 
-def app(root_path: str = "") -> FastAPI:
+async def whole(request: Request) -> bytes:
+    """Read a body as vLLM's routes do."""
+    return await request.body()
+
+
+def app(root_path: str = "", reads: Callable[[Request], Awaitable[Sized]] = whole) -> FastAPI:
     """Return an app whose only route answers with the length of what it reads."""
     made = FastAPI(root_path=root_path)
     made.state.args = SimpleNamespace(log_error_stack=False)
-    deployment = SimpleNamespace(flying=FlyingConfig(max_body_bytes=MOST))
-    shell = SimpleNamespace(calls=SimpleNamespace(deployment=deployment))
-    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=shell))
 
     async def read(request: Request) -> int:
-        return len(await request.body())
+        return len(await reads(request))
 
     for path in ("/v1/completions", "/flying/x"):
         made.add_api_route(path, read, methods=["POST", "GET"])
     init_exception_handler(made)
-    made.add_middleware(BoundedBodies)
+    made.add_middleware(BoundedBodies, max_body_bytes=MOST)
     return made
 
 
@@ -151,33 +152,57 @@ def test_what_has_as_few_levels_is_parsed_or_is_no_json(content: bytes) -> None:
     assert deeper is (depth_of(found) > 2)
 
 
-async def test_long_bodies_that_are_being_read_have_bounds_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones come through none the less, and what was read makes room again."""
-    monkeypatch.setattr(bodies, "SMALL_BYTES", 1024)
-    monkeypatch.setattr(bodies, "ROOM_BYTES", 1025)
+async def kept_open(waits: asyncio.Event, length: int) -> AsyncIterator[bytes]:
+    """A body that comes but for its last byte, which comes when the event is set."""
+    yield b" " * (length - 1)
+    await waits.wait()
+    yield b" "
+
+
+async def test_bodies_being_read_leave_room_to_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One address may hold half of the room; what was read makes room again."""
+    monkeypatch.setattr(room, "START_BYTES", 0)
+    monkeypatch.setattr(room, "LEAST_ROOM_BYTES", 2 * MOST)
     made, waits = app(), asyncio.Event()
 
-    async def slowly() -> AsyncIterator[bytes]:
-        yield b" " * 2048
-        await waits.wait()
-        yield b" "
+    def client(address: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(made, client=(address, 1)), base_url="http://test:8000")
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://test:8000") as client:
-        slow = asyncio.ensure_future(client.post("/v1/completions", content=slowly()))
+    async with client("10.0.0.7") as greedy, client("10.0.0.8") as other:
+        slow = asyncio.ensure_future(greedy.post("/v1/completions", content=kept_open(waits, MOST)))
         await asyncio.sleep(0.05)
-        refused = await client.post("/v1/completions", content=b" " * 2048)
-        assert "body: those that are being read have 1025 bytes together" in message(refused, 429)
-        assert (await client.post("/v1/completions", content=b" " * 1024)).json() == 1024
+        refused = await greedy.post("/v1/completions", content=b" " * MOST)
+        assert f"body: bodies being read have {2 * MOST} bytes together" in message(refused, 429)
+        assert (await other.post("/v1/completions", content=b" " * (MOST // 2))).json() == MOST // 2
         waits.set()
-        assert (await slow).json() == 2049
-        assert (await client.post("/v1/completions", content=b" " * 2048)).json() == 2048
+        assert (await slow).json() == MOST
+        assert (await greedy.post("/v1/completions", content=b" " * MOST)).json() == MOST
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "READ_S", 0.05)
+async def test_short_bodies_being_read_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients that send a part of a short body each do not fill the memory."""
+    monkeypatch.setattr(room, "START_ROOM_BYTES", 2 * 1024)
+    made, waits = app(), asyncio.Event()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://test:8000") as client:
+        slow = asyncio.ensure_future(client.post("/v1/completions", content=kept_open(waits, 1024)))
+        await asyncio.sleep(0.05)
+        refused = await client.post("/v1/completions", content=b" " * 1024)
+        assert "body: bodies being read have 2048 bytes together" in message(refused, 429)
+        waits.set()
+        assert (await slow).json() == 1024
 
-    async def never() -> AsyncIterator[bytes]:
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/flying/x"])
+async def test_a_body_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Nor one of an order, which its route reads."""
+    monkeypatch.setattr(pace, "GRACE_S", 0.05)
+
+    async def stalls() -> AsyncIterator[bytes]:
         yield b" "
         await asyncio.sleep(60)
 
-    assert message(await post(never()), 408) == "body: has not come within 0.05 s"
+    asked = app(reads=read_json)
+    transport = httpx.ASGITransport(asked)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test:8000") as client:
+        answer = await client.post(path, content=stalls())
+    assert message(answer, 408) == "body: has fallen 0.05 s behind the least rate, 32768 bytes/s"

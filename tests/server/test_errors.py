@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from typer.testing import CliRunner
+from vllm.exceptions import VLLMValidationError
 
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
@@ -27,6 +28,7 @@ from flying_serving.config import MODES, Deployment, FlyingConfig
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
+from flying_serving.server.rights import ClientRights
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.ports import ReservedPort
 from flying_serving.vllm_adapter import table
@@ -234,6 +236,8 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
     _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
     _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),
+    _flag("clients-may-set", "degree", "'degree' must be 'priority', 'tp_degree', 'split_at' or 'none'"),
+    _flag("clients-may-set", "none,priority", "none stands alone"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
     _additional({"weave_steps": 0}, ".weave_steps=0: must be a whole number from 1 up to 1000"),
@@ -421,6 +425,18 @@ LAYOUT_CASES = (
     Case("a lone surrogate as `mode`", f"mode='\\ud800': {A_MODE}", 400, {"groups": ALONE, "mode": "\ud800"}),
     Case("a lone surrogate as a field", "\\ud800=1: unknown; known are groups", 400, {"groups": ALONE, "\ud800": 1}),
 )
+
+
+def _right(shown: str, field: str, value: int, **send: Any) -> Case:
+    return Case(f"`{shown}`", f"{field}={value}: clients may not set it on this server (--clients-may-set)", 400, send)
+
+
+RIGHTS_CASES = (
+    _right('"priority": -1', "priority", -1, priority=-1),
+    _right("X-Vllm-Priority: -1", "priority", -1, priority=-1),
+    _right('"tp_degree": 2', "vllm_xargs.tp_degree", 2, extra={"tp_degree": 2}),
+    _right('"split_at": 9', "vllm_xargs.split_at", 9, extra={"split_at": 9}),
+)
 BODY_CASES = (
     LONG_BODY := Case(
         "a body of more than 16777216 bytes", "body: must be at most 16777216 bytes long (--max-body-bytes), is", 413
@@ -434,6 +450,11 @@ ROUTE_CASES = (
         "no API key is set: another machine, or a proxy's request", f"{_NO_KEY_SET} this machine alone", 403
     ),
     PAGES := Case("no API key is set: a page of another site", f"{_NO_KEY_SET} no pages of other sites", 403),
+    NAMES := Case(
+        "no API key is set: a `Host` that is another's name for this machine",
+        f"{_NO_KEY_SET} to localhost, loopback addresses and --host alone",
+        403,
+    ),
     WRONG_KEY := Case("a wrong API key, on every route", "Unauthorized", 401),
     NO_KEY := Case("no API key, on every route", "Unauthorized", 401),
     NO_JSON := Case("a body that is not JSON", "JSON decode error"),
@@ -515,6 +536,16 @@ def test_wrong_degree_on_another_route(server: Server, name: str, value: Any, st
         assert answer.json()["error"]["param"] == "vllm_xargs.tp_degree"
 
 
+@pytest.mark.parametrize("case", RIGHTS_CASES, ids=lambda case: case.what)
+def test_what_clients_may_not_set(case: Case) -> None:
+    """`tests/server/test_rights.py` asks a live server by every route."""
+    rights = ClientRights(FlyingConfig())
+    rights.has_key = True
+    with pytest.raises(VLLMValidationError) as refused:
+        rights.check(case.send.get("priority", 0), case.send.get("extra", {}))
+    assert str(refused.value).startswith(case.says)
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.what)
 def test_wrong_layout(server: Server, case: Case) -> None:
@@ -545,9 +576,10 @@ async def test_without_a_key_only_this_machine_is_answered() -> None:
         ("10.0.0.7", {}, OTHERS),
         ("127.0.0.1", {"X-Forwarded-For": "10.0.0.7"}, OTHERS),
         ("127.0.0.1", {"Origin": "https://example.com"}, PAGES),
+        ("127.0.0.1", {"Host": "example.com"}, NAMES),
     ):
         transport = httpx.ASGITransport(admin_app(keys=()), client=(peer, 5000))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test:8000") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
             expect(await client.get("/flying/switches", headers=headers), case)
 
 
@@ -563,8 +595,7 @@ def test_wrong_body(server: Server, path: str, chunked: bool) -> None:
 
     for content, case in ((b" " * (2**24 + 1), LONG_BODY), (b"[" * 50_000 + b"]" * 50_000, DEEP_BODY)):
         expect(post(content, server.http.headers), case)
-        if path != "/invocations":  # SageMaker's route needs no key in vLLM
-            assert post(content, {}).status_code == 401
+        assert post(content, {}).status_code == 401
     assert completion(server).status_code == 200
 
 
@@ -722,6 +753,7 @@ TABLES: dict[str, tuple[Case, ...]] = {
     "flags": tuple(case for _, case in FLAG_CASES),
     "features": tuple(case for _, case in FEATURE_CASES),
     "requests": REQUEST_CASES,
+    "rights": RIGHTS_CASES,
     "bodies": BODY_CASES,
     "layouts": LAYOUT_CASES,
     "routes": ROUTE_CASES,

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 from msgspec.json import decode, encode
+from vllm.entrypoints.generate.base import serving
 
+from flying_serving.config import FlyingConfig
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.server.full import RefuseWhenFull
+from flying_serving.server.full import PRIORITY_HEADER, RefuseWhenFull
+from flying_serving.server.rights import ClientRights
 from tests.controller.shell import settings
 
 PART_BYTES = 7
@@ -17,12 +20,13 @@ PART_BYTES = 7
 class Application:
     """What lies behind the middleware: it reads all that there is."""
 
-    def __init__(self, waiting: int) -> None:
+    def __init__(self, waiting: int, **flying: Any) -> None:
         controller = Controller(settings("load", 1, max_num_seqs=1, most_waiting=1))
         for number in range(waiting + 1):
             controller.arrived(f"r{number}", RequestSpec(10, 15), 0.0)
         assert len(controller.pool) == waiting
-        core = SimpleNamespace(shell=SimpleNamespace(controller=controller))
+        checks = SimpleNamespace(rights=ClientRights(FlyingConfig(**flying)))
+        core = SimpleNamespace(shell=SimpleNamespace(controller=controller, checks=checks))
         self.owner: Any = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=core)))
         self.admission = controller.admission
         self.read = b""
@@ -31,9 +35,16 @@ class Application:
         while (message := await receive())["type"] == "http.request":
             self.read += message["body"]
 
-    async def ask(self, path: str = "/v1/completions", method: str = "POST", **fields: Any) -> list[dict[str, Any]]:
+    async def ask(
+        self, path: str = "/v1/completions", method: str = "POST", header: str | None = None, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """Send a body with these fields. Returns what is answered."""
+        return await self.send(encode({"prompt": "a"} | fields), path, method, header)
+
+    async def send(
+        self, body: bytes, path: str = "/v1/completions", method: str = "POST", header: str | None = None
+    ) -> list[dict[str, Any]]:
         """Send a body in parts, then leave. Returns what is answered."""
-        body = encode({"prompt": "a"} | fields)
         parts = [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
         messages: list[dict[str, Any]] = [
             {"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts
@@ -47,7 +58,8 @@ class Application:
         async def send(message: Any) -> None:
             answer.append(message)
 
-        scope = {"type": "http", "method": method, "path": path}
+        headers = [] if header is None else [(PRIORITY_HEADER.lower().encode(), header.encode())]
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
         await RefuseWhenFull(self, self.owner)(scope, receive, send)
         assert self.read == (b"" if answer else body)
         return answer
@@ -70,6 +82,9 @@ async def test_a_full_server_refuses_without_the_application() -> None:
         (1, {"path": "/v1/models"}),
         (1, {"method": "GET"}),
         (1, {"priority": -1}),
+        (1, {"priority": "-1"}),
+        (1, {"priority": -1.0}),
+        (1, {"header": "-5"}),
         (1, {"path": "/flying/layout"}),
     ],
     ids=str,
@@ -78,3 +93,36 @@ async def test_what_may_be_taken_reaches_the_application_whole(waiting: int, ask
     application = Application(waiting)
     assert await application.ask(**asked) == []
     assert application.admission.refused == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"priority": 0},
+        {"priority": 5},
+        {"header": "5"},
+        {"metadata": {"priority": "high"}},
+        {"prompt": 'say "priority": -1'},
+        {"user": "priority"},
+    ],
+    ids=str,
+)
+async def test_what_speaks_of_a_priority_and_is_not_urgent_is_refused_unparsed(asked: dict[str, Any]) -> None:
+    application = Application(waiting=1)
+    start, _ = await application.ask(**asked)
+    assert start["status"] == 429
+
+
+@pytest.mark.parametrize("text", ['"priority":-1', '"priority" : -1', '"priority":\n\t-1', '"priority":" -1"'])
+async def test_an_urgent_priority_is_found_however_it_is_spaced(text: str) -> None:
+    assert await Application(waiting=1).send(f"{{{text}}}".encode()) == []
+
+
+@pytest.mark.parametrize("flying", [{"clients_may_set": ("tp_degree",)}, {"most_urgent_priority": 0}], ids=str)
+async def test_where_no_request_may_be_urgent_none_is_parsed(flying: dict[str, Any]) -> None:
+    start, _ = await Application(waiting=1, **flying).ask(priority=-1)
+    assert start["status"] == 429
+
+
+def test_the_header_is_vllms() -> None:
+    assert PRIORITY_HEADER == serving.PRIORITY_HEADER

@@ -1,0 +1,98 @@
+"""Memory for bodies of requests that are being read: bounded together, and shared fairly between addresses."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from fastapi import HTTPException
+from starlette.types import Scope
+
+START_BYTES = 64 * 1024
+"""Of each body, which have a room of their own: short bodies come through while long ones fill theirs."""
+START_ROOM_BYTES = 256 * 1024**2
+"""For the first START_BYTES of all bodies."""
+LEAST_ROOM_BYTES = 512 * 1024**2
+"""For the rest of all bodies, if the longest body that may come needs no more."""
+IPV6_HOST_BITS = 64
+"""A host chooses this part of its IPv6 address itself, so addresses that differ only there count as one."""
+Grow = Callable[[int], None]
+"""Takes room for a body of so many bytes by now. Raises HTTPException (429) if there is none."""
+
+
+class Room:
+    """Memory in bytes. An address may hold at most as much as is left free: alone half, beside n others less.
+
+    So no address, and no number of them, takes all: another one always finds some. A share that is fixed would either
+    keep a router, whose clients have one address, from most of the room, or leave it all to a few addresses.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._held_bytes: Counter[str] = Counter()
+        self._taken_bytes = 0
+
+    def take(self, address: str, count: int) -> None:
+        """Take bytes for an address. Raises HTTPException (429) if it would have more than is left free then."""
+        held_bytes = self._held_bytes[address] + count
+        free_bytes = self._size_bytes - self._taken_bytes - count
+        if held_bytes > free_bytes:
+            rule = "an address may have as much of it as is free"
+            raise HTTPException(429, f"body: bodies being read have {self._size_bytes} bytes together, and {rule}")
+        self._held_bytes[address] = held_bytes
+        self._taken_bytes += count
+
+    def give_back(self, address: str, count: int) -> None:
+        """Free bytes that an address has taken."""
+        self._taken_bytes -= count
+        self._held_bytes[address] -= count
+        if not self._held_bytes[address]:
+            del self._held_bytes[address]
+
+
+class BodyRooms:
+    """The room for the beginnings of bodies and the room for the rest of them.
+
+    `max_body_bytes`: the length of the longest body, for which there is room if no other is being read.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._start = Room(START_ROOM_BYTES)
+        self._rest = Room(max(LEAST_ROOM_BYTES, 2 * max_body_bytes))
+
+    @contextmanager
+    def held(self, address: str) -> Iterator[Grow]:
+        """Hold room for one body of an address while the block runs, as much as its length needs by then."""
+        taken = {self._start: 0, self._rest: 0}
+
+        def grow(length: int) -> None:
+            start = min(length, START_BYTES)
+            for room, needed in ((self._start, start), (self._rest, length - start)):
+                if needed > taken[room]:
+                    room.take(address, needed - taken[room])
+                    taken[room] = needed
+
+        try:
+            yield grow
+        finally:
+            for room, count in taken.items():
+                room.give_back(address, count)
+
+
+def address_of(scope: Scope) -> str:
+    """The address that a request counts for: its peer's, of IPv6 the network; "" on a unix socket.
+
+    Behind a proxy that uvicorn trusts (FORWARDED_ALLOW_IPS) the peer is the client that the proxy names.
+    """
+    peer = scope.get("client")
+    try:
+        address = ip_address(peer[0] if peer else "")
+    except ValueError:
+        return ""
+    if isinstance(address, IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or _network(address))
+
+
+def _network(address: IPv6Address) -> str:
+    return str(ip_network((int(address), 128 - IPV6_HOST_BITS), strict=False))
