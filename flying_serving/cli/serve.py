@@ -16,12 +16,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
-from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
 
 _LISTS = ("group_sizes", "clients_may_set")
 _PRELOADED = "FLYING_SERVING_PRELOADED"
+REFUSALS = (ValueError, TypeError, NotImplementedError, OSError, AssertionError, ImportError)
+"""What vLLM raises for values of its flags, while it looks at nothing but them."""
 
 
 def main(argv: list[str]) -> None:
@@ -47,6 +49,7 @@ def parse(argv: list[str], prog: str) -> Any:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from flying_serving.server.front_ends import refuse_other_front_ends
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.support import refuse_missing_model
     from flying_serving.vllm_adapter import table
@@ -55,26 +58,43 @@ def parse(argv: list[str], prog: str) -> Any:
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
     _add_flags(parser)
-    args = parser.parse_args(argv)
+    with refused_in_one_line():  # --config names a file, and other values are looked into while they are parsed
+        args = parser.parse_args(argv)
     if args.model_tag is not None:
         args.model = args.model_tag
+    refuse_other_front_ends(args, os.environ)
     refuse_missing_model(args.model)
     flying = _flying_settings(args)
     args.additional_config = {**(args.additional_config or {}), KEY: flying}
     if args.data_parallel_size not in (1, 2, 4, MAX_ENGINES):
         raise ConfigError(f"--data-parallel-size={args.data_parallel_size}: must be 1, 2, 4 or {MAX_ENGINES}")
-    if args.api_server_count not in (None, 1):
-        raise Unsupported(f"--api-server-count={args.api_server_count}: only one API server can be served yet")
     eager_by_default = _enforce_eager(args, argv)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.data_parallel_size)))
     configure_logging_from_args(args)
     if eager_by_default:
         logger.info("--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, starts shorter")
-    try:
+    with refused_in_one_line():
         validate_parsed_serve_args(args)
-    except TypeError as error:
-        raise ConfigError(str(error).removeprefix("Error: ")) from None
     return args
+
+
+@contextmanager
+def refused_in_one_line() -> Iterator[None]:
+    """While the body looks at flags, what vLLM raises for their values is one line.
+
+    Raises:
+        ConfigError: with what it says.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except REFUSALS as error:
+        raise ConfigError(_in_one_line(error)) from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).removeprefix("Error: ").split()) or type(error).__name__
 
 
 @contextmanager
@@ -88,6 +108,11 @@ def explained(args: Any) -> Iterator[None]:
         if not error.title.endswith("Config"):
             raise
         raise ConfigError(" ".join(error.errors()[0]["msg"].removeprefix("Value error, ").split())) from None
+    except FlyingError:
+        raise
+    except (ValueError, NotImplementedError) as error:  # of vLLM, for values of its flags
+        logger.debug("the server does not start", exc_info=True)
+        raise ConfigError(f"{_in_one_line(error)} (VLLM_LOGGING_LEVEL=DEBUG shows where)") from None
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             place = f"--host={args.host or ''} --port={args.port}"

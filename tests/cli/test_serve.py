@@ -151,6 +151,14 @@ def test_what_vllm_refuses_is_one_line() -> None:
         ModelConfig(max_model_len=11)
     with pytest.raises(ConfigError, match=r"^Input should be less than or equal to 10$"):
         start(args, wrong.value)
+    for refusal in (
+        ValueError("No tokenizer\nregistered for it"),
+        NotImplementedError("No tokenizer registered for it"),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"^No tokenizer registered for it \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$"
+        ):
+            start(args, refusal)
     with pytest.raises(ConfigError, match=r"--port=80: address already in use"):
         start(args, OSError(errno.EADDRINUSE, "x"))
     with pytest.raises(ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"):

@@ -4,7 +4,9 @@ Over HTTP against one live server; at start by calling the function that refuses
 have exactly the rows that stand here: `python -m tests.server.test_errors` prints them.
 """
 
+import argparse
 import errno
+import functools
 import json
 import math
 import sys
@@ -18,7 +20,9 @@ from typing import Any
 import httpx
 import pytest
 from typer.testing import CliRunner
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import VLLMValidationError
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
@@ -28,6 +32,7 @@ from flying_serving.config import MODES, Deployment, FlyingConfig
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
+from flying_serving.server.front_ends import refuse_other_front_ends
 from flying_serving.server.rights import ClientRights
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.testing.ports import ReservedPort
@@ -134,6 +139,18 @@ def starting() -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
 
+@functools.cache
+def serve_parser() -> argparse.ArgumentParser:
+    """The flags of vLLM's `serve`."""
+    return make_arg_parser(FlexibleArgumentParser())
+
+
+def front_end(asked: str = "--api-server-count=1") -> None:
+    """A flag or a variable of vLLM, for a server of two engines."""
+    flag, variable = ([asked], {}) if asked.startswith("-") else ([], dict([asked.split("=")]))
+    refuse_other_front_ends(serve_parser().parse_args(["--data-parallel-size=2", *flag]), variable)
+
+
 def engines(sizes: tuple[int, ...] | None = None, refused: Mapping[int, str] | None = None, **changes: Any) -> None:
     """Numbers of engines and group sizes against the model, of which `refused` says what it does not admit."""
     choose_group_sizes(configuration(**changes), sizes, lambda _, sizes: refused or {})
@@ -163,6 +180,11 @@ Start = tuple[Callable[..., None], Case]
 def _unsupported(flag: str, what: str, **send: Any) -> Start:
     says = f"{flag}: {what} cannot be served by Flying Serving yet"
     return features, Case(what, says, 2, send)
+
+
+def _front_end(asked: str, what: str) -> Start:
+    says = f"{asked}: {what} cannot be served by Flying Serving yet"
+    return front_end, Case(f"`{asked}`", says, 2, {"asked": asked})
 
 
 def _engines(count: int) -> Start:
@@ -251,6 +273,30 @@ FLAG_CASES: tuple[Start, ...] = (
     _trace("/dev/null", "must be a regular file"),
     (starting, Case("`--port 8000`, which is in use", "--host=127.0.0.1 --port=8000: address already in use", 2)),
 )
+FRONT_END_CASES: tuple[Start, ...] = (
+    _front_end("--grpc", "vLLM's gRPC server"),
+    _front_end("--grpc-port=1", "vLLM's gRPC server"),
+    _front_end("--headless", "engines without an API server"),
+    _front_end("--api-server-count=2", "another number of API servers than 1"),
+    _front_end("--data-parallel-multi-port-external-lb", "an API server for each engine"),
+    _front_end("--data-parallel-external-lb", "an external load balancer"),
+    _front_end("--data-parallel-hybrid-lb", "a hybrid load balancer"),
+    _front_end("--data-parallel-size-local=1", "engines of another process or machine"),
+    _front_end("--data-parallel-rank=0", "an engine that another process has given its number"),
+    _front_end("--data-parallel-start-rank=0", "engines of another process or machine"),
+    _front_end("--data-parallel-address=10.0.0.7", "engines of another process or machine"),
+    _front_end("--data-parallel-backend=ray", "engines that Ray starts"),
+    _front_end("--nnodes=2", "more than one node"),
+    _front_end("--node-rank=1", "more than one node"),
+    _front_end("--distributed-executor-backend=ray", "another executor than mp or uni"),
+    _front_end("--enable-fault-tolerance", "vLLM's fault tolerance (lost engines are started again without it)"),
+    _front_end("VLLM_USE_RUST_FRONTEND=1", "vLLM's front end in Rust"),
+    _front_end("VLLM_DP_SIZE=2", "an engine that another process has given its number"),
+    _front_end("VLLM_DP_RANK=1", "an engine that another process has given its number"),
+    _front_end(
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1", "requests whose clients choose the ids that engines know them by"
+    ),
+)
 FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--enable-lora", "LoRA", lora=object()),
     _unsupported("--speculative-config", "speculative decoding", speculative=object()),
@@ -280,7 +326,7 @@ def _name(start: Start) -> str:
     return start[1].what
 
 
-@pytest.mark.parametrize("start", (*FLAG_CASES, *FEATURE_CASES), ids=_name)
+@pytest.mark.parametrize("start", (*FLAG_CASES, *FRONT_END_CASES, *FEATURE_CASES), ids=_name)
 def test_refused_at_start(start: Start) -> None:
     """One line that names the flag, its value and what is allowed."""
     call, case = start
@@ -297,6 +343,8 @@ def test_what_is_allowed_is_not_refused() -> None:
     engines((1, 2, 4))
     features()
     features(sliding_window=8192)
+    for asked in ("--data-parallel-size-local=2", "--distributed-executor-backend=mp", "VLLM_USE_RUST_FRONTEND=0"):
+        front_end(asked)
 
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -751,6 +799,7 @@ def test_doctor_says_what_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TABLES: dict[str, tuple[Case, ...]] = {
     "flags": tuple(case for _, case in FLAG_CASES),
+    "front ends": tuple(case for _, case in FRONT_END_CASES),
     "features": tuple(case for _, case in FEATURE_CASES),
     "requests": REQUEST_CASES,
     "rights": RIGHTS_CASES,
