@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from flying_serving.validation import first_problem
 
 _LISTS = ("group_sizes", "clients_may_set")
 _PRELOADED = "FLYING_SERVING_PRELOADED"
-REFUSALS = (ValueError, TypeError, NotImplementedError, OSError, AssertionError, ImportError)
+REFUSALS = (ValueError, TypeError, NotImplementedError, OSError, AssertionError, ImportError, RuntimeError)
 """What vLLM raises for values of its flags, while it looks at nothing but them."""
+WHILE_STARTING = (ValueError, KeyError, NotImplementedError, ImportError)
+"""What vLLM raises for names that it finds only as it starts, of tokenizers, parsers and plugins."""
 
 
 def main(argv: list[str]) -> None:
@@ -51,7 +54,7 @@ def parse(argv: list[str], prog: str) -> Any:
 
     from flying_serving.server.front_ends import refuse_other_front_ends
     from flying_serving.server.patches import HOOKS
-    from flying_serving.server.support import refuse_missing_model
+    from flying_serving.server.support import refuse_missing_model, refuse_unusable_address
     from flying_serving.vllm_adapter import table
 
     table.install(table.ENTRY_PATCHES, HOOKS)
@@ -59,10 +62,11 @@ def parse(argv: list[str], prog: str) -> Any:
     parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
     _add_flags(parser)
     with refused_in_one_line():  # --config names a file, and other values are looked into while they are parsed
-        args = parser.parse_args(argv)
+        args = parser.parse_args(_config_apart(argv))
     if args.model_tag is not None:
         args.model = args.model_tag
     refuse_other_front_ends(args, os.environ)
+    refuse_unusable_address(args)
     refuse_missing_model(args.model)
     flying = _flying_settings(args)
     args.additional_config = {**(args.additional_config or {}), KEY: flying}
@@ -70,7 +74,8 @@ def parse(argv: list[str], prog: str) -> Any:
         raise ConfigError(f"--data-parallel-size={args.data_parallel_size}: must be 1, 2, 4 or {MAX_ENGINES}")
     eager_by_default = _enforce_eager(args, argv)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.data_parallel_size)))
-    configure_logging_from_args(args)
+    with refused_in_one_line():
+        configure_logging_from_args(args)
     if eager_by_default:
         logger.info("--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, starts shorter")
     with refused_in_one_line():
@@ -85,16 +90,33 @@ def refused_in_one_line() -> Iterator[None]:
     Raises:
         ConfigError: with what it says.
     """
+    from vllm.exceptions import VLLMError
+
     try:
         yield
-    except ConfigError:
+    except FlyingError:
         raise
-    except REFUSALS as error:
+    except (*REFUSALS, VLLMError) as error:
         raise ConfigError(_in_one_line(error)) from error
 
 
+def _while_making_configuration(error: BaseException) -> bool:
+    """Whether vLLM raised it while it made its configuration of the flags: nothing but their values can be wrong."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name == "create_engine_config" for frame, _ in frames)
+
+
+def _of_a_setting(problem: Mapping[str, Any]) -> str:
+    """What pydantic finds wrong in one of vLLM's configurations; fields of those have the names of flags."""
+    message = " ".join(problem["msg"].removeprefix("Value error, ").split())
+    if not problem["loc"]:
+        return message
+    return f"{_flag(str(problem['loc'][0]))}={problem['input']!r}: {message}"
+
+
 def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).removeprefix("Error: ").split()) or type(error).__name__
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.removeprefix("Error: ").split()) or type(error).__name__
 
 
 @contextmanager
@@ -107,22 +129,36 @@ def explained(args: Any) -> Iterator[None]:
     except ValidationError as error:
         if not error.title.endswith("Config"):
             raise
-        raise ConfigError(" ".join(error.errors()[0]["msg"].removeprefix("Value error, ").split())) from None
+        raise ConfigError(_of_a_setting(error.errors()[0])) from None
     except FlyingError:
         raise
-    except (ValueError, NotImplementedError) as error:  # of vLLM, for values of its flags
-        logger.debug("the server does not start", exc_info=True)
-        raise ConfigError(f"{_in_one_line(error)} (VLLM_LOGGING_LEVEL=DEBUG shows where)") from None
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             place = f"--host={args.host or ''} --port={args.port}"
             raise ConfigError(f"{place}: {os.strerror(error.errno).lower()}") from None
-        if error.errno is None and not Path(args.model).exists():  # transformers'
-            raise no_model(args.model, str(error).split("\n")[0]) from None
-        raise
+        if error.errno is not None:
+            raise
+        reason = str(error).split("\n")[0]  # of transformers, or of the hub
+        if not Path(args.model).exists():
+            raise no_model(args.model, reason) from None
+        raise ConfigError(f"--tokenizer={args.tokenizer or args.model}: {reason}") from None
+    except Exception as error:
+        if not (isinstance(error, WHILE_STARTING) or _while_making_configuration(error)):
+            raise
+        logger.debug("the server does not start", exc_info=True)
+        raise ConfigError(f"{_in_one_line(error)} (VLLM_LOGGING_LEVEL=DEBUG shows where)") from None
     except KeyboardInterrupt as error:
         sys.stderr.write("flying-serving: ended while it was starting\n")
         raise SystemExit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None
+
+
+def _config_apart(argv: list[str]) -> list[str]:
+    """`--config=FILE` as two words: vLLM's parser reads the file only then, and ignores the flag otherwise."""
+    words: list[str] = []
+    for word in argv:
+        flag, equals, file = word.partition("=")
+        words += [flag, file] if equals and flag == "--config" else [word]
+    return words
 
 
 def _enforce_eager(args: Any, argv: list[str]) -> bool:

@@ -10,6 +10,7 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 
+MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
 """What may be a model's name on Hugging Face: `owner/model`, or `model` alone."""
@@ -27,6 +28,19 @@ def refuse_missing_model(model: str) -> None:
         raise ConfigError(f"--model={model}: this is a file; must be a model's directory, or its name on Hugging Face")
     elif "://" not in model and not _NAME.fullmatch(model):
         raise ConfigError(f"--model={model}: there is no such directory, and no name on Hugging Face is like that")
+
+
+def refuse_unusable_address(args: Any) -> None:
+    """Raise ConfigError for a port that there is none of, and for a file of TLS that is not there.
+
+    `args`: the flags of vLLM's `serve`.
+    """
+    if not 0 <= args.port <= MAX_PORT:
+        raise ConfigError(f"--port={args.port}: must be a whole number from 0 up to {MAX_PORT}")
+    for flag in ("ssl-keyfile", "ssl-certfile", "ssl-ca-certs"):
+        path = getattr(args, flag.replace("-", "_"))
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"--{flag}={path}: there is no such file")
 
 
 def no_model(model: str, reason: str) -> ConfigError:

@@ -149,7 +149,7 @@ def test_what_vllm_refuses_is_one_line() -> None:
     args = SimpleNamespace(model="m", host=None, port=80)
     with pytest.raises(ValidationError) as wrong:
         ModelConfig(max_model_len=11)
-    with pytest.raises(ConfigError, match=r"^Input should be less than or equal to 10$"):
+    with pytest.raises(ConfigError, match=r"^--max-model-len=11: Input should be less than or equal to 10$"):
         start(args, wrong.value)
     for refusal in (
         ValueError("No tokenizer\nregistered for it"),
