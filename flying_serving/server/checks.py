@@ -16,7 +16,7 @@ from flying_serving.server.streams import Streams, prompt_length
 from flying_serving.server.xargs import DEGREE_KEY
 
 
-class RequestChecks:
+class Checks:
     """Refuses requests that clients may not send, that cannot be encoded, or that no layout of this server can run."""
 
     def __init__(self, calls: EngineCalls, controller: Controller, streams: Streams) -> None:
@@ -25,7 +25,7 @@ class RequestChecks:
         self._controller = controller
         self._streams = streams
 
-    def check(self, fields: Mapping[str, Any]) -> RequestSpec:
+    def spec(self, fields: Mapping[str, Any]) -> RequestSpec:
         """What the controller has to know of a request, from the fields of an `EngineCoreRequest` by name.
 
         Raises:

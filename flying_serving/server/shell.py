@@ -33,7 +33,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.log import logger
 from flying_serving.server.asking import LastFigures
 from flying_serving.server.calls import EngineCalls, retrieved
-from flying_serving.server.checks import RequestChecks
+from flying_serving.server.checks import Checks
 from flying_serving.server.draining import Draining
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.orders import LayoutOrders
@@ -56,7 +56,7 @@ class Shell:
         self.model_config = model_config
         self.controller = SurvivingController(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
-        self.checks = RequestChecks(calls, self.controller, self.streams)
+        self.checks = Checks(calls, self.controller, self.streams)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
         self.figures = LastFigures(calls)
@@ -67,7 +67,7 @@ class Shell:
 
     def check(self, fields: Mapping[str, Any]) -> RequestSpec:
         """What the controller has to know of a request, from fields by name, if it can be taken. Raises as `add`."""
-        return self.checks.check(fields)
+        return self.checks.spec(fields)
 
     async def add(self, request: EngineCoreRequest) -> None:
         """Hand a request to the controller; return when it is sent to a group, or waits for one without a deadline.

@@ -103,10 +103,10 @@ async def test_the_shell_takes_from_clients_what_they_may_set(asked: dict[str, i
         "priority": asked.get("priority", 0),
         "sampling_params": SamplingParams(max_tokens=4, extra_args=extra),
     }
-    shell.check(fields)
+    shell.checks.spec(fields)
     shell.checks.rights.has_key = True
     with pytest.raises(VLLMValidationError, match=r"clients may not set it on this server"):
-        shell.check(fields)
+        shell.checks.spec(fields)
 
 
 @pytest.mark.parametrize(("keys", "told"), [(["a"], True), ([""], False), ([], False)], ids=str)
