@@ -208,6 +208,8 @@ class Controller(Lender):
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
         policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
+        if not all(need.urgent for need in shot.needs):
+            self.switches.still_needed(now_s)
         last = self.last_decision = policy.decide(shot, self.settings.objective)
         decision = last if last is not None and last.is_made else None
         if self.settings.dry_run:

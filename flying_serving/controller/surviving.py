@@ -52,6 +52,7 @@ class SurvivingController(Controller):
         if self._changeover is not None:
             self._changeover.switch.failed(f"engines {sorted(engines)} were lost", now_s)
             self._end_change()
+        self.switches.void_promises()
         if self._restored is None and (self.settings.dry_run or not self.settings.policy.decides):
             self._restored = self.layout
         self._regroup(self.layout)

@@ -30,7 +30,7 @@ class Switch:
     that the switch itself took: the API server's and the busiest engine's. `drain_ms`: until the last old request
     ended or migrated; it stays None if too many later switches began before that. `worst_token_gap_ms`: the
     longest time between two tokens of any stream from the order until then, and until the next token of each stream
-    that migrated.
+    that migrated. `promises_from_s`: from when on its promise gets less (`Switches.promised`).
     """
 
     old: Layout
@@ -51,6 +51,7 @@ class Switch:
     drain_ms: float | None = None
     problem: str | None = None
     was_dropped: bool = False
+    promises_from_s: float = 0.0
     migrating: set[str] = field(default_factory=set)
     gaps: TokenGaps | None = None
     _worst_token_gap_ms: float = 0.0
@@ -212,11 +213,14 @@ class Switches:
         self._open: deque[Switch] = deque()
         self._migrating: dict[str, list[Switch]] = {}
         self._gaps = TokenGaps()
+        self._void = 0
+        """Number of the last switch that promises nothing any more."""
 
     def begin(self, switch: Switch) -> Switch:
         """Keep a new switch, decided now."""
         self.count += 1
         switch.number, switch.ordered_s, switch.gaps = self.count, switch.decided_s, self._gaps
+        switch.promises_from_s = switch.decided_s
         self._open.append(switch)
         if len(self._open) > MOST_OPEN:
             self._open.popleft().close()
@@ -258,12 +262,25 @@ class Switches:
         self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
 
     def promised(self, horizon_s: float, now_s: float) -> float:
-        """Request-seconds that recent switches for load were predicted to gain and have not had the time to gain."""
+        """Request-seconds that recent switches promised (`Decision.promise`) and have not had the time to gain.
+
+        A switch that was dropped or has failed gains nothing.
+        """
         total = 0.0
         for switch in reversed(self.kept):
-            left = 1.0 - (now_s - switch.decided_s) / horizon_s
-            if left <= 0.0:
+            left = 1.0 - (now_s - switch.promises_from_s) / horizon_s
+            if left <= 0.0 or switch.number <= self._void:
                 break
-            if switch.decision is not None and switch.decision.stay is not None:
-                total += left * switch.decision.gain
+            if switch.decision is not None and switch.problem is None:
+                total += left * switch.decision.promise
         return total
+
+    def still_needed(self, now_s: float) -> None:
+        """A request needs the layout of the last switch: what that promises counts from now on, if a need was why."""
+        last = self.kept[-1] if self.kept else None
+        if last is not None and last.decision is not None and last.decision.stay is None:
+            last.promises_from_s = now_s
+
+    def void_promises(self) -> None:
+        """The layout that switches have led to is no more: none of them gains anything from now on."""
+        self._void = self.count

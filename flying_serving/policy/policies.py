@@ -108,7 +108,10 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     assert best is not None
     _, layout, considered = best
     reason = "; ".join(sorted({need.reason for need in needs}))
-    return replace(_decision(snapshot, layout, reason, math.inf, considered), predicted=predicted)
+    found = replace(_decision(snapshot, layout, reason, math.inf, considered), predicted=predicted)
+    if urgent:
+        return found
+    return replace(found, at_stake=abs(predicted[layout] - evaluate(snapshot.layout, lanes, work, objective)))
 
 
 def _decision(snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]) -> Decision:
@@ -122,10 +125,7 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     """The layout that is predicted to be best; the switch to it is made if it gains enough."""
     lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
     stay = evaluate(present, lanes, work, objective)
-    # a request that is alone gains nothing by narrow groups, and one arrival says little of how many will follow
-    alone = not work.waiting and sum(load.requests for load in snapshot.loads.values()) == 1
-    least = present.widest if alone else 1
-    layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape and one.widest >= least]
+    layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape]
     predicted = {one: evaluate(one, lanes, work, objective) for one in layouts if one.is_uniform}
     # a mixed layout lies between uniform ones: it can be the best one only if it lies between the best two
     uniform = predicted | ({present: stay} if present.is_uniform else {})
@@ -155,8 +155,12 @@ def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, objective: Objective) -> Decision | None:
-    """Switch back to single engines when no request needs a group."""
+    """Switch back to single engines when no request needs a group: at once only if that gains what is promised."""
     if layout == snapshot.layout or layout not in snapshot.layouts:
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False)
-    return _decision(snapshot, layout, "no request needs a group", 0.0, considered)
+    found = _decision(snapshot, layout, "no request needs a group", 0.0, considered)
+    if not snapshot.promised:
+        return found
+    stay, there = (evaluate(one, snapshot.lanes, snapshot.work, objective) for one in (snapshot.layout, layout))
+    return replace(found, gain=stay - there, least_gain=least_gain(stay, found.cost, snapshot))

@@ -81,8 +81,9 @@ class Decision:
     `gain`: predicted request-seconds saved over the horizon; infinite if a request cannot run otherwise. `cost`: those
     of the switch, `considered`: by mode; if `gain` is too small at any cost, `mode` and `considered` are empty. `stay`:
     those if the layout stays, `least_gain`: what `gain` has to exceed, `promised`: what earlier switches add to that;
-    all None if the switch is not for load. `predicted`: those of each layout that was compared. `drain_s`: predicted
-    seconds until the last request of the old layout has ended, if nothing else runs.
+    `stay` and `promised` are None if the switch is not for load. `predicted`: those of each layout that was compared.
+    `drain_s`: predicted seconds until the last request of the old layout has ended, if nothing else runs. `at_stake`:
+    of a switch for a long request, those by which the predictions for the two layouts differ.
     """
 
     layout: Layout
@@ -96,6 +97,16 @@ class Decision:
     drain_s: float = math.inf
     promised: float | None = None
     predicted: Mapping[Layout, float] = field(default_factory=dict)
+    at_stake: float = 0.0
+
+    @property
+    def promise(self) -> float:
+        """Request-seconds by which a switch back must gain more at first, so that two do not follow each other at once.
+
+        Of a switch for load its gain: if it seems wrong so soon, one of the two forecasts was wrong by about that. Of
+        one for a long request what there is to gain by going back at once, since the next such request may be near.
+        """
+        return self.at_stake if self.stay is None else self.gain
 
     @property
     def is_made(self) -> bool:
