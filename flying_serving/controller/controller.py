@@ -33,15 +33,16 @@ class Controller(Lender):
 
     def check(self, spec: RequestSpec) -> tuple[int, ...]:
         """Group sizes that can run a request. Raises RequestError if no layout ever can, PoolFull if too many wait."""
-        sizes = self.placing.check(spec.tokens, spec.degree)
+        self.placing.check(spec.longest_tokens, spec.degree)
         self.admission.check(urgent=spec.urgent)
-        return sizes
+        return self.placing.check(spec.tokens, spec.degree)
 
     def arrived(self, request_id: str, spec: RequestSpec, now_s: float) -> list[Command]:
         """A request has arrived. Raises as `check`."""
         sizes = self.check(spec)
         self._arrivals += 1
-        self.pool.add(RequestState(request_id, spec, sizes, self._arrivals, now_s))
+        state = RequestState(request_id, spec, sizes, self._arrivals, now_s)
+        self.pool.add(self.lengths.of_new(state, self.formable))
         self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
         # the next tick is soon enough where one more says little: in a long queue, or while only these groups hold one

@@ -6,6 +6,7 @@ from itertools import count
 from flying_serving.controller.admission import Admission
 from flying_serving.controller.commands import Command, Dispatch, Recall
 from flying_serving.controller.lending import needed_tokens
+from flying_serving.controller.lengths import ExpectedLengths
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.migrations import to_migrate
 from flying_serving.controller.needs import needs_of
@@ -44,6 +45,7 @@ class Dispatcher:
         self.steps = StepModel()
         self.migrates: dict[int, MigrationCost] = {}
         self.demand = Demand()
+        self.lengths = ExpectedLengths(settings, self.demand)
         self.switches = Switches()
         self.started: dict[str, RequestState] = {}
         self._offers = count(1)
@@ -115,7 +117,7 @@ class Dispatcher:
 
         def place(state: RequestState) -> bool:
             free = Layout(tuple(group for group in self.layout.groups if group not in kept)) if kept else self.layout
-            group = self.placing.place(state, free, self.loads, lanes, self._expected_tokens(state))
+            group = self.placing.place(state, free, self.loads, lanes, self.lengths.tokens(state))
             if group is None or group in kept:
                 kept.update(self._kept_for(state))
                 return False
@@ -172,7 +174,7 @@ class Dispatcher:
         """Book a request in a group, with its KV if that can migrate."""
         if self.placing.migration(state, group, lanes) is None:
             state.kv = None
-        self.loads.add(state, group, self._expected_tokens(state), kept=state.kv is not None)
+        self.loads.add(state, group, self.lengths.tokens(state), kept=state.kv is not None)
         return self._send(state, group)
 
     def _send(self, state: RequestState, group: Group) -> Dispatch:
@@ -215,8 +217,3 @@ class Dispatcher:
         recall = self._suspend(state, now_s, kv)
         self.pool.add(state)
         return recall
-
-    def _expected_tokens(self, state: RequestState) -> float:
-        """Tokens at its end: its prompt, and as many outputs as its client expects or as requests have had, or more."""
-        outputs = max(state.spec.expected_tokens or self.demand.output_tokens, state.output_tokens + 1.0)
-        return state.spec.prompt_tokens + min(outputs, state.spec.max_output_tokens)

@@ -27,7 +27,7 @@ class Placing:
         self.lending = WeightLending(capacity, engines)
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
-        """Group sizes that can run a request of `tokens` (prompt and max_tokens), which may ask for a degree.
+        """Group sizes that hold `tokens` (prompt and max_tokens, to refuse one), for a request that may ask for a degree.
 
         Raises:
             RequestError: if no layout of this server can ever run it; the message says what would do.
@@ -64,7 +64,7 @@ class Placing:
     ) -> Group | None:
         """The group for it now, or None if none of those that suit has room.
 
-        A degree that is asked for is met exactly: by a present group if there is one, else by any group of that size,
+        Groups that hold what it will probably have come first. A degree that is asked for is met exactly: by a present group if there is one, else by any group of that size,
         whose steps are then woven into the present layout's (every engine keeps a lane for each size). A request that
         may have killed engines gets as few of them as hold it, if there are any none of its last group, whose loss may
         be noticed one after the other, and no group with another such request.
@@ -84,7 +84,8 @@ class Placing:
             for group, migration in migrations.items()
             if self._has_room(state, group, loads, expected_tokens, kept=migration is not None)
         ]
-        return min(free, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
+        lasting = [group for group in free if lending.holds(group) >= state.likely_tokens] or free
+        return min(lasting, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
 
     def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""

@@ -1,7 +1,9 @@
 """What the controller knows of a request, waiting or running."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group
 
@@ -10,13 +12,14 @@ from flying_serving.layout.groups import Group
 class RequestSpec:
     """What a client asks for.
 
-    `tokens`: prompt and max_tokens together, at most the model's length; prompt and one token if it is open-ended.
-    `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks for (`tp_degree`). `priority`:
+    `tokens`: that its group has to hold for certain: its prompt and one token, or the output that it is sure to have
+    (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks for (`tp_degree`). `priority`:
     as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once. `deadline_s`: longest wait for the
     first group, after which it is rejected. `can_migrate`: whether another group can go on with it, with its KV or
     after prefilling prompt and outputs again. `expected_tokens`: output tokens that its client expects, `split_at`: the
     token of prompt and output at which it asks to be split over two groups. `prompt_splits`: whether that may be inside
-    the prompt.
+    the prompt. `most_tokens`: prompt and max_tokens together, which some group has to hold; None, as of a request
+    without max_tokens: it may be as long as its group holds.
     """
 
     prompt_tokens: int
@@ -29,6 +32,12 @@ class RequestSpec:
     expected_tokens: int | None = None
     split_at: int | None = None
     prompt_splits: bool = True
+    most_tokens: int | None = None
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens that some group has to hold, or the request is refused."""
+        return max(self.tokens, self.most_tokens or 0)
 
     @property
     def urgent(self) -> bool:
@@ -39,6 +48,10 @@ class RequestSpec:
     def may_change_group(self) -> bool:
         """Whether any group may go on with it: it can migrate, and asks for no degree."""
         return self.can_migrate and self.degree is None
+
+    def in_one_group(self) -> RequestSpec:
+        """The same of a request that no other group can go on with: the first one has to hold all that it may take."""
+        return replace(self, can_migrate=False, tokens=self.longest_tokens)
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,9 @@ class KVOffer:
 class RequestState:
     """A request from its arrival to its end.
 
-    `sizes`: group sizes that hold it. `order`: number of its arrival. `prefill_tokens`: prompt tokens that its group
-    has not finished yet, 0 after the first token. `admitted`: some group had it, so its client reads a stream and its
+    `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its end; of the groups with
+    room those that hold them come first. `prefill_tokens`: prompt tokens that its group has not finished yet, 0 after
+    the first token. `admitted`: some group had it, so its client reads a stream and its
     deadline is met. `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if there
     is none. `offer`: the number under which its group offers its KV when it ends there, if it may go on elsewhere then.
     `losses`: how often its group has lost an engine before it gave a token to it, since the last token; `avoids`: the
@@ -69,6 +83,7 @@ class RequestState:
     group: Group | None = None
     output_tokens: int = 0
     prefill_tokens: int = 0
+    likely_tokens: float = 0.0
     admitted: bool = False
     committed_tokens: float = 0.0
     kv: KVOffer | None = None

@@ -44,7 +44,7 @@ class Splitter(Dispatcher):
         """The best other group with room: of the same size, unless the request asks for the split."""
         others = [group for group in self.layout.groups if group != first and group not in kept]
         rest = tuple(one for one in others if state.spec.split_at is not None or len(one) == len(first))
-        tokens = self._expected_tokens(state)
+        tokens = self.lengths.tokens(state)
         return self.placing.place(state, Layout(rest), self.loads, lanes, tokens) if rest else None
 
     def _plan(self, state: RequestState, first: Group, second: Group, lanes: Mapping[int, LaneFigures]) -> int:
@@ -69,7 +69,7 @@ class Splitter(Dispatcher):
 
     def _split(self, state: RequestState, at: int, first: Group, second: Group) -> list[Command]:
         request_id, kv = state.request_id, KVOffer(first, next(self._offers))
-        if self.splits.begin(state, at, kv, second, self._expected_tokens(state)).in_prompt:
+        if self.splits.begin(state, at, kv, second, self.lengths.tokens(state)).in_prompt:
             return [DispatchPrefix(request_id, first, at, kv.number), self._send(state, second)]
         self.started[request_id] = state
         limit = at + 1 - state.spec.prompt_tokens

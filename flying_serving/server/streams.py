@@ -64,16 +64,17 @@ class Streams:
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
         left = self._left(prompt)
         most = left if params.max_tokens is None else min(params.max_tokens, left)
-        tokens = prompt + 1 if most == left else prompt + most
+        sure = most if params.ignore_eos else min(params.min_tokens, most)
         return RequestSpec(
             prompt,
-            tokens,
+            prompt + (max(1, sure) if sure < left else 1),
             most,
             xargs.degree(extra, self._capacity.degrees),
             priority,
             xargs.deadline_s(extra),
             expected_tokens=xargs.tokens(extra, xargs.EXPECTED_KEY, 1, self._max_model_len),
             split_at=xargs.tokens(extra, xargs.SPLIT_KEY, 0, prompt + most),
+            most_tokens=prompt + most if most < left else None,
         )
 
     def _left(self, prompt: int) -> int:

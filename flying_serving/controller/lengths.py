@@ -1,0 +1,34 @@
+"""How long requests will probably be: what a group is chosen by and its room is booked by, not what they may take."""
+
+from collections.abc import Sequence
+
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.settings import Settings
+from flying_serving.predict.demand import Demand
+
+
+class ExpectedLengths:
+    """Tokens that requests will probably have at their end, by what their clients say and by what others have had."""
+
+    def __init__(self, settings: Settings, demand: Demand) -> None:
+        self._settings = settings
+        self._demand = demand
+
+    def tokens(self, state: RequestState) -> float:
+        """Tokens at its end: its prompt, and as many outputs as its client expects or as requests have had, or more."""
+        outputs = max(state.spec.expected_tokens or self._demand.output_tokens, state.output_tokens + 1.0)
+        return state.spec.prompt_tokens + min(outputs, state.spec.max_output_tokens)
+
+    def of_new(self, state: RequestState, formable: Sequence[int]) -> RequestState:
+        """Set which group sizes are for a request that arrives, and how long it will probably be.
+
+        Where a group is formed for it, that is one which holds what is expected of it, if engines that are there can
+        form one: `formable`. Else it goes on in a wider group when it fills its own, or ends there.
+        """
+        settings, expected = self._settings, self.tokens(state)
+        state.likely_tokens = max(expected, state.spec.longest_tokens) if settings.loses_groups else expected
+        if settings.forms_groups and state.spec.degree is None:
+            most_tokens = settings.capacity.most_tokens
+            needed = min(expected, max((most_tokens[size] for size in formable), default=0))
+            state.sizes = tuple([size for size in state.sizes if most_tokens[size] >= needed])
+        return state
