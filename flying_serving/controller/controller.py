@@ -33,16 +33,15 @@ class Controller(Lender):
 
     def check(self, spec: RequestSpec) -> tuple[int, ...]:
         """Group sizes that can run a request. Raises RequestError if no layout ever can, PoolFull if too many wait."""
-        self.placing.check(spec.longest_tokens, spec.degree)
+        sizes = self.placing.sizes(spec)
         self.admission.check(urgent=spec.urgent)
-        return self.placing.check(spec.tokens, spec.degree)
+        return sizes
 
     def arrived(self, request_id: str, spec: RequestSpec, now_s: float) -> list[Command]:
         """A request has arrived. Raises as `check`."""
         sizes = self.check(spec)
         self._arrivals += 1
-        state = RequestState(request_id, spec, sizes, self._arrivals, now_s)
-        self.pool.add(self.lengths.of_new(state, self.formable))
+        self.pool.add(self.lengths.of_new(RequestState(request_id, spec, sizes, self._arrivals, now_s), self.formable))
         self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
         # the next tick is soon enough where one more says little: in a long queue, or while only these groups hold one
@@ -209,8 +208,7 @@ class Controller(Lender):
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
         policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
-        if not all(need.urgent for need in shot.needs):
-            self.switches.still_needed(now_s)
+        self.switches.needed_again(shot.needs, now_s)
         last = self.last_decision = policy.decide(shot, self.settings.objective)
         decision = last if last is not None and last.is_made else None
         if self.settings.dry_run:

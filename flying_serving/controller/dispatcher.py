@@ -10,7 +10,7 @@ from flying_serving.controller.lengths import ExpectedLengths
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.migrations import to_migrate
 from flying_serving.controller.needs import needs_of
-from flying_serving.controller.placing import Placing
+from flying_serving.controller.placing import Placing, is_wider, lacks_group
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import KVOffer, RequestState
 from flying_serving.controller.settings import Settings
@@ -38,7 +38,7 @@ class Dispatcher:
         self._sizes = sorted(settings.capacity.tokens)
         pinned = settings.policy.pinned_size
         self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
-        self.pool = TaskPool(settings.aging_s, self.lending.needs_loan)
+        self.pool = TaskPool(settings.aging_s, self.lending.needs_loan, lambda state: is_wider(state, self.layout))
         self.loads = Loads()
         self.admission = Admission(settings, self.pool, self.loads)
         self.splits = Splits(self.loads)
@@ -119,7 +119,7 @@ class Dispatcher:
             free = Layout(tuple(group for group in self.layout.groups if group not in kept)) if kept else self.layout
             group = self.placing.place(state, free, self.loads, lanes, self.lengths.tokens(state))
             if group is None or group in kept:
-                kept.update(self._kept_for(state))
+                kept.update(self._kept_for(state, now_s))
                 return False
             if not state.admitted:
                 self.admission.pace.dispatched()
@@ -129,14 +129,20 @@ class Dispatcher:
         self.pool.take(place, now_s)
         return commands
 
-    def _kept_for(self, state: RequestState) -> list[Group]:
-        """Groups that others may not have, as a request waits for room there; it may wait for weights instead."""
+    def _kept_for(self, state: RequestState, now_s: float) -> list[Group]:
+        """Groups that others may not have, as a request waits for room there; it may wait for weights instead.
+
+        One that asks for a degree which the layout lacks waits for room on all of its engines, once it is overdue. A
+        suspect waits for room too, but keeps nothing where it is only not to be with other suspects.
+        """
         lending = self.lending
         if lending.needs_loan(state):
             lending.awaited |= lending.stages.keys() & set(self.layout.groups)
         elif state.spec.degree is not None:
             narrow = {outer for outer in lending.stages if len(outer) != state.sizes[0]}
             self._narrow_waits |= narrow - lending.awaited
+        if state.is_suspect or (lacks_group(state, self.layout) and self.pool.is_overdue(state, now_s)):
+            return self.placing.short_of_memory(state, self.layout, self.loads, self.lengths.tokens(state))
         needed = needed_tokens(state)
         return [one for one in self.layout.groups if len(one) in state.sizes and lending.holds(one) >= needed]
 
@@ -157,7 +163,7 @@ class Dispatcher:
             assert state.group is not None
             group = self.layout.group_of(state.group[0])
             begun = len(state.group) == 1 and state.request_id not in draining
-            may = state.spec.can_migrate and not state.losses and len(group) in state.sizes
+            may = state.spec.can_migrate and not state.is_suspect and len(group) in state.sizes
             if begun and may and group != state.group:
                 recalls.append(self._suspend(state, now_s, self._recalled(state, has_kv=True)))
                 widened.append((state, group))

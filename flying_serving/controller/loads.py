@@ -68,7 +68,7 @@ class Loads:
         work = self._groups[state.group]
         state.output_tokens += count
         work.output_tokens += count
-        state.losses = 0
+        state.suspicion = None
         if state.prefill_tokens:
             work.prefill_tokens -= state.prefill_tokens
             work.prompts -= 1

@@ -24,7 +24,8 @@ def to_migrate(
         early = state.prefill_tokens > 0 and begun[state.group] >= settings.limits.max_num_batched_tokens
         begun[state.group] += state.prefill_tokens  # perhaps in the step under way, or in the last one
         spec = state.spec
-        fits = spec.degree is None and not state.losses and sizes.intersection(state.fitting(settings.capacity.tokens))
+        may_leave = spec.degree is None and not state.is_suspect
+        fits = may_leave and sizes.intersection(state.fitting(settings.capacity.tokens))
         if fits and (early or (streams and spec.can_migrate)):
             found.append((state, not early or state.kv is not None))
     return found

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from flying_serving.controller.lending import WeightLending, needed_tokens
-from flying_serving.controller.loads import Loads
-from flying_serving.controller.requests import RequestState
+from flying_serving.controller.loads import GroupWork, Loads
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits
+from flying_serving.controller.suspicion import Suspicion
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
@@ -27,7 +28,7 @@ class Placing:
         self.lending = WeightLending(capacity, engines)
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
-        """Group sizes that hold `tokens` (prompt and max_tokens, to refuse one), for a request that may ask for a degree.
+        """Group sizes that hold so many tokens of prompt and output, for a request that may ask for a degree.
 
         Raises:
             RequestError: if no layout of this server can ever run it; the message says what would do.
@@ -54,6 +55,11 @@ class Placing:
             )
         return tuple(sizes)
 
+    def sizes(self, spec: RequestSpec) -> tuple[int, ...]:
+        """Group sizes that a request may have. Raises RequestError if no layout ever holds all that it may take."""
+        self.check(spec.longest_tokens, spec.degree)
+        return self.check(spec.tokens, spec.degree)
+
     def place(
         self,
         state: RequestState,
@@ -64,28 +70,56 @@ class Placing:
     ) -> Group | None:
         """The group for it now, or None if none of those that suit has room.
 
-        Groups that hold what it will probably have come first. A degree that is asked for is met exactly: by a present group if there is one, else by any group of that size,
-        whose steps are then woven into the present layout's (every engine keeps a lane for each size). A request that
-        may have killed engines gets as few of them as hold it, if there are any none of its last group, whose loss may
-        be noticed one after the other, and no group with another such request.
+        Groups that hold what it will probably have come first. A degree that is asked for is met exactly: by a present
+        group if there is one, else by any group of that size, whose steps are then woven into the present layout's
+        (every engine keeps a lane for each size).
         """
-        groups = [group for group in layout.groups if len(group) in state.sizes]
-        if state.losses or (state.spec.degree is not None and not groups):
-            every = Layout.uniform(self._engines, state.sizes[0]).groups
-            groups = [group for group in every if self.lost.isdisjoint(group)]
-        if state.losses:
-            groups = [group for group in groups if state.avoids.isdisjoint(group)] or groups
-            groups = [one for one in groups if not any(other.losses for other in loads[one].requests.values())]
-        needed, lending = needed_tokens(state), self.lending
-        groups = [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
+        groups = self._suitable(state, layout, loads)
         migrations = {group: self.migration(state, group, lanes) for group in groups}
         free = [
             group
             for group, migration in migrations.items()
             if self._has_room(state, group, loads, expected_tokens, kept=migration is not None)
         ]
-        lasting = [group for group in free if lending.holds(group) >= state.likely_tokens] or free
+        lasting = [group for group in free if self.lending.holds(group) >= state.likely_tokens] or free
         return min(lasting, key=lambda group: self._score(state, group, loads, lanes, migrations[group]), default=None)
+
+    def short_of_memory(self, state: RequestState, layout: Layout, loads: Loads, expected_tokens: float) -> list[Group]:
+        """The groups of a layout where memory has to become free before `state` has room in a group that suits it.
+
+        That may be a group which the layout lacks.
+        """
+        kept = state.kv is not None
+        short = {
+            engine
+            for group in self._suitable(state, layout, loads)
+            if self._has_slot(state, loads[group], kept=kept) and not self._has_memory(group, loads, expected_tokens)
+            for engine in group
+        }
+        return [group for group in layout.groups if not short.isdisjoint(group)]
+
+    def _suitable(self, state: RequestState, layout: Layout, loads: Loads) -> list[Group]:
+        """Groups that hold it, whatever else they have to do."""
+        groups = [group for group in layout.groups if len(group) in state.sizes]
+        if state.is_suspect or (state.spec.degree is not None and not groups):
+            every = Layout.uniform(self._engines, state.sizes[0]).groups
+            groups = [group for group in every if self.lost.isdisjoint(group)]
+        if state.suspicion is not None and state.suspicion.company is not None:
+            groups = self._for_suspect(state.suspicion, groups, loads)
+        needed, lending = needed_tokens(state), self.lending
+        return [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
+
+    def _for_suspect(self, suspicion: Suspicion, narrow: list[Group], loads: Loads) -> list[Group]:
+        """Of the groups of the fewest engines that hold a request which may have killed some, those that may have it.
+
+        If there are any, none of its last group, whose loss may be noticed one engine after the other; no group with as
+        many suspects as it, or one of them, may have beside itself. After a second loss it gets no group without which
+        no engine is left, while others may come back.
+        """
+        if suspicion.losses > 1 and self.lost:
+            narrow = [group for group in narrow if len(group) + len(self.lost) < self._engines]
+        groups = [group for group in narrow if suspicion.avoids.isdisjoint(group)] or narrow
+        return [group for group in groups if _admits(loads[group], suspicion)]
 
     def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
@@ -96,12 +130,19 @@ class Placing:
         work = loads[group]
         if not work.requests or not (self.limits.capped or self.lending.is_called_back(group)):
             return True
+        return self._has_slot(state, work, kept=kept) and self._has_memory(group, loads, expected_tokens)
+
+    def _has_slot(self, state: RequestState, work: GroupWork, *, kept: bool) -> bool:
+        """Whether one more request may run there, and its prompt be computed soon."""
         if len(work.requests) >= self.limits.max_num_seqs:
             return False
         # a prompt longer than a step counts as one: it gets its turn like any other
         ahead = work.prefill_tokens + min(state.to_prefill(kept=kept), self.limits.max_num_batched_tokens)
-        if work.prefill_tokens and not state.spec.urgent and ahead > STEPS_AHEAD * self.limits.max_num_batched_tokens:
-            return False
+        waits = work.prefill_tokens > 0 and not state.spec.urgent
+        return not waits or ahead <= STEPS_AHEAD * self.limits.max_num_batched_tokens
+
+    def _has_memory(self, group: Group, loads: Loads, expected_tokens: float) -> bool:
+        """Whether its engines have room for so many tokens beside what runs."""
         return all(
             self._share(engine, loads) + expected_tokens / self.lending.shared(group, loads) <= 1.0 for engine in group
         )
@@ -141,3 +182,19 @@ class Placing:
         drained_s = lane.cost.fixed_s * others
         migration_s = migration.seconds(state.context_tokens) if migration is not None else 0.0
         return (float(shy), rounds, first_s + drained_s + migration_s, near, count, group)
+
+
+def lacks_group(state: RequestState, layout: Layout) -> bool:
+    """Whether a request asks for a degree that no group of a layout has."""
+    return state.spec.degree is not None and all(len(group) not in state.sizes for group in layout.groups)
+
+
+def is_wider(state: RequestState, layout: Layout) -> bool:
+    """Whether it asks for a higher degree than any group has: it needs room in several groups at once."""
+    return lacks_group(state, layout) and state.sizes[0] > max(map(len, layout.groups), default=0)
+
+
+def _admits(work: GroupWork, suspicion: Suspicion) -> bool:
+    """Whether a group may have one more suspect: fewer than each of them may have in its group."""
+    there = [one.suspicion.company for one in work.requests.values() if one.suspicion and one.suspicion.company]
+    return all(len(there) < company for company in (*there, suspicion.company or 1))

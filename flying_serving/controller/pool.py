@@ -6,7 +6,11 @@ from typing import Any
 
 from flying_serving.controller.requests import RequestState
 
-Kind = tuple[int | None, tuple[int, ...], bool]
+Kind = tuple[int | None, tuple[int, ...], bool, bool]
+
+SOONER = 10
+"""A request that is wider than all groups of the layout is overdue after this part of the time of others: it needs room
+in several groups at once, which it would not find while others take each place that becomes free."""
 
 
 class TaskPool:
@@ -15,12 +19,19 @@ class TaskPool:
     One that came `aging_s` ago is *overdue*. Every second place that groups have is offered to the oldest overdue
     request first, whatever the priorities: with k older ones ahead of it, a request gets one of the next 2k + 2 places.
     `needs_loan`: whether a group must lend its weights for a request; others that need a group of the same size do not
-    wait for that.
+    wait for that, nor for one that may have killed engines. `is_wider`: whether it asks for more engines than any group
+    of the layout has; it is overdue after a SOONER-th of `aging_s`.
     """
 
-    def __init__(self, aging_s: float, needs_loan: Callable[[RequestState], bool] = lambda state: False) -> None:
+    def __init__(
+        self,
+        aging_s: float,
+        needs_loan: Callable[[RequestState], bool] = lambda state: False,
+        is_wider: Callable[[RequestState], bool] = lambda state: False,
+    ) -> None:
         self.aging_s = aging_s
         self._needs_loan = needs_loan
+        self._is_wider = is_wider
         self.prompt_tokens = 0
         self._waiting: dict[str, RequestState] = {}
         self._queues: dict[Kind, list[tuple[int, int, str]]] = {}
@@ -110,19 +121,27 @@ class TaskPool:
     def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[RequestState | None, bool]:
         """The request that is offered a place next, and whether because it is overdue."""
         if self._oldest_next:
-            oldest = self._first_of(self._ages, refused)
-            if oldest is not None and now_s - oldest.arrived_s >= self.aging_s:
-                return oldest, True
-        return self._first_of(self._queues, refused), False
+            oldest = self._heads(self._ages, refused)
+            overdue = [head for head in oldest if self.is_overdue(self._waiting[head[-1]], now_s)]
+            if overdue:
+                return self._waiting[min(overdue)[-1]], True
+        heads = self._heads(self._queues, refused)
+        return self._waiting[min(heads)[-1]] if heads else None, False
 
-    def _first_of(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> RequestState | None:
+    def is_overdue(self, state: RequestState, now_s: float) -> bool:
+        """Whether a request has waited so long that it gets every second place."""
+        aging_s = self.aging_s / SOONER if self._is_wider(state) else self.aging_s
+        return now_s - state.arrived_s >= aging_s
+
+    def _heads(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> list[tuple[Any, ...]]:
+        """The first entry of each kind that waits and is not refused."""
         heads = []
         for kind, queue in queues.items():
             while queue and not self._waits(queue[0], kind):
                 heapq.heappop(queue)
             if queue and kind not in refused:
                 heads.append(queue[0])
-        return self._waiting[min(heads)[-1]] if heads else None
+        return heads
 
     def _waits(self, entry: tuple[Any, ...], kind: Kind) -> bool:
         """Whether what a queue of this kind says of a request still holds: one that has come back may be of another."""
@@ -140,4 +159,4 @@ class TaskPool:
         return expired
 
     def _kind(self, state: RequestState) -> Kind:
-        return state.spec.degree, state.sizes, self._needs_loan(state)
+        return state.spec.degree, state.sizes, self._needs_loan(state), state.is_suspect

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from flying_serving.controller.suspicion import Suspicion
 from flying_serving.layout.groups import Group
 
 
@@ -13,13 +14,13 @@ class RequestSpec:
     """What a client asks for.
 
     `tokens`: that its group has to hold for certain: its prompt and one token, or the output that it is sure to have
-    (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks for (`tp_degree`). `priority`:
-    as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once. `deadline_s`: longest wait for the
-    first group, after which it is rejected. `can_migrate`: whether another group can go on with it, with its KV or
-    after prefilling prompt and outputs again. `expected_tokens`: output tokens that its client expects, `split_at`: the
-    token of prompt and output at which it asks to be split over two groups. `prompt_splits`: whether that may be inside
-    the prompt. `most_tokens`: prompt and max_tokens together, which some group has to hold; None, as of a request
-    without max_tokens: it may be as long as its group holds.
+    (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks
+    for (`tp_degree`). `priority`: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
+    `deadline_s`: longest wait for the first group, after which it is rejected. `can_migrate`: whether another group can
+    go on with it, with its KV or after prefilling prompt and outputs again. `expected_tokens`: output tokens that its
+    client expects, `split_at`: the token of prompt and output at which it asks to be split over two groups.
+    `prompt_splits`: whether that may be inside the prompt. `most_tokens`: prompt and max_tokens together, which some
+    group has to hold; None of a request without max_tokens, which may be as long as its group holds.
     """
 
     prompt_tokens: int
@@ -66,13 +67,12 @@ class KVOffer:
 class RequestState:
     """A request from its arrival to its end.
 
-    `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its end; of the groups with
-    room those that hold them come first. `prefill_tokens`: prompt tokens that its group has not finished yet, 0 after
-    the first token. `admitted`: some group had it, so its client reads a stream and its
-    deadline is met. `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if there
-    is none. `offer`: the number under which its group offers its KV when it ends there, if it may go on elsewhere then.
-    `losses`: how often its group has lost an engine before it gave a token to it, since the last token; `avoids`: the
-    engines of the last one.
+    `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its end; of the groups
+    with room those that hold them come first. `prefill_tokens`: prompt tokens that its group has not finished yet, 0
+    after the first token. `admitted`: some group had it, so its client reads a stream and its deadline is met. `kv`:
+    where it waits, the offer of its KV; where it runs, the one that it came with; None if there is none. `offer`: the
+    number under which its group offers its KV when it ends there, if it may go on elsewhere then.
+    `suspicion`: None unless its group has lost an engine before it gave a token to it, since the last token.
     """
 
     request_id: str
@@ -88,8 +88,7 @@ class RequestState:
     committed_tokens: float = 0.0
     kv: KVOffer | None = None
     offer: int | None = None
-    losses: int = 0
-    avoids: frozenset[int] = frozenset()
+    suspicion: Suspicion | None = None
 
     @property
     def context_tokens(self) -> int:
@@ -100,6 +99,16 @@ class RequestState:
     def is_new(self) -> bool:
         """Whether nothing of it was computed, as far as is known."""
         return self.kv is None and not self.output_tokens and not self.losses
+
+    @property
+    def losses(self) -> int:
+        """How often its group has lost an engine that may have computed its prompt, since the last token."""
+        return 0 if self.suspicion is None else self.suspicion.losses
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what kills engines."""
+        return self.suspicion is not None and self.suspicion.company is not None
 
     def to_prefill(self, *, kept: bool) -> int:
         """Prompt tokens that a group has to compute: all, or with its KV what the group before it had left of them."""

@@ -1,6 +1,6 @@
 """Engines that are lost and come back: their requests go on elsewhere, and no layout has them meanwhile."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -9,10 +9,11 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
-from flying_serving.layout.groups import Layout
+from flying_serving.controller.suspicion import Suspicion, suspected
+from flying_serving.layout.groups import Group, Layout
 
-MOST_LOSSES = 2
-"""A request whose groups have lost engines so often, with no token in between, is not tried again."""
+MOST_WAIT_S = 60.0
+"""A suspect that may get the last engine no more fails if no other is back by then."""
 
 
 @dataclass
@@ -34,11 +35,14 @@ class SurvivingController(Controller):
         self._restored: Layout | None = None
         """What an operator, or a fixed policy, has ordered, and an engine is missing for."""
 
-    def engines_lost(self, engines: Collection[int], now_s: float) -> list[Command]:
-        """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails."""
+    def engines_lost(self, engines: Collection[int], now_s: float, *, killed: bool = False) -> list[Command]:
+        """Engines are lost, and others are told. What ran in their groups waits again, in its old place, or fails.
+
+        `killed`: it is one engine, whose process was killed from outside.
+        """
         self.lost.update(engines)
         commands: list[Command] = []
-        self._suspect(engines)
+        self._suspect(engines, now_s, killed=killed)
         for request_id, split in list(self.splits.open.items()):
             if not self.lost.isdisjoint((*split.kv.group, *split.second)):
                 commands += self._unsplit(request_id, undone=True)
@@ -71,7 +75,13 @@ class SurvivingController(Controller):
 
     def tick(self, now_s: float) -> list[Command]:
         """Some time has passed."""
-        return super().tick(now_s) + self._restore(now_s)
+        return self._give_up(now_s) + super().tick(now_s) + self._restore(now_s)
+
+    def _give_up(self, now_s: float) -> list[Command]:
+        """Fail suspects that wait for engines which do not come back."""
+        suspects = [state for state in self.pool if state.losses > 1 and state.is_suspect] if self.lost else []
+        overdue = [one for one in suspects if one.suspicion and now_s - one.suspicion.since_s > MOST_WAIT_S]
+        return [self._fail(state, f"{_lost_while(state)}, and others are not back", now_s) for state in overdue]
 
     def _go_on(self, now_s: float) -> list[Command]:
         """As the controller; once engines are told of a layout, what was ordered before is not made again."""
@@ -100,33 +110,49 @@ class SurvivingController(Controller):
     def _orphaned(self, state: RequestState, now_s: float) -> Command:
         """A request has lost its group, and begins anew with the tokens that it has, or fails."""
         why = None
-        if state.losses >= MOST_LOSSES:
-            why = f"its engine was lost {state.losses} times while it computed the prompt of this request"
+        if state.suspicion is not None and state.suspicion.is_certain:
+            why = _lost_while(state)
         elif state.output_tokens and not state.spec.can_migrate:
             why = "its engine was lost, and another cannot go on with this request"
         if why is None:
             self.orphans.requeued += 1
             return self._to_pool(state, now_s, None)
+        return self._fail(state, why, now_s)
+
+    def _fail(self, state: RequestState, why: str, now_s: float) -> Fail:
         self.orphans.failed += 1
-        del self.started[state.request_id]
+        self.pool.remove(state.request_id)
+        self.started.pop(state.request_id, None)
         self.loads.remove(state)
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)
 
-    def _suspect(self, engines: Collection[int]) -> None:
-        """Engines are lost whose groups may have computed the prompts of these requests, or parts of them."""
+    def _suspect(self, engines: Collection[int], now_s: float, *, killed: bool) -> None:
+        """Engines are lost whose groups may have computed the prompts of these requests, or parts of them.
+
+        An engine that was killed from outside, by the kernel for want of memory or by an operator, makes those suspects
+        whose engine was lost before.
+        """
         prefixes = {one.part.request_id: request_id for request_id, one in self.splits.open.items() if one.in_prompt}
-        suspects: defaultdict[str, set[int]] = defaultdict(set)
+        computed: defaultdict[str, set[Group]] = defaultdict(set)
         broken = {group: work for engine in engines for group, work in self.loads.of_engine(engine).items()}
         for group, work in broken.items():
             begun = 0  # the first in the group may be in the step under way or in the next one
             for booked, state in work.requests.items():
                 if state.prefill_tokens and begun < self._step_tokens:
-                    suspects[prefixes.get(booked, booked)].update(group)
+                    computed[prefixes.get(booked, booked)].add(group)
                 begun += state.prefill_tokens
-        for request_id in suspects.keys() & self.started.keys():  # what is pulled ahead computes nothing
-            state = self.started[request_id]
-            state.losses, state.avoids = state.losses + 1, frozenset(suspects[request_id])
+        states = [self.started[one] for one in computed if one in self.started]  # what is pulled ahead computes nothing
+        suspects = [state for state in states if state.losses or not killed]
+        beside = Counter(group for state in suspects for group in computed[state.request_id])
+        for state in states:
+            groups = computed[state.request_id]
+            if killed and not state.losses:
+                state.suspicion = Suspicion.of_killed(now_s)
+            else:
+                members = frozenset(engine for group in groups for engine in group)
+                most = max(beside[group] for group in groups)
+                state.suspicion = suspected(state.suspicion, most, members, now_s)
 
     def _forget_kv(self, state: RequestState) -> None:
         """What a group offers that has lost an engine is nobody's."""
@@ -139,3 +165,7 @@ class SurvivingController(Controller):
         every = Layout.all(self.settings.engines, self._sizes)
         self._layouts = list(dict.fromkeys(one.without(self.lost) for one in every))
         self.formable = sorted({size for one in self._layouts for size in one.shape})
+
+
+def _lost_while(state: RequestState) -> str:
+    return f"its engine was lost {state.losses} times while it computed the prompt of this request"

@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.gaps import TokenGaps
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.snapshot import Decision
+from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
 
 KEPT = 1000
@@ -275,11 +276,14 @@ class Switches:
                 total += left * switch.decision.promise
         return total
 
-    def still_needed(self, now_s: float) -> None:
-        """A request needs the layout of the last switch: what that promises counts from now on, if a need was why."""
-        last = self.kept[-1] if self.kept else None
-        if last is not None and last.decision is not None and last.decision.stay is None:
-            last.promises_from_s = now_s
+    def needed_again(self, needs: Sequence[Need], now_s: float) -> None:
+        """What requests need: as long as one is long, what the last switch promises counts from now on, if it was for one.
+
+        So the layout stays from when the last such request needed it.
+        """
+        last = self.kept[-1].decision if self.kept else None
+        if last is not None and last.stay is None and not all(need.urgent for need in needs):
+            self.kept[-1].promises_from_s = now_s
 
     def void_promises(self) -> None:
         """The layout that switches have led to is no more: none of them gains anything from now on."""

@@ -77,9 +77,8 @@ class Shell:
             GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
         """
         spec = self.check({name: getattr(request, name) for name in request.__struct_fields__})
-        spec = replace(spec, prompt_splits=not request.mm_features)
-        if why_not_migratable(request, self.model_config) is not None:
-            spec = spec.in_one_group()
+        can_migrate = why_not_migratable(request, self.model_config) is None
+        spec = replace(spec if can_migrate else spec.in_one_group(), prompt_splits=not request.mm_features)
         self.streams.open(request)
         commands = self.controller.arrived(request.request_id, spec, self.clock())
         admitted = None

@@ -272,7 +272,7 @@ def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> No
     """It waits for a wider one then."""
     shell = Shell(settings(engines=2, max_num_seqs=1))
     for name in "ab":
-        shell.arrive(name, OPEN_ENDED)
+        shell.arrive(name, replace(OPEN_ENDED, expected_tokens=20))
     shell.token("a", 1000)
     assert shell.waiting() == ["a"]
     shell.finish("a", aborted=True)
@@ -419,8 +419,9 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
 def test_a_request_that_fills_its_engine_goes_on_in_a_group(policy: str) -> None:
     """With all of its tokens, and to its end there; what may not move ends where it is."""
     shell = Shell(settings(policy, 2), costs(fixed=2.0, rest=1.5))
-    shell.arrive("grows", RequestSpec(40, 41, 120))
-    shell.arrive("fixed", RequestSpec(40, 41, 120, can_migrate=False))
+    grows = RequestSpec(40, 41, 120, expected_tokens=20)
+    shell.arrive("grows", grows)
+    shell.arrive("fixed", replace(grows, can_migrate=False))
     shell.token("grows", 60)
     shell.token("fixed", 60)
     shell.acknowledge()

@@ -34,14 +34,15 @@ def shareable(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
 
 @st.composite
 def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
-    """Return what a client asks for: open-ended, or some tokens, a few more than so many at times."""
+    """Return what a client asks for: open-ended, or some tokens, of which some are sure, a few more than so many."""
     prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
     open_ended = draw(st.integers(0, 3)) == 0
     outputs = draw(st.integers(1, most_tokens - prompt))
+    sure = draw(st.just(outputs) | st.integers(1, outputs))
     split_at = st.integers(0, prompt + outputs) | st.integers(0, prompt) | st.just(prompt)
     return RequestSpec(
         prompt,
-        prompt + 1 if open_ended else prompt + outputs,
+        prompt + 1 if open_ended else prompt + sure,
         1000 - prompt if open_ended else outputs,
         draw(st.sampled_from([None, None, None, 1, 2, 4])),
         draw(st.sampled_from([0, 0, 0, 1, -1])),
@@ -50,6 +51,7 @@ def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
         draw(st.none() | st.integers(1, 100)),
         draw(st.none() | split_at),
         draw(st.integers(0, 4)) > 0,
+        None if open_ended else prompt + outputs,
     )
 
 
@@ -135,7 +137,7 @@ class Episode(RuleBasedStateMachine):
         self.count += 1
         spec = data.draw(self.wishes(self.most_tokens))
         capacity = self.shell.controller.settings.capacity
-        holding = [size for size, tokens in capacity.most_tokens.items() if tokens >= spec.tokens]
+        holding = [size for size, tokens in capacity.most_tokens.items() if tokens >= spec.longest_tokens]
         fits = holding if spec.degree is None else {spec.degree}.intersection(holding, capacity.degrees)
         waiting = self._waiting(urgent=spec.urgent)
         if not fits:
@@ -334,10 +336,10 @@ class Mortal(Episode):
     survives = True
 
     @precondition(lambda self: len(self.shell.lost) < self.shell.controller.settings.engines)
-    @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), killed=st.booleans())
+    def lose(self, data: st.DataObject, killed: bool) -> None:
         there = set(range(self.shell.controller.settings.engines)) - self.shell.lost
-        self.shell.lose(data.draw(st.sampled_from(sorted(there))))
+        self.shell.lose(data.draw(st.sampled_from(sorted(there))), killed=killed)
 
     @precondition(lambda self: self.shell.lost)
     @rule(data=st.data())
