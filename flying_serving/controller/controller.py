@@ -6,6 +6,7 @@ commands that it returns, in order.
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import count
 
 from flying_serving.controller.commands import Command, FetchWeights, Order, Reject
 from flying_serving.controller.lender import Lender
@@ -27,7 +28,7 @@ class Controller(Lender):
         super().__init__(settings, placing)
         self.would_do: deque[Decision] = deque(maxlen=100)
         self.last_decision: Decision | None = None
-        self._arrivals = 0
+        self._arrivals = count(1)
 
     # ---- requests
 
@@ -39,13 +40,10 @@ class Controller(Lender):
 
     def arrived(self, request_id: str, spec: RequestSpec, now_s: float) -> list[Command]:
         """A request has arrived. Raises as `check`."""
-        sizes = self.check(spec)
-        self._arrivals += 1
-        self.pool.add(self.lengths.of_new(RequestState(request_id, spec, sizes, self._arrivals, now_s), self.formable))
+        self._take_in(RequestState(request_id, spec, self.check(spec), next(self._arrivals), now_s), now_s)
         self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
-        # the next tick is soon enough where one more says little: in a long queue, or while only these groups hold one
-        # that runs, which makes layouts dear to evaluate
+        # one more says little in a long queue; where only these groups hold one that runs, layouts are dear to evaluate
         few = len(self.pool) <= self.settings.limits.max_num_seqs
         tells = request_id in self.pool and few and not any(self.loads[group].wide for group in self.layout.groups)
         if spec.urgent or tells:
@@ -100,7 +98,7 @@ class Controller(Lender):
         kv = None if state.offer is None else KVOffer(group, state.offer)
         if not self.settings.forms_groups:
             sizes &= self._sizes_ahead()
-        if sizes and self._may_go_on(state):
+        if sizes and self.lengths.goes_on(state):
             commands = self._unsplit(request_id, undone=True)
             self._to_pool(state, now_s, kv)
             return commands + self._dispatch(now_s) + self._decide(now_s)
@@ -208,7 +206,8 @@ class Controller(Lender):
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
         policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
-        self.switches.needed_again(shot.needs, now_s)
+        if not all(need.urgent for need in shot.needs):
+            self.switches.needed_again(now_s)
         last = self.last_decision = policy.decide(shot, self.settings.objective)
         decision = last if last is not None and last.is_made else None
         if self.settings.dry_run:

@@ -102,6 +102,12 @@ class Dispatcher:
 
     # ---- where requests run
 
+    def _take_in(self, state: RequestState, now_s: float) -> None:
+        """A request that arrives waits. If it needs a group, what the last one was formed for has come again."""
+        self.pool.add(self.lengths.of_new(state, self.formable))
+        if state.spec.degree is None and state.sizes[0] > self._sizes[0]:
+            self.switches.needed_again(now_s)
+
     def _place_waiting(self, now_s: float, *, splits: bool = True) -> list[Command]:
         """Offer groups of the layout to the requests that wait, in the pool's order; with `splits` perhaps two to one.
 
@@ -132,8 +138,7 @@ class Dispatcher:
     def _kept_for(self, state: RequestState, now_s: float) -> list[Group]:
         """Groups that others may not have, as a request waits for room there; it may wait for weights instead.
 
-        One that asks for a degree which the layout lacks waits for room on all of its engines, once it is overdue. A
-        suspect waits for room too, but keeps nothing where it is only not to be with other suspects.
+        A suspect keeps none where it only waits for others; a degree that the layout lacks none before it is overdue.
         """
         lending = self.lending
         if lending.needs_loan(state):
@@ -187,7 +192,7 @@ class Dispatcher:
         self.started[state.request_id] = state
         limit = self.lending.room(state, group) - state.spec.prompt_tokens
         exceeds = state.spec.max_output_tokens > limit and self._may_exceed(state, group)
-        offers = exceeds and self.migrates and self._may_go_on(state)
+        offers = exceeds and self.migrates and self.lengths.goes_on(state)
         state.offer = next(self._offers) if offers else None
         return Dispatch(state.request_id, group, state.output_tokens, limit, state.kv, state.offer)
 
@@ -199,10 +204,6 @@ class Dispatcher:
         """Whether there are groups that hold a request which is as long as `group` holds."""
         most_tokens = self.settings.capacity.most_tokens[len(group)]
         return len(group) < state.sizes[-1] or self.lending.room(state, group) < most_tokens
-
-    def _may_go_on(self, state: RequestState) -> bool:
-        """Whether another group may go on with a request that has as many tokens as its group holds."""
-        return state.spec.may_change_group and not self.settings.loses_groups
 
     def _recalled(self, state: RequestState, *, has_kv: bool) -> KVOffer | None:
         """The offer of a request that leaves its group; None if it has no KV there, or that cannot migrate."""

@@ -19,6 +19,10 @@ class ExpectedLengths:
         outputs = max(state.spec.expected_tokens or self._demand.output_tokens, state.output_tokens + 1.0)
         return state.spec.prompt_tokens + min(outputs, state.spec.max_output_tokens)
 
+    def goes_on(self, state: RequestState) -> bool:
+        """Whether another group may go on with a request that has as many tokens as its group holds."""
+        return state.spec.may_change_group and not self._settings.loses_groups
+
     def of_new(self, state: RequestState, formable: Sequence[int]) -> RequestState:
         """Set which group sizes are for a request that arrives, and how long it will probably be.
 
@@ -26,7 +30,7 @@ class ExpectedLengths:
         form one: `formable`. Else it goes on in a wider group when it fills its own, or ends there.
         """
         settings, expected = self._settings, self.tokens(state)
-        state.likely_tokens = max(expected, state.spec.longest_tokens) if settings.loses_groups else expected
+        state.likely_tokens = expected if self.goes_on(state) else max(expected, state.spec.longest_tokens)
         if settings.forms_groups and state.spec.degree is None:
             most_tokens = settings.capacity.most_tokens
             needed = min(expected, max((most_tokens[size] for size in formable), default=0))

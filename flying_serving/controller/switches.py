@@ -2,14 +2,13 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.gaps import TokenGaps
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.snapshot import Decision, Need
+from flying_serving.policy.snapshot import Decision
 from flying_serving.wire import SwitchAnswer
 
 KEPT = 1000
@@ -276,13 +275,10 @@ class Switches:
                 total += left * switch.decision.promise
         return total
 
-    def needed_again(self, needs: Sequence[Need], now_s: float) -> None:
-        """What requests need: as long as one is long, what the last switch promises counts from now on, if it was for one.
-
-        So the layout stays from when the last such request needed it.
-        """
+    def needed_again(self, now_s: float) -> None:
+        """A long request needs a group: if the last switch was made for one, what it promises counts from now on."""
         last = self.kept[-1].decision if self.kept else None
-        if last is not None and last.stay is None and not all(need.urgent for need in needs):
+        if last is not None and last.stay is None:
             self.kept[-1].promises_from_s = now_s
 
     def void_promises(self) -> None:

@@ -1,6 +1,7 @@
 """Which engines live: each is watched, its loss is told to all, and it is started again in the background."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ class Process(Protocol):
     """An engine's process; `sentinel` is readable when it has ended."""
 
     sentinel: int
+
+    @property
+    def exitcode(self) -> int | None: ...
 
     def kill(self) -> None: ...
 
@@ -134,7 +138,7 @@ class Engines:
         if sentinel not in there or self._calls.leaving or self._calls.channel.engines_dead:
             return
         lost = [engine for each, engine in there.items() if has_ended(each)]
-        before = self.incarnations
+        before, killed = self.incarnations, len(lost) == 1 and self._was_killed(lost[0])
         reasons = [self._note(engine) for engine in lost]
         left = len(self._calls.engines)
         least = self._deployment.flying.min_engines
@@ -150,7 +154,12 @@ class Engines:
         controller = self._shell.controller
         if counted := set(lost) - controller.lost:
             self._shell.orders.lose(EngineLost("; ".join(reasons)))
-            self._shell.carry_out(controller.engines_lost(counted, self._shell.clock()))
+            self._shell.carry_out(controller.engines_lost(counted, self._shell.clock(), killed=killed))
+
+    def _was_killed(self, engine: int) -> bool:
+        """Whether the process of an engine was killed by something else than this server."""
+        one = self.records[engine]
+        return one.killed is None and one.process.exitcode == -signal.SIGKILL
 
     def _note(self, engine: int) -> str:
         """An engine is lost. Returns why."""

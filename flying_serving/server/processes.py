@@ -43,8 +43,8 @@ class EngineProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """None as long as it lives; then 1, as only its parent can know more."""
-        return None if self.is_alive() else 1
+        """None as long as it lives; then as `multiprocessing` has it, or 1 if its parent has waited for it by now."""
+        return None if self.is_alive() else _exit_code(self.pid)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended."""
@@ -61,6 +61,16 @@ class EngineProcess:
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.sentinel, number)
+
+
+def _exit_code(pid: int) -> int:
+    """How a process has ended, which the kernel knows until its parent has waited for it: then 1."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            after_name = stat.read().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(after_name[-1])) if after_name[0] == "Z" else 1
+    except (OSError, ValueError, IndexError):
+        return 1
 
 
 class CleanParent:

@@ -8,6 +8,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
+from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
 from tests.controller.shell import Shell, settings
@@ -554,3 +555,65 @@ def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
         if "long" in shell.running():
             return
     raise AssertionError("only short ones were served")
+
+
+@pytest.mark.parametrize("policy", ["auto", "context"])
+def test_long_prompts_every_few_seconds_make_few_switches(policy: str) -> None:
+    """Seven of them, among short requests for which groups are worse, so that each would make two."""
+    shell = Shell(settings(policy, 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
+    long = RequestSpec(150, 160, 10)
+    for step in range(200):
+        shell.arrive(f"short{step}", RequestSpec(5, 8, 3))
+        if step % 30 == 0:
+            shell.arrive(f"long{step}", long)
+        if shell.ordered is not None:
+            shell.acknowledge()
+        for name in shell.running():
+            if name in shell.open and shell.open[name].group is not None:
+                shell.token(name, 100)
+        shell.tick()
+    assert shell.open == {}
+    assert len(shell.switches) <= 3
+
+
+def test_a_long_prompt_is_not_paid_for_for_ever() -> None:
+    """When no more come, the engines are apart again before the horizon (10 s) ends."""
+    shell = Shell(settings("auto", 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
+    shell.arrive("long", RequestSpec(150, 160, 10))
+    shell.acknowledge()
+    shell.token("long", 100)
+    for step in range(100):
+        shell.arrive(f"short{step}", RequestSpec(5, 8, 3))
+        if shell.ordered is not None:
+            shell.acknowledge()
+        for name in shell.running():
+            shell.token(name, 100)
+        shell.tick()
+    assert shell.controller.layout == NARROW
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_a_degree_that_the_layout_lacks_is_not_starved(degree: int) -> None:
+    """In pairs whose memory is always full of short requests; one that is wider has its place ten times as soon."""
+    shell = Shell(settings("manual", 4, max_num_seqs=64, capped=True))
+    shell.controller.demand = shell.controller.lengths._demand = Demand((40.0, 20.0))
+    shell.order(Layout.uniform(4, 2))
+    shell.acknowledge()
+    asks, count = RequestSpec(40, 60, 20), 0
+    shell.arrive("first", replace(asks, degree=degree))
+    shell.arrive("runs", replace(asks, degree=degree))
+
+    def fill() -> None:
+        nonlocal count
+        while len(shell.waiting()) < 6:
+            count += 1
+            shell.arrive(f"r{count}", asks)
+
+    fill()
+    shell.arrive("waits", replace(asks, degree=degree))
+    while shell.open["waits"].group is None:
+        for name in [one for one in shell.running() if one.startswith("r") and one != "runs"][:1]:
+            shell.token(name, 1000)
+            fill()
+        shell.tick(0.05)
+        assert shell.now_s < (4.0 if degree == 4 else 33.0)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flying_serving.controller.pool import Kind, TaskPool
+from flying_serving.controller.pool import SOONER, Kind, TaskPool
 from flying_serving.controller.requests import RequestSpec, RequestState
 
 AGING_S = 30.0
@@ -267,3 +267,15 @@ class Waiting(RuleBasedStateMachine):
 
 TestWaiting = Waiting.TestCase
 TestWaiting.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@pytest.mark.parametrize(("wide", "after_s"), [(True, AGING_S / SOONER), (False, AGING_S)])
+def test_one_wider_than_all_groups_is_overdue_sooner(wide: bool, after_s: float) -> None:
+    """It goes before a more urgent one then, at every second place."""
+    pool = TaskPool(AGING_S, is_wider=lambda one: wide and one.spec.degree == 2)
+    pool.add(state(0, kind=KINDS[3]))
+    before, after = after_s - 0.01, after_s + 0.01
+    for number in range(1, 5):
+        pool.add(state(number, priority=-1, at_s=before))
+    assert taken(pool, 2, before) == ["r1", "r2"]
+    assert taken(pool, 1, after) == ["r0"]

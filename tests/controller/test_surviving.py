@@ -6,12 +6,15 @@ import pytest
 
 from flying_serving.controller.commands import Fail
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.surviving import MOST_WAIT_S
 from flying_serving.layout.groups import Layout
+from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
 from tests.controller.mortal import MortalShell
 from tests.controller.shell import settings
+from tests.policy.costs import costs
 
-SHORT = RequestSpec(10, 30, 20)
+SHORT, TINY = RequestSpec(10, 30, 20), RequestSpec(1, 3, 2)
 APART, PAIRS = Layout.uniform(4, 1), Layout.uniform(4, 2)
 WITHOUT_LAST = Layout(((0, 1), (2,)))
 
@@ -118,3 +121,97 @@ def test_engines_lost_with_both_halves_count_once() -> None:
     assert not any(isinstance(one, Fail) for one in commands)
     (state,) = (*shell.controller.pool, *shell.controller.started.values())
     assert state.losses == 1
+
+
+# ---- requests that may be why
+
+
+def crowded(engines: int = 2, count: int = 20) -> MortalShell:
+    """Return a server with so many requests on each engine, none of which has a token."""
+    shell = MortalShell(settings("auto", engines, max_num_seqs=128, max_num_batched_tokens=2048), costs(rest=1.5))
+    shell.controller.demand = shell.controller.lengths._demand = Demand((1.0, 1.0))
+    while any(len(shell.controller.loads[group].requests) < count for group in Layout.uniform(engines, 1).groups):
+        shell.arrive(f"r{len(shell.open)}", TINY)
+    return shell
+
+
+def test_many_suspects_hold_nobody_up() -> None:
+    """Half of them are tried at once, and who comes after them begins beside them."""
+    shell = crowded()
+    shell.lose(0)
+    assert len(shell.dispatched) == 10
+    shell.arrive("new", TINY)
+    assert shell.open["new"].group == (1,)
+    for name in shell.running():
+        shell.token(name)
+    shell.tick()
+    assert shell.waiting() == []
+
+
+def test_a_suspect_for_which_there_is_no_memory_is_not_starved() -> None:
+    """What becomes free is kept for it, as for any other request."""
+    shell = crowded(count=30)
+    shell.lose(0)
+    waits = shell.waiting()
+    for number in range(200):
+        shell.arrive(f"new{number}", TINY)
+        running = [name for name in shell.running() if name not in waits]
+        shell.token(running[0], 1000)
+        for name in [one for one in waits if one in shell.running()]:
+            shell.token(name)
+    assert not set(waits) & set(shell.waiting())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20, 40])
+def test_a_deadly_prompt_fails_alone_and_soon(count: int) -> None:
+    """Every group that it comes to is lost, and engines come back a little later. Others begin all the time."""
+    shell = crowded(4, count)
+    deadly, losses = next(iter(shell.open)), 0
+    while deadly in shell.open:
+        group = shell.open[deadly].group
+        if group is None:
+            shell.tick()
+            continue
+        losses += 1
+        shell.arrive(f"late{losses}", TINY)
+        shell.lose(group[0])
+        for name in shell.running():
+            if deadly not in shell.open or shell.open[name].group != shell.open[deadly].group:
+                shell.token(name)
+        for engine in sorted(shell.lost) if losses % 2 == 0 else ():
+            shell.revive(engine)
+    assert shell.failed == [deadly]
+    assert losses <= max(2, (count + 1).bit_length())  # one came before the first loss
+
+
+def test_an_engine_that_was_killed_from_outside_makes_nobody_a_suspect_at_first() -> None:
+    shell = crowded()
+    shell.lose(0, killed=True)
+    assert shell.waiting() == [] and not shell.company
+    shell.revive(0)
+    moved = next(iter(shell.open))
+    engine = (shell.open[moved].group or ())[0]
+    shell.lose(engine, killed=True)
+    assert shell.company[moved] > 0 and len(shell.company) < len(shell.open)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_after_two_losses_a_suspect_does_not_get_the_last_engine(comes_back: bool) -> None:
+    """It waits for another, and fails if none is back in time; others run meanwhile."""
+    shell = crowded(4, 16)
+    deadly = next(iter(shell.open))
+    for _ in range(3):
+        (engine,) = shell.open[deadly].group or ()
+        for name in shell.running():
+            if shell.open[name].group != (engine,):
+                shell.token(name)
+        shell.lose(engine)
+    assert shell.open[deadly].group is None
+    shell.arrive("new", TINY)
+    assert shell.open["new"].group is not None
+    if comes_back:
+        shell.revive(min(shell.lost))
+        assert shell.open[deadly].group is not None
+    else:
+        shell.tick(MOST_WAIT_S + 0.1)
+        assert deadly in shell.failed

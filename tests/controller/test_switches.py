@@ -305,3 +305,40 @@ def test_switches_for_load_promise_gains_over_the_horizon(
         if reason == "load":
             expected += 4.0 * max(0.0, 1.0 - (now_s - at) / 20.0)
     assert switches.promised(20.0, now_s) == pytest.approx(expected)
+
+
+def for_load(switches: Switches, at_s: float) -> Switch:
+    """Begin a switch for load that is predicted to gain 50 request-seconds."""
+    return begin(switches, at_s, decision=Decision(NEW, "weave", "load", 50.0, 0.5, stay=100.0))
+
+
+@pytest.mark.parametrize("end", ["dropped", "failed"])
+def test_a_switch_that_is_not_made_promises_nothing(end: str) -> None:
+    switches = Switches()
+    for_load(switches, 0.0)
+    getattr(for_load(switches, 10.0), end)("cancelled", 10.1)
+    assert switches.promised(20.0, 11.0) == pytest.approx(50.0 * 9 / 20)
+
+
+def test_void_promises_count_no_more() -> None:
+    """Those of later switches do."""
+    switches = Switches()
+    for_load(switches, 0.0)
+    switches.void_promises()
+    assert switches.promised(20.0, 1.0) == 0.0
+    for_load(switches, 1.0)
+    assert switches.promised(20.0, 1.0) == pytest.approx(50.0)
+
+
+def test_what_a_need_promises_counts_from_the_last_such_need() -> None:
+    switches = Switches()
+    begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
+    switches.needed_again(10.0)
+    assert switches.promised(20.0, 15.0) == pytest.approx(6.0)
+
+
+def test_a_need_does_not_prolong_what_a_switch_for_load_promises() -> None:
+    switches = Switches()
+    for_load(switches, 0.0)
+    switches.needed_again(10.0)
+    assert switches.promised(20.0, 10.0) == pytest.approx(25.0)

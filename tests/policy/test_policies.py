@@ -284,9 +284,38 @@ def test_no_group_is_given_up_whose_loan_is_in_use() -> None:
         assert decide(policy, replace(shot, layouts=[WIDE])) is None
 
 
-def test_a_lone_request_is_not_taken_out_of_its_group() -> None:
+@pytest.mark.parametrize("policy", ["auto", "load"])
+@pytest.mark.parametrize("running", [0, 1, 2])
+def test_a_wide_layout_that_is_worse_is_left_however_few_run(policy: str, running: int) -> None:
+    """One request is no reason to stay: a quiet server mostly has none or one."""
+    wide = Layout.uniform(2, 2)
+    loads = {wide.groups[0]: load(running)} if running else {}
+    work = replace(QUIET, rate=0.5, running=float(running))
+    assert chosen(policy, snapshot(wide, work, loads, lanes=costs((1, 2), 1.5, 1.3))) == Layout.uniform(2, 1)
+
+
+def test_a_lone_request_stays_in_its_group_where_that_is_better() -> None:
     """However long it is, and however soon its own arrival seems to say that the next one comes."""
     work = replace(BUSY, rate=0.5, prompt_tokens=15_000.0, waiting=0.0, running=1.0)
     loads = {WIDE.groups[0]: load(1, context=15_000.0, prefill=15_000)}
     assert chosen("auto", snapshot(WIDE, work, loads)) == WIDE
     assert chosen("auto", snapshot(WIDE, replace(BUSY, rate=6.0, running=6.0), {WIDE.groups[0]: load(6)})) != WIDE
+
+
+@pytest.mark.parametrize("policy", ["auto", "context"])
+def test_a_group_for_a_long_request_stays_as_long_as_it_promises(policy: str) -> None:
+    """What there is to gain by going back at once: it has to be more than that."""
+    lanes, work = costs((1, 2), 1.5, 1.3), replace(QUIET, rate=2.0)
+    apart, together = Layout.uniform(2, 1), Layout.uniform(2, 2)
+    made = decide(policy, snapshot(apart, work, needs=[LONG], lanes=lanes))
+    assert made is not None and made.layout == together
+    worse = snapshot(together, work, lanes=lanes)
+    stay, there = (evaluate(one, worse.lanes, work, OBJECTIVE) for one in (together, apart))
+    assert made.promise == pytest.approx(stay - there) and made.promise > 0
+    assert chosen(policy, replace(worse, promised=made.promise)) == together
+    assert chosen(policy, worse) == apart
+
+
+def test_an_urgent_need_promises_nothing() -> None:
+    made = decide("auto", snapshot(NARROW, BUSY, needs=[URGENT]))
+    assert made is not None and made.promise == 0.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -35,9 +36,11 @@ class Life:
         self.sentinel, self._alive = os.pipe()
         self.kills = 0
         self.lingers = False
+        self.exitcode: int | None = None
 
-    def die(self) -> None:
+    def die(self, exitcode: int = 1) -> None:
         """It ends, as a watcher sees it."""
+        self.exitcode = exitcode
         os.close(self._alive)
 
     def kill(self) -> None:
@@ -285,7 +288,7 @@ async def test_a_loss_that_cannot_be_handled_ends_the_server(tmp_path: Path, mon
     one.engines.watch()
     problem = RuntimeError("injected")
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise problem
 
     monkeypatch.setattr(one.server.controller, "engines_lost", fails)
@@ -293,6 +296,23 @@ async def test_a_loss_that_cannot_be_handled_ends_the_server(tmp_path: Path, mon
     await one.until(lambda: not one.vllm.outputs_queue.empty())
     assert one.failures() == [problem]
     await one.close()
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "frozen", "suspected"), [(-signal.SIGKILL, False, 0), (-signal.SIGKILL, True, 1), (1, False, 1)]
+)
+async def test_who_runs_on_an_engine_that_was_killed_from_outside_is_no_suspect(
+    tmp_path: Path, exitcode: int, frozen: bool, suspected: int
+) -> None:
+    """Unlike of one that has ended by itself, or that this server has killed since it was frozen."""
+    async with node(tmp_path) as one:
+        one.server.open_request("a")
+        one.server.open_request("b")
+        one.engines.records[1].killed = "injected" if frozen else None
+        one.lives[1].die(exitcode)
+        await one.until(lambda: one.starts)
+        moved = one.server.controller.started["b"]
+        assert (moved.losses, moved.is_suspect) == (1, bool(suspected))
 
 
 async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:

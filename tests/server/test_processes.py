@@ -38,7 +38,7 @@ def test_it_forks_engines_that_can_be_watched_and_killed(parent: CleanParent) ->
     assert first.is_alive() and first.exitcode is None
     first.kill()
     first.join(10)
-    assert not first.is_alive() and first.exitcode == 1
+    assert not first.is_alive() and first.exitcode in (-signal.SIGKILL, 1)  # its parent may have waited for it
     assert select.select([first.sentinel], [], [], 0)[0] == [first.sentinel]
     assert second.is_alive()
     second.terminate()
@@ -71,7 +71,7 @@ def test_an_engine_that_ends_at_once_has_ended(parent: CleanParent) -> None:
     """It may be over before anyone looks."""
     quick = parent.start("engine", {"says": "abc", "seconds": 0.0})
     quick.join(10)
-    assert quick.exitcode == 1
+    assert quick.exitcode in (3, 1)  # its parent may have waited for it
 
 
 def test_a_process_that_is_no_more_cannot_be_watched() -> None:
