@@ -2,15 +2,17 @@
 
 from typing import Any
 
+import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
-from flying_serving.controller.requests import KVOffer
+from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.layout.groups import Group
 from flying_serving.server.streams import Streams
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
-from tests.controller.shell import settings
+from tests.controller.shell import Shell, settings
+from tests.policy.costs import costs
 
 
 def opened(extra: dict[str, Any] | None = None) -> tuple[Streams, EngineCoreRequest]:
@@ -147,6 +149,39 @@ def test_no_part_is_made_of_a_request_that_is_over() -> None:
     streams.close("r")
     assert streams.prefix(DispatchPrefix("r", (1,), 2, 5)) is None
     assert streams.ahead(PullAhead("r", (1,), KVOffer((0,), 5), 4)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed", "longest"),
+    [
+        ({"max_tokens": 250}, 61, 310),
+        ({"max_tokens": 250, "min_tokens": 20}, 80, 310),
+        ({"max_tokens": 250, "ignore_eos": True}, 310, 310),
+        ({"max_tokens": None}, 61, 61),
+        ({"max_tokens": None, "min_tokens": 20}, 80, 80),
+        ({"max_tokens": 340, "ignore_eos": True}, 61, 61),
+        ({"max_tokens": None, "ignore_eos": True}, 61, 61),
+    ],
+)
+def test_a_request_needs_only_what_it_is_sure_to_take(fields: dict[str, Any], needed: int, longest: int) -> None:
+    """Of a prompt of 60 tokens, where the model's length is 400; all that it may take decides whether it is refused."""
+    spec = Streams(settings("manual").capacity, 400).spec(60, SamplingParams(**fields), 0)
+    assert (spec.tokens, spec.longest_tokens) == (needed, longest)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 20, 150, 330, 339, 340])
+def test_no_group_is_formed_for_a_large_max_tokens(max_tokens: int | None) -> None:
+    """Where outputs usually have 20 tokens, and groups are worse for everything but a need."""
+    shell = Shell(settings("auto", max_num_seqs=64), costs((1, 2, 4), 1.5, 1.2))
+    for number in range(40):
+        shell.arrive(f"r{number}", RequestSpec(10, 30, 20))
+        shell.tick()
+        shell.token(f"r{number}", 20)
+    spec = Streams(shell.controller.settings.capacity, 400).spec(60, SamplingParams(max_tokens=max_tokens), 0)
+    shell.arrive("agent", spec)
+    shell.tick()
+    assert shell.switches == []
+    assert len(shell.open["agent"].group or ()) == 1
 
 
 def test_the_models_length_ends_a_request_for_good() -> None:
