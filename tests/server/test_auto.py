@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flying_serving.testing.tiny import EOS
 from tests.live import BLOCK_BYTES, Server, wait_until
 from tests.paced import Pace, pace
 from tests.stock.requests import tokens
@@ -70,6 +71,29 @@ def test_a_prompt_too_long_for_an_engine_is_served_by_a_group(server: Server, ap
     assert len(answer.json()["choices"][0]["token_ids"]) == 60
     reasons = formed_since(server, apart)
     assert len(reasons) == 1 and "context" in reasons[0]
+
+
+def test_a_large_max_tokens_forms_no_group(server: Server, apart: int) -> None:
+    """The request ends at its first token, as far as a client can tell before."""
+    stops = {"ignore_eos": False, "stop_token_ids": list(range(1000))}
+    answer = server.post(tokens(3, 100), MOST_TOKENS - 101, **stops)
+    assert answer.status_code == 200, answer.text
+    assert len(server.switches()) == apart
+
+
+def test_a_request_longer_than_expected_goes_on_in_a_group(server: Server, apart: int) -> None:
+    """To its `max_tokens`, with the tokens and logprobs that a group gives from the start."""
+    prompt, asks = tokens(4, 1900), {"ignore_eos": False, "logit_bias": {str(EOS): -100.0}}
+    longer = server.post(prompt, 300, vllm_xargs={"expected_tokens": 20}, **asks)
+    assert longer.status_code == 200, longer.text
+    reasons = formed_since(server, apart)
+    assert len(reasons) == 1 and "context" in reasons[0]
+    choice = longer.json()["choices"][0]
+    assert (len(choice["token_ids"]), choice["finish_reason"]) == (300, "length")
+    whole = server.post(prompt, 300, 2, **asks).json()["choices"][0]
+    assert choice["token_ids"] == whole["token_ids"]
+    ours, theirs = (c["logprobs"]["token_logprobs"] for c in (choice, whole))
+    assert worst_difference(ours, theirs) <= WORST_LOGPROB
 
 
 def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, apart: int) -> None:
