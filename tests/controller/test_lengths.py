@@ -80,7 +80,7 @@ def test_groups_are_formed_for_what_is_expected(
 
 
 def test_what_is_expected_is_no_need_where_no_group_is_formed() -> None:
-    """Nobody waits for a group there that may never come."""
+    """A request would wait for what may never come."""
     assert sizes("manual", replace(AGENT, expected_tokens=90)) == (1, 2, 4)
 
 

@@ -135,7 +135,7 @@ def crowded(engines: int = 2, count: int = 20) -> MortalShell:
     return shell
 
 
-def test_many_suspects_hold_nobody_up() -> None:
+def test_many_suspects_hold_no_other_request_up() -> None:
     """Half of them are tried at once, and who comes after them begins beside them."""
     shell = crowded()
     shell.lose(0)
@@ -184,19 +184,19 @@ def test_a_deadly_prompt_fails_alone_and_soon(count: int) -> None:
     assert losses <= max(2, (count + 1).bit_length())  # one came before the first loss
 
 
-def test_an_engine_that_was_killed_from_outside_makes_nobody_a_suspect_at_first() -> None:
+def test_a_first_kill_from_outside_makes_no_request_a_suspect() -> None:
     shell = crowded()
     shell.lose(0, killed=True)
     assert shell.waiting() == [] and not shell.company
     shell.revive(0)
-    moved = next(iter(shell.open))
-    engine = (shell.open[moved].group or ())[0]
+    other = next(iter(shell.open))
+    engine = (shell.open[other].group or ())[0]
     shell.lose(engine, killed=True)
-    assert shell.company[moved] > 0 and len(shell.company) < len(shell.open)
+    assert shell.company[other] > 0 and len(shell.company) < len(shell.open)
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_after_two_losses_a_suspect_does_not_get_the_last_engine(comes_back: bool) -> None:
+@pytest.mark.parametrize("is_revived", [True, False])
+def test_after_two_losses_a_suspect_does_not_get_the_last_engine(is_revived: bool) -> None:
     """It waits for another, and fails if none is back in time; others run meanwhile."""
     shell = crowded(4, 16)
     deadly = next(iter(shell.open))
@@ -209,7 +209,7 @@ def test_after_two_losses_a_suspect_does_not_get_the_last_engine(comes_back: boo
     assert shell.open[deadly].group is None
     shell.arrive("new", TINY)
     assert shell.open["new"].group is not None
-    if comes_back:
+    if is_revived:
         shell.revive(min(shell.lost))
         assert shell.open[deadly].group is not None
     else:

@@ -301,18 +301,18 @@ async def test_a_loss_that_cannot_be_handled_ends_the_server(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("exitcode", "frozen", "suspected"), [(-signal.SIGKILL, False, 0), (-signal.SIGKILL, True, 1), (1, False, 1)]
 )
-async def test_who_runs_on_an_engine_that_was_killed_from_outside_is_no_suspect(
+async def test_a_kill_from_outside_makes_no_request_a_suspect(
     tmp_path: Path, exitcode: int, frozen: bool, suspected: int
 ) -> None:
-    """Unlike of one that has ended by itself, or that this server has killed since it was frozen."""
+    """Unlike an end of the process by itself, or a kill by this server because it was frozen."""
     async with node(tmp_path) as one:
         one.server.open_request("a")
         one.server.open_request("b")
         one.engines.records[1].killed = "injected" if frozen else None
         one.lives[1].die(exitcode)
         await one.until(lambda: one.starts)
-        moved = one.server.controller.started["b"]
-        assert (moved.losses, moved.is_suspect) == (1, bool(suspected))
+        there = one.server.controller.started["b"]
+        assert (there.losses, there.is_suspect) == (1, bool(suspected))
 
 
 async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
