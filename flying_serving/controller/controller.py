@@ -6,7 +6,6 @@ commands that it returns, in order.
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import count
 
 from flying_serving.controller.commands import Command, FetchWeights, Order, Reject
 from flying_serving.controller.lender import Lender
@@ -28,7 +27,7 @@ class Controller(Lender):
         super().__init__(settings, placing)
         self.would_do: deque[Decision] = deque(maxlen=100)
         self.last_decision: Decision | None = None
-        self._arrivals = count(1)
+        self._arrivals = 0
 
     # ---- requests
 
@@ -40,7 +39,9 @@ class Controller(Lender):
 
     def arrived(self, request_id: str, spec: RequestSpec, now_s: float) -> list[Command]:
         """A request has arrived. Raises as `check`."""
-        self._take_in(RequestState(request_id, spec, self.check(spec), next(self._arrivals), now_s), now_s)
+        sizes = self.check(spec)
+        self._arrivals += 1
+        self._take_in(RequestState(request_id, spec, sizes, self._arrivals, now_s), now_s)
         self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s)
         commands = self._dispatch(now_s)
         # one more says little in a long queue; where only these groups hold one that runs, layouts are dear to evaluate
@@ -206,8 +207,7 @@ class Controller(Lender):
         if len(lanes) < len(self.settings.capacity.tokens):
             return []
         policy, shot = self.settings.policy, self.snapshot(lanes, now_s)
-        if not all(need.urgent for need in shot.needs):
-            self.switches.needed_again(now_s)
+        self.switches.see(shot.needs, now_s)
         last = self.last_decision = policy.decide(shot, self.settings.objective)
         decision = last if last is not None and last.is_made else None
         if self.settings.dry_run:

@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.gaps import TokenGaps
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.snapshot import Decision
+from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
 
 KEPT = 1000
@@ -274,6 +275,11 @@ class Switches:
             if switch.decision is not None and switch.problem is None:
                 total += left * switch.decision.promise
         return total
+
+    def see(self, needs: Sequence[Need], now_s: float) -> None:
+        """What requests that wait or begin need now."""
+        if not all(need.urgent for need in needs):
+            self.needed_again(now_s)
 
     def needed_again(self, now_s: float) -> None:
         """A long request needs a group: if the last switch was made for one, what it promises counts from now on."""

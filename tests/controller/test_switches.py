@@ -14,7 +14,7 @@ from flying_serving.config import MODES
 from flying_serving.controller.gaps import MOST_GAPS
 from flying_serving.controller.switches import KEPT, MOST_OPEN, PATIENCE, Changeover, Switch, Switches
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.snapshot import Decision
+from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
 
 OLD, NEW = Layout.uniform(4, 1), Layout.uniform(4, 2)
@@ -335,6 +335,14 @@ def test_what_a_need_promises_counts_from_the_last_such_need() -> None:
     begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
     switches.needed_again(10.0)
     assert switches.promised(20.0, 15.0) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(("needs", "left"), [((), 0.5), ((True,), 0.5), ((True, False), 1.0)])
+def test_an_urgent_need_does_not_prolong_what_one_for_length_promises(needs: tuple[bool, ...], left: float) -> None:
+    switches = Switches()
+    begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
+    switches.see([Need(2, urgent=urgent, reason="") for urgent in needs], 10.0)
+    assert switches.promised(20.0, 10.0) == pytest.approx(8.0 * left)
 
 
 def test_a_need_does_not_prolong_what_a_switch_for_load_promises() -> None:
