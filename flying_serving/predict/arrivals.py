@@ -3,6 +3,9 @@
 After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a gamma prior: each time
 at which the present rate may have begun has a weight and the arrivals since then. A cluster of arrivals counts as a
 burst as soon as chance explains it less well than a change, and not before.
+
+What arrives is an *event*: the requests that one client sends together, which are no evidence of a burst (a compound
+Poisson process). The rate of requests is the rate of events times the mean number of requests in one.
 """
 
 import math
@@ -10,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from scipy.special import gammaln
+
+from flying_serving.predict.events import Events
 
 BIN_S = 0.25
 """Arrivals are counted in spans of this length; a rate can begin only at the start of one."""
@@ -29,10 +34,11 @@ class Arrivals:
     """Arrivals so far, and the rate that follows from them.
 
     `_weight`: probability that the present rate began at each of the times that are kept, the latest last; `_count`,
-    `_span_s`: arrivals and seconds since then. `_all`, `_all_s`: arrivals and seconds in the long run, fading.
+    `_span_s`: events and seconds since then. `_all`, `_all_s`: events and seconds in the long run, fading.
     """
 
     def __init__(self) -> None:
+        self._events = Events()
         self._weight: Any = np.ones(1)
         self._count: Any = np.zeros(1)
         self._span_s: Any = np.zeros(1)
@@ -41,10 +47,10 @@ class Arrivals:
         self._bin_from: float | None = None
         self._bin_count = 0
 
-    def add(self, now_s: float) -> None:
-        """A request has arrived."""
+    def add(self, now_s: float, event: str | None = None) -> None:
+        """A request has arrived; `event` names what it arrived with, None for a request alone."""
         self._close_until(now_s)
-        self._bin_count += 1
+        self._bin_count += self._events.begins(event, now_s)
 
     def rate(self, now_s: float) -> float:
         """Requests per second, at least LEAST_RATE."""
@@ -52,20 +58,21 @@ class Arrivals:
             return LEAST_RATE
         bin_from = self._close_until(now_s)
         weight, counts, spans_s = self._after(self._bin_count, max(1e-3, now_s - bin_from))
-        return max(LEAST_RATE, float(weight @ ((1.0 + counts) / (self._prior_s + spans_s))))
+        events_rate = float(weight @ ((1.0 + counts) / (self._prior_s + spans_s)))
+        return max(LEAST_RATE, events_rate * self._events.mean_size)
 
     @property
     def usual_rate(self) -> float:
         """Requests per second in the long run."""
-        return max(LEAST_RATE, self._all / self._all_s)
+        return max(LEAST_RATE, self._all / self._all_s * self._events.mean_size)
 
     @property
     def _prior_s(self) -> float:
         """Seconds of the gamma prior of a new rate, whose shape is 1: its mean is AHEAD times the long-run mean."""
-        return 1.0 / (AHEAD * self.usual_rate)
+        return self._events.mean_size / (AHEAD * self.usual_rate)
 
     def _after(self, count: int, span_s: float) -> tuple[Any, Any, Any]:
-        """Weights, arrivals and times after `count` arrivals in `span_s` more, also of a rate that begins only then."""
+        """Weights, events and times after `count` events in `span_s` more, also of a rate that begins only then."""
         counts, spans_s = np.append(self._count, 0.0), np.append(self._span_s, 0.0)
         shape, known_s = 1.0 + counts, self._prior_s + spans_s
         # the negative binomial distribution that a gamma one makes of Poisson counts

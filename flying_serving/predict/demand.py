@@ -63,10 +63,10 @@ class Demand:
         self._prompts, self._outputs, self._caps = _Mean(prompt_tokens), _Mean(output_tokens), _Mean(output_tokens)
         self._squares = _Mean(4 / 3 * output_tokens**2)  # of a uniform distribution from 0
 
-    def arrived(self, prompt_tokens: int, most_tokens: int, now_s: float) -> None:
-        """A request has arrived that will get `most_tokens` at most."""
+    def arrived(self, prompt_tokens: int, most_tokens: int, now_s: float, event: str | None = None) -> None:
+        """A request has arrived that will get `most_tokens` at most, with all others of this `event` (see `Events`)."""
         self._caps.add(most_tokens)
-        self._arrivals.add(now_s)
+        self._arrivals.add(now_s, event)
         self._prompts.add(prompt_tokens)
 
     def finished(self, output_tokens: int) -> None:

@@ -1,7 +1,9 @@
 """Demand: how often requests come and how long they are, lately."""
 
+import itertools
 import random
-from statistics import mean
+from collections.abc import Iterator
+from statistics import mean, median
 
 import pytest
 from hypothesis import given
@@ -103,3 +105,64 @@ def test_outputs_are_expected_as_hinted_or_as_learned_with_a_margin() -> None:
     assert expected_outputs(200.4, most=4000, hint=50) == 50 + MARGIN_TOKENS
     assert expected_outputs(200.4, most=100) == 100
     assert expected_outputs(0.0, most=1, hint=0) == 1
+
+
+def rates(size: int, gaps_s: Iterator[float], seconds: float = 600.0) -> list[float]:
+    """Return the rate at each half second while events of `size` requests come after these gaps."""
+    demand, seen, next_s, event = Demand(), list[float](), next(gaps_s), 0
+    for half in range(1, int(2 * seconds)):
+        while next_s <= half / 2:
+            for _ in range(size):
+                demand.arrived(100, 100, next_s, f"e{event}")
+            event, next_s = event + 1, next_s + next(gaps_s)
+        seen.append(demand.work(0, 0, 0, half / 2).rate)
+    return seen
+
+
+SETTLED = 200
+"""Half seconds after which the size of events is known."""
+
+
+@pytest.mark.parametrize(
+    ("size", "low", "high", "most"),
+    [(1, 0.8, 1.25, 2.0), (2, 0.8, 1.25, 2.0), (4, 0.8, 1.25, 2.0), (8, 0.8, 1.4, 3.0), (32, 0.7, 1.7, 4.0)],
+)
+def test_even_events_of_one_request_per_second_are_no_burst(size: int, low: float, high: float, most: float) -> None:
+    """However many requests come together."""
+    seen = rates(size, itertools.repeat(float(size)))
+    assert low < median(seen) < high
+    assert max(seen[SETTLED:]) < most
+    assert min(seen[SETTLED:]) > 0.2
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("size", "low", "high", "most"),
+    [(1, 0.7, 1.4, 5.0), (2, 0.7, 1.4, 5.0), (4, 0.6, 1.6, 6.0), (8, 0.5, 2.0, 7.0), (32, 0.4, 2.5, 12.0)],
+)
+def test_events_at_random_are_as_uncertain_as_their_number(
+    size: int, low: float, high: float, most: float, seed: int
+) -> None:
+    """In a rate's usual 300 s come 300 / size events at 1 request/s: a rate known to a factor of 1 +- sqrt(size / 300).
+
+    A highest value over ten minutes is that of the shortest gaps: two events of 32 within seconds are a burst for a
+    while, as they would be for any estimate that notices one.
+    """
+    draw = random.Random(seed)
+    seen = rates(size, iter(lambda: draw.expovariate(1 / size), None))
+    assert low < median(seen) < high
+    assert max(seen[SETTLED:]) < most
+
+
+def test_a_burst_of_events_is_noticed() -> None:
+    """Eight times as many events of the same size, for some seconds."""
+    gaps_s = itertools.chain(itertools.repeat(4.0, 50), itertools.repeat(0.5, 20))
+    assert rates(4, gaps_s, seconds=208.0)[-1] > 4.0
+
+
+def test_a_batch_counts_with_each_of_its_prompts() -> None:
+    """In lengths."""
+    demand = Demand((100.0, 100.0))
+    for tokens in (400, 700):
+        demand.arrived(tokens, 100, 0.0, "batch")
+    assert demand.prompt_tokens == pytest.approx((100 + 400 + 700) / 3)
