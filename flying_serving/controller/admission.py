@@ -1,11 +1,14 @@
 """Which requests may wait: what waits is bounded in requests, in prompt tokens and, if asked for, in time."""
 
 import math
+from collections.abc import Callable, Sequence
 
 from flying_serving.controller.loads import Loads
+from flying_serving.controller.places import Origin, Place, Places
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull
+from flying_serving.layout.groups import Group
 
 MEMORY_S = 10.0
 """The pace of the pool is a mean over about this long, of times in which requests waited."""
@@ -48,12 +51,18 @@ class Admission:
     So urgent requests are taken in a flood of others, and at most twice the bounds wait. Whatever the pace is, as many
     requests may wait as a group runs at a time. Where requests are dispatched at once, they wait in engines: what a
     group has beyond that number waits.
+
+    A request that was let in is not refused when it arrives, since its answer may have begun: a place is held for it
+    meanwhile. Of those with a place as many count as waiting as would not begin at once in `groups`, the groups of the
+    layout.
     """
 
-    def __init__(self, settings: Settings, pool: TaskPool, loads: Loads) -> None:
+    def __init__(self, settings: Settings, pool: TaskPool, loads: Loads, groups: Callable[[], Sequence[Group]]) -> None:
         self._settings = settings
         self._pool = pool
         self._loads = loads
+        self._groups = groups
+        self.places = Places()
         self._least = settings.limits.max_num_seqs
         self.pace = Pace()
         self.refused = 0
@@ -66,6 +75,16 @@ class Admission:
             self.refused += 1
             raise PoolFull(problem)
 
+    def hold(self, place: Place) -> None:
+        """Let a request in, and hold a place for it. Raises PoolFull if no more requests of its kind may wait."""
+        self.check(urgent=place.urgent)
+        self.places.hold(place)
+
+    def enter(self, origin: Origin, *, urgent: bool) -> None:
+        """A request arrives. Raises PoolFull as `check`, unless it has a place."""
+        if not self.places.take(origin.call):
+            self.check(urgent=urgent)
+
     def problem(self, *, urgent: bool = False) -> str | None:
         """Why no more requests of this kind may wait; None if they may."""
         settings, pool = self._settings, self._pool
@@ -74,6 +93,9 @@ class Admission:
             groups = [self._loads[group] for group in self._loads.groups]
             ahead += sum(max(0, (one.urgent if urgent else len(one.requests)) - self._least) for one in groups)
             tokens += sum(one.prefill_tokens for one in groups)
+        free = self._free()
+        ahead += max(0, self.places.requests[urgent] - free)
+        tokens += self.places.tokens_beyond(free)
         if ahead >= settings.most_waiting:
             return f"{ahead} requests wait already (--max-waiting-requests)"
         if tokens >= settings.most_waiting_tokens * (1 + urgent):
@@ -82,3 +104,9 @@ class Admission:
         if wait_s > settings.most_wait_s and ahead >= self._least:
             return f"{ahead} requests wait already, {wait_s:.0f} s from now on (--max-queue-wait-s)"
         return None
+
+    def _free(self) -> int:
+        """How many requests that come now would begin at once, by their number; none while others wait."""
+        if len(self._pool):
+            return 0
+        return sum(max(0, self._least - len(self._loads[group].requests)) for group in self._groups())

@@ -79,10 +79,11 @@ class Recall:
 
 @dataclass(frozen=True)
 class Reject:
-    """End a request that has waited for too long."""
+    """End a request that has waited for too long; `group`: has it in its queue, None if it is in the task pool."""
 
     request_id: str
     waited_s: float
+    group: Group | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from flying_serving.controller.commands import Command, FetchWeights, Order, Reject
 from flying_serving.controller.lender import Lender
+from flying_serving.controller.places import ALONE, Origin
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
@@ -31,18 +32,13 @@ class Controller(Lender):
 
     # ---- requests
 
-    def check(self, spec: RequestSpec) -> tuple[int, ...]:
-        """Group sizes that can run a request. Raises RequestError if no layout ever can, PoolFull if too many wait."""
+    def arrived(self, request_id: str, spec: RequestSpec, now_s: float, origin: Origin = ALONE) -> list[Command]:
+        """A request has arrived. Raises RequestError if no layout ever can run it, PoolFull if it may not wait."""
         sizes = self.placing.sizes(spec)
-        self.admission.check(urgent=spec.urgent)
-        return sizes
-
-    def arrived(self, request_id: str, spec: RequestSpec, now_s: float) -> list[Command]:
-        """A request has arrived. Raises as `check`."""
-        sizes = self.check(spec)
+        self.admission.enter(origin, urgent=spec.urgent)
         self._arrivals += 1
         self._take_in(RequestState(request_id, spec, sizes, self._arrivals, now_s), now_s)
-        self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s)
+        self.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s, origin.event)
         commands = self._dispatch(now_s)
         # one more says little in a long queue; where only these groups hold one that runs, layouts are dear to evaluate
         few = len(self.pool) <= self.settings.limits.max_num_seqs
@@ -53,6 +49,7 @@ class Controller(Lender):
 
     def tokens(self, request_id: str, count: int, now_s: float) -> None:
         """A running request got tokens."""
+        self.deadlines.drop(request_id)
         state = self.started.get(request_id)
         if state is not None:
             self.loads.token(state, count)
@@ -63,6 +60,7 @@ class Controller(Lender):
         commands: list[Command] = []
         for request_id in request_ids:
             commands += self._unsplit(request_id, undone=False)
+            self.deadlines.drop(request_id)
             self.pool.remove(request_id)
             self.switches.ended(request_id, now_s)  # one that waits may have streamed before
             state = self.started.pop(request_id, None)
@@ -118,9 +116,10 @@ class Controller(Lender):
     def tick(self, now_s: float) -> list[Command]:
         """Some time has passed."""
         self.admission.pace.tick(now_s, waits=len(self.pool) > 0 and not self._held)
-        expired = [self.pool.remove(request_id) for request_id in self.pool.expired(now_s)]
-        rejects: list[Command] = [Reject(one.request_id, now_s - one.arrived_s) for one in expired if one is not None]
-        return rejects + self._go_on(now_s) + self._decide(now_s)
+        expired = self.deadlines.expired(now_s)
+        rejects: list[Command] = [Reject(one.request_id, now_s - one.arrived_s, one.group) for one in expired]
+        ended = self.finished([one.request_id for one in expired], now_s, aborted=True)
+        return rejects + ended + self._decide(now_s)
 
     # ---- switches
 

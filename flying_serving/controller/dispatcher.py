@@ -5,6 +5,7 @@ from itertools import count
 
 from flying_serving.controller.admission import Admission
 from flying_serving.controller.commands import Command, Dispatch, Recall
+from flying_serving.controller.deadlines import Deadlines
 from flying_serving.controller.lending import needed_tokens
 from flying_serving.controller.lengths import ExpectedLengths
 from flying_serving.controller.loads import Loads
@@ -40,7 +41,8 @@ class Dispatcher:
         self.layout = Layout.uniform(settings.engines, pinned(self._sizes) if pinned else 1)
         self.pool = TaskPool(settings.aging_s, self.lending.needs_loan, lambda state: is_wider(state, self.layout))
         self.loads = Loads()
-        self.admission = Admission(settings, self.pool, self.loads)
+        self.deadlines = Deadlines()
+        self.admission = Admission(settings, self.pool, self.loads, lambda: self.layout.groups)
         self.splits = Splits(self.loads)
         self.steps = StepModel()
         self.migrates: dict[int, MigrationCost] = {}

@@ -37,7 +37,6 @@ class TaskPool:
         self._queues: dict[Kind, list[tuple[int, int, str]]] = {}
         self._ages: dict[Kind, list[tuple[int, str]]] = {}
         self._oldest_next = False
-        self._deadlines: list[tuple[float, str]] = []
         self.urgent = 0
         """How many urgent requests wait."""
         self._gone = 0
@@ -73,8 +72,6 @@ class TaskPool:
         kind = self._kind(state)
         heapq.heappush(self._queues.setdefault(kind, []), (spec.priority, state.order, state.request_id))
         heapq.heappush(self._ages.setdefault(kind, []), (state.order, state.request_id))
-        if spec.deadline_s is not None and not state.admitted:
-            heapq.heappush(self._deadlines, (state.arrived_s + spec.deadline_s, state.request_id))
 
     def remove(self, request_id: str) -> RequestState | None:
         """Take a request out; None if it does not wait."""
@@ -91,11 +88,10 @@ class TaskPool:
         return state
 
     def _forget_gone(self) -> None:
-        """Queues and deadlines keep entries of requests that have gone until their turn comes, but not ever more."""
+        """Queues keep entries of requests that have gone until their turn comes, but not ever more."""
         if self._gone <= len(self._waiting):
             return
         self._gone = 0
-        self._deadlines = sorted(entry for entry in self._deadlines if entry[-1] in self._waiting)
         self._queues = self._of_waiting(self._queues)
         self._ages = self._of_waiting(self._ages)
 
@@ -147,16 +143,6 @@ class TaskPool:
         """Whether what a queue of this kind says of a request still holds: one that has come back may be of another."""
         state = self._waiting.get(entry[-1])
         return state is not None and self._kind(state) == kind
-
-    def expired(self, now_s: float) -> list[str]:
-        """Requests whose deadline has passed before any group had them; they still wait until `remove`."""
-        expired = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, request_id = heapq.heappop(self._deadlines)
-            state = self._waiting.get(request_id)
-            if state is not None and not state.admitted:
-                expired.append(request_id)
-        return expired
 
     def _kind(self, state: RequestState) -> Kind:
         return state.spec.degree, state.sizes, self._needs_loan(state), state.is_suspect

@@ -16,9 +16,9 @@ class RequestSpec:
     `tokens`: that its group has to hold for certain: its prompt and one token, or the output that it is sure to have
     (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks
     for (`tp_degree`). `priority`: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
-    `deadline_s`: longest wait for the first group, after which it is rejected. `can_migrate`: whether another group can
-    go on with it, with its KV or after prefilling prompt and outputs again. `expected_tokens`: output tokens that its
-    client expects, `split_at`: the token of prompt and output at which it asks to be split over two groups.
+    `deadline_s`: longest wait until a scheduler has it in a step: see `Deadlines`. `can_migrate`: whether another group
+    can go on with it, with its KV or after prefilling prompt and outputs again. `expected_tokens`: output tokens that
+    its client expects, `split_at`: the token of prompt and output at which it asks to be split over two groups.
     `prompt_splits`: whether that may be inside the prompt. `most_tokens`: prompt and max_tokens together, which some
     group has to hold; None of a request without max_tokens, which may be as long as its group holds.
     """
@@ -69,10 +69,10 @@ class RequestState:
 
     `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its end; of the groups
     with room those that hold them come first. `prefill_tokens`: prompt tokens that its group has not finished yet, 0
-    after the first token. `admitted`: some group had it, so its client reads a stream and its deadline is met. `kv`:
-    where it waits, the offer of its KV; where it runs, the one that it came with; None if there is none. `offer`: the
-    number under which its group offers its KV when it ends there, if it may go on elsewhere then.
-    `suspicion`: None unless its group has lost an engine before it gave a token to it, since the last token.
+    after the first token. `admitted`: some group had it. `kv`: where it waits, the offer of its KV; where it runs, the
+    one that it came with; None if there is none. `offer`: the number under which its group offers its KV when it ends
+    there, if it may go on elsewhere then. `suspicion`: None unless its group has lost an engine before it gave a token
+    to it, since the last token.
     """
 
     request_id: str

@@ -123,6 +123,7 @@ class SurvivingController(Controller):
         self.orphans.failed += 1
         self.pool.remove(state.request_id)
         self.started.pop(state.request_id, None)
+        self.deadlines.drop(state.request_id)
         self.loads.remove(state)
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)

@@ -27,6 +27,7 @@ from flying_serving.migration import transfer
 from flying_serving.migration.arrival import EXTRA_BYTES
 from flying_serving.migration.offers import PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
+from flying_serving.vllm_adapter.beginnings import tell_beginnings
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.limits import limit_prompts
@@ -61,8 +62,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     all_lanes = Lanes(lanes)
     board = StepBoard(f"{run_dir}/steps", deployment.engines)
     report, steps = Report(all_lanes), StepLog(board)
-    for size, scheduler in all_lanes.schedulers.items():
-        steps.watch(aligned_group(engine, size), scheduler)
+    _watch(core, all_lanes, steps)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
     offers = PeerOffers(run_dir, Pulse(run_dir, deployment.engines, deployment.devices).is_lost)
     offers.map(filter(deployment.is_there, range(deployment.engines)))
@@ -86,6 +86,13 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
         loop.membership = _membership(core, deployment, loop, offers)
     memory = EngineMemory(core.call_workers(WorkerLanes.get_weight_bytes), own.total * block_bytes)
     return loop, EngineUtilities(loop, steps, block_bytes, memory, steps_at_start, migrations)
+
+
+def _watch(core: Any, lanes: Lanes, steps: StepLog) -> None:
+    """Follow the steps of all schedulers."""
+    for size, scheduler in lanes.schedulers.items():
+        steps.watch(aligned_group(core.engine_index, size), scheduler)
+        tell_beginnings(scheduler, core.emit)
 
 
 def _membership(core: Any, deployment: Deployment, loop: EngineLoop, offers: PeerOffers) -> Membership:

@@ -16,7 +16,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.errors import ServerEnds
 from flying_serving.log import logger
-from flying_serving.server.calls import refusal
 from flying_serving.server.shell import Shell
 
 LOOK_S = 0.05
@@ -73,7 +72,7 @@ class Ending:
         try:
             with contextlib.suppress(EngineDeadError):
                 self._shell.orders.drop(ServerEnds())
-            while self._outputs.get_num_unfinished_requests() and not self._channel.engines_dead:
+            while self._has_requests() and not self._channel.engines_dead:
                 if time.monotonic() >= until_s:
                     break
                 await asyncio.sleep(LOOK_S)
@@ -84,8 +83,11 @@ class Ending:
         finally:
             self._channel.fail_calls(ServerEnds())
 
+    def _has_requests(self) -> bool:
+        """Whether requests are left, or some that were let in have yet to arrive."""
+        return bool(self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.places)
+
     def _refuse_requests(self) -> None:
-        self._shell.streams.reject_waiting(refusal())
         # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and does not log
         self._outputs.propagate_error(InputStreamError(RetryableRequestError(str(ServerEnds()))))
 

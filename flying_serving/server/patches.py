@@ -44,16 +44,17 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
         VLLMValidationError: before that, if no layout of this server can run the request, or it cannot be sent.
         GracefulHTTPError: if too many wait.
     """
+    from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
 
     given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
     client, prompt = given["self"].engine_core, given["prompt"]
-    if isinstance(client, FlyingClient) and isinstance(prompt, dict):  # else it is not tokens yet
-        of_prompt = {name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")}
-        others = {name: value for name, value in given.items() if name not in ("self", "prompt", "prompt_text")}
-        client.shell.check({"priority": 0} | of_prompt | others)
+    generator = original(*args, **kwargs)
+    if isinstance(client, FlyingClient):
         client.shell.calls.channel.outputs = given["self"].output_processor
-    return original(*args, **kwargs)
+        if isinstance(prompt, dict):  # else it is not tokens yet
+            client.shell.checks.let_in(given["request_id"], fields_of(given, prompt), generator)
+    return generator
 
 
 def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,11 +62,18 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
     Raises: as `check_before_stream`.
     """
+    from flying_serving.server.checks import fields_of
+    from flying_serving.server.client import FlyingClient
+
     given = dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
-    checked = {"prompt": "engine_input", "sampling_params": "sampling_params", "request_id": "request_id"}
-    of_request = {name: given[theirs] for name, theirs in checked.items()} | {"priority": given.get("priority", 0)}
-    check_before_stream(lambda *_, **__: None, self=self.engine_client, **of_request)
-    return original(self, *args, **kwargs)
+    client, prompt = self.engine_client.engine_core, given["engine_input"]
+    generator = original(self, *args, **kwargs)
+    if isinstance(client, FlyingClient):
+        first_call = f"{given['request_id']}_0"
+        named = ("request_id", "sampling_params", "priority")
+        asked = {name: given[name] for name in named if name in given}
+        client.shell.checks.let_in_ahead(first_call, fields_of(asked, prompt), generator)
+    return generator
 
 
 def end_by_event(original: Any, generator: Any) -> Any:

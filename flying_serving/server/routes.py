@@ -25,6 +25,7 @@ from flying_serving.config import KEY, MAX_ENGINES, MODES, parse_flying
 from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, LayoutError, OrderDropped
 from flying_serving.server.access import RequireKey, authorise
+from flying_serving.server.arrivals import NumberRequests
 from flying_serving.server.bodies import BoundedBodies, read_json
 from flying_serving.server.draining import RETRY_AFTER_S, RefuseWhenDraining
 from flying_serving.server.figures.page import Published
@@ -218,6 +219,7 @@ def attach(app: FastAPI, args: Any) -> None:
     flying = parse_flying((args.additional_config or {}).get(KEY) or {})
     app.include_router(router)
     app.router.routes.insert(0, APIRoute("/scale_elastic_ep", scale_elastic_ep, methods=["POST"]))
+    app.add_middleware(NumberRequests)
     app.add_middleware(RefuseWhenFull, owner=app)
     app.add_middleware(RefuseWhenDraining, owner=app)
     app.add_middleware(BoundedBodies, max_body_bytes=flying.max_body_bytes)

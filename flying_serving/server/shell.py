@@ -3,12 +3,11 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -26,19 +25,20 @@ from flying_serving.controller.commands import (
     Reject,
     Weave,
 )
-from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.surviving import SurvivingController
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
+from flying_serving.server.arrivals import origin_of
 from flying_serving.server.asking import LastFigures
 from flying_serving.server.calls import EngineCalls, retrieved
-from flying_serving.server.checks import Checks
+from flying_serving.server.checks import Checks, refused
 from flying_serving.server.draining import Draining
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.orders import LayoutOrders
 from flying_serving.server.streams import Streams
 from flying_serving.server.weights import WeightOrders
+from flying_serving.vllm_adapter.beginnings import is_beginning
 from flying_serving.vllm_adapter.history import why_not_migratable
 
 WITHOUT_REQUEST = (Order, Weave, DropPart, LendWeights, FetchWeights)
@@ -65,28 +65,21 @@ class Shell:
 
     # ---- requests
 
-    def check(self, fields: Mapping[str, Any]) -> RequestSpec:
-        """What the controller has to know of a request, from fields by name, if it can be taken. Raises as `add`."""
-        return self.checks.spec(fields)
-
     async def add(self, request: EngineCoreRequest) -> None:
-        """Hand a request to the controller; return when it is sent to a group, or waits for one without a deadline.
+        """Hand a request to the controller; return when it waits for a group, or is sent to one.
 
         Raises:
             VLLMValidationError: if no layout of this server can run it (HTTP 400).
-            GracefulHTTPError: if too many wait (429), or it has waited beyond its deadline (504).
+            GracefulHTTPError: if too many wait (429) and no place is held for it, or the server ends (503).
         """
-        spec = self.check({name: getattr(request, name) for name in request.__struct_fields__})
+        self.checks.check_end(request.external_req_id)
+        spec = self.checks.spec({name: getattr(request, name) for name in request.__struct_fields__})
         can_migrate = why_not_migratable(request, self.model_config) is None
         spec = replace(spec if can_migrate else spec.in_one_group(), prompt_splits=not request.mm_features)
+        with refused(spec):
+            commands = self.controller.arrived(request.request_id, spec, self.clock(), origin_of(request))
         self.streams.open(request)
-        commands = self.controller.arrived(request.request_id, spec, self.clock())
-        admitted = None
-        if spec.deadline_s is not None and request.request_id in self.controller.pool:
-            admitted = self.streams.admission(request.request_id)
         await self.carry_out(commands)
-        if admitted is not None:
-            await admitted
 
     async def abort(self, request_ids: list[str]) -> None:
         """Abort requests where they run, or forget them if they wait."""
@@ -111,6 +104,10 @@ class Shell:
     async def take(self, outputs: EngineCoreOutputs) -> None:
         """Take a batch of outputs of an engine: note tokens and ends, and drop what is stale."""
         now_s = self.clock()
+        for output in filter(is_beginning, outputs.outputs):
+            if begun := self.streams.begun(output.request_id):
+                self.controller.deadlines.drop(begun)
+        outputs.outputs = [output for output in outputs.outputs if not is_beginning(output)]
         prefixes = [(request_id, one) for one in outputs.outputs if (request_id := self.streams.prefix_ended(one))]
         outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
         for output in outputs.outputs:
@@ -196,12 +193,13 @@ class Shell:
                 return [self._send(EngineCoreRequestType.ABORT, [self.streams.drop_part(request_id, offer)], group)]
             case Recall(request_id, group):
                 return [self._send(EngineCoreRequestType.ABORT, [self.streams.recall(request_id)], group)]
-            case Reject(request_id, waited_s):
+            case Reject(request_id, waited_s, group):
+                queued = self.streams.recall(request_id)
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
-                self.streams.close(request_id, GracefulHTTPError(message, HTTPStatus.GATEWAY_TIMEOUT))
+                self._fail(request_id, message, HTTPStatus.GATEWAY_TIMEOUT)
+                return [] if group is None else [self._send(EngineCoreRequestType.ABORT, [queued], group)]
             case Fail(request_id, why):
-                self.streams.close(request_id, GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR))
-                self.calls.channel.fail_request(request_id, why)
+                self._fail(request_id, why, HTTPStatus.INTERNAL_SERVER_ERROR)
             case LendWeights() | FetchWeights():
                 self.weights.tell(command)
             case Order(switch, weave_steps):
@@ -218,6 +216,10 @@ class Shell:
 
     def _send(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
         return self.calls.send(kind, content, group[0])
+
+    def _fail(self, request_id: str, why: str, status: HTTPStatus) -> None:
+        self.streams.close(request_id)
+        self.calls.channel.fail_request(request_id, why, status)
 
     def _failed(self, command: Command, error: Exception) -> list[Command]:
         """End what cannot be sent to an engine: an order, a part, or a request, with an error (HTTP 500)."""

@@ -1,6 +1,5 @@
 """The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
 
-import asyncio
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +13,14 @@ from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group
 from flying_serving.server import xargs
-from flying_serving.server.calls import settle
-from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
+from flying_serving.vllm_adapter.keys import (
+    AHEAD_KEY,
+    DEADLINE_KEY,
+    HISTORY_KEY,
+    LANE_KEY,
+    MIGRATED_FROM_KEY,
+    OFFER_KEY,
+)
 
 
 @dataclass
@@ -23,8 +28,7 @@ class Stream:
     """One request as the client asked for it.
 
     `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
-    that outputs of the old engine are recognised as stale. `capped`: its group may end it for want of room. `admitted`:
-    done when a group has it, or with an error; None if nothing waits for that.
+    that outputs of the old engine are recognised as stale. `capped`: its group may end it for want of room.
     """
 
     request: EngineCoreRequest
@@ -32,12 +36,6 @@ class Stream:
     engine_id: str = ""
     dispatches: int = 0
     capped: bool = False
-    admitted: asyncio.Future[None] | None = None
-
-    def admit(self, error: Exception | None = None) -> None:
-        """End the wait for a group, with an error if it gets none."""
-        if self.admitted is not None:
-            settle(self.admitted, error)
 
 
 class Streams:
@@ -85,22 +83,11 @@ class Streams:
         """Take a request."""
         self._streams[request.request_id] = Stream(request)
 
-    def close(self, request_id: str, error: Exception | None = None) -> None:
-        """Forget a request; if it still waits for a group, with an error if one is given."""
+    def close(self, request_id: str) -> None:
+        """Forget a request."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._ids.pop(stream.engine_id, None)
-            stream.admit(error)
-
-    def admission(self, request_id: str) -> asyncio.Future[None]:
-        """A future that is done when a group has the request or it is over; it raises if the request is rejected."""
-        admitted = self._streams[request_id].admitted = asyncio.get_running_loop().create_future()
-        return admitted
-
-    def reject_waiting(self, error: Exception) -> None:
-        """End every `admission` that is not over with an error."""
-        for stream in self._streams.values():
-            stream.admit(error)
 
     def engine_id(self, request_id: str) -> str:
         """The id of a request in the engine that runs it."""
@@ -139,7 +126,6 @@ class Streams:
             )
             stream.dispatches += 1
         self._ids[stream.engine_id] = dispatch.request_id
-        stream.admit()
         most = self._most_outputs(stream.request)
         stream.capped = most > dispatch.limit_tokens
         told: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
@@ -158,7 +144,7 @@ class Streams:
         self._prefixes[engine_id] = command.request_id
         token_ids = stream.request.prompt_token_ids
         assert token_ids is not None
-        told = {OFFER_KEY: (command.offer, True)}
+        told: dict[str, Any] = {OFFER_KEY: (command.offer, True)} | _deadline(stream.request)
         cut = replace(
             stream.request,
             prompt_token_ids=token_ids[: command.tokens],
@@ -182,6 +168,10 @@ class Streams:
         self._ahead.discard(offer)
         self._prefixes.pop(engine_id, None)
         return engine_id
+
+    def begun(self, engine_id: str) -> str | None:
+        """The request that has begun with what an engine knows by this id; None if that is stale."""
+        return self._ids.get(engine_id) or self._prefixes.get(engine_id)
 
     def prefix_ended(self, output: EngineCoreOutput) -> str | None:
         """The request of which an output ends a prefix, if it does."""
@@ -215,6 +205,12 @@ def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
 def part_id(request_id: str, offer: int) -> str:
     """The id in its engine of the part of a split request."""
     return f"{request_id}~{offer}"
+
+
+def _deadline(request: EngineCoreRequest) -> dict[str, Any]:
+    """What an engine is told of the deadline of a request, if it has one."""
+    extra = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+    return {name: value for name, value in extra.items() if name == DEADLINE_KEY}
 
 
 def _source(kv: KVOffer) -> tuple[int, int, int]:

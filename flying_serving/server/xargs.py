@@ -6,10 +6,9 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 
 from flying_serving.server.encoding import shown
-from flying_serving.vllm_adapter.keys import OURS
+from flying_serving.vllm_adapter.keys import DEADLINE_KEY, OURS
 
 DEGREE_KEY = "tp_degree"
-DEADLINE_KEY = "queue_deadline_s"
 EXPECTED_KEY = "expected_tokens"
 SPLIT_KEY = "split_at"
 
@@ -30,7 +29,7 @@ def degree(extra: Mapping[str, Any], degrees: Sequence[int]) -> int | None:
 
 
 def deadline_s(extra: Mapping[str, Any]) -> float | None:
-    """Seconds for which a request waits for a group at most."""
+    """Seconds for which a request waits at most until a scheduler has it in a step."""
     value = extra.get(DEADLINE_KEY)
     if value is None:
         return None

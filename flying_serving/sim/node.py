@@ -18,6 +18,7 @@ from flying_serving.controller.commands import (
     Weave,
 )
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.places import ALONE, Origin
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
@@ -27,14 +28,14 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.split import Terms
 from flying_serving.predict.steps import Step
 from flying_serving.sim.cluster import Clock, Cluster, ClusterShape, StepTime
-from flying_serving.sim.engines import SimOrder, weave
+from flying_serving.sim.engines import weave
 from flying_serving.sim.instances import Transforming, Transforms
 from flying_serving.sim.lanes import Finished, SimLane
 from flying_serving.sim.lending import WeightOrders
 from flying_serving.sim.migrations import KVMigrations
+from flying_serving.sim.orders import LayoutOrders
 from flying_serving.sim.requests import SimRequest, SimStep
 from flying_serving.sim.splits import Splits, Splitting
-from flying_serving.wire import SwitchAnswer
 from flying_serving.workload.model import Request
 
 TICK_S = 0.1
@@ -118,6 +119,7 @@ class SimNode:
             for lane in self.cluster.lanes.values():
                 lane.keep_prefixes(system.hash_id_tokens)
         self._migrations = KVMigrations(self.cluster, self._deliver)
+        self._orders = LayoutOrders(self.cluster, self.controller, self._carry_out)
         self._weights = None if shape.loan is None else WeightOrders(self.cluster, shape.loan)
         self.splits = None if system.splitting is None else self._splits(system.splitting)
         self.transforms = None if system.transforming is None else self._transforms(system.transforming)
@@ -154,7 +156,10 @@ class SimNode:
             mine.token_s = array("d")
         spec = RequestSpec(prompt, prompt + output, output, request.tp_degree, request.priority, request.deadline_s)
         self.open[mine.request_id] = mine
-        self.clock.after(max(0.0, self.shape.frontend_s - self.shape.options.message_s), self._admit, mine, spec)
+        origin = ALONE if request.event is None else Origin(event=str(request.event))
+        self.clock.after(
+            max(0.0, self.shape.frontend_s - self.shape.options.message_s), self._admit, mine, spec, origin
+        )
 
     def start(self) -> None:
         """The server is up: its clock begins to tick."""
@@ -167,9 +172,9 @@ class SimNode:
         """An operator orders a switch; only one may be under way."""
         self._carry_out(self.controller.order(layout, mode, None, self.clock.now_s)[1])
 
-    def _admit(self, request: SimRequest, spec: RequestSpec) -> None:
+    def _admit(self, request: SimRequest, spec: RequestSpec, origin: Origin) -> None:
         try:
-            commands = self.controller.arrived(request.request_id, spec, self.clock.now_s)
+            commands = self.controller.arrived(request.request_id, spec, self.clock.now_s, origin)
         except (RequestError, PoolFull) as error:
             self._close(request.request_id, str(error))
             return
@@ -209,6 +214,8 @@ class SimNode:
 
     def _on_step(self, lane: SimLane, duration_s: float, step: SimStep) -> None:
         """Keep as many steps as one engine makes: learning from a step costs more time than simulating it."""
+        for request in step.prompts if len(self.controller.deadlines) else ():
+            self.controller.deadlines.drop(request.request_id)
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
             context, pairs = step.context_tokens, step.prefill_pairs
@@ -239,15 +246,20 @@ class SimNode:
         for command in commands:
             match command:
                 case Dispatch(request_id) if self._sends is not None:
+                    self.controller.deadlines.drop(request_id)
                     self._sends.send(self.open[request_id])
                 case Dispatch(request_id, group, migrated_from=source):
                     self._migrations.send(self.open[request_id], source.group if source else None, group)
                 case Recall(request_id, _):
                     self.cluster.remove(self.open[request_id])
-                case Reject(request_id, waited_s):
+                case Reject(request_id, waited_s, group):
+                    if group is not None:
+                        self.cluster.remove(self.open[request_id])
                     self._close(request_id, f"waited {waited_s:.1f} s")
                 case Order(switch, weave_steps):
-                    self._send_order(switch, weave_steps)
+                    self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
+                    self.outcome.switches.append(switch)
+                    self._orders.send(switch, weave_steps)
                 case Weave(engines):
                     told = [self.cluster.engines[engine] for engine in sorted(engines)]
                     self.clock.after(self.shape.options.message_s, weave, told, self.cluster.kick)
@@ -265,34 +277,3 @@ class SimNode:
         """A request has come to a group, unless it was dispatched elsewhere meanwhile."""
         if request.group is None and self.controller.group_of(request.request_id) == group:
             self.cluster.add(group, request)
-
-    def _send_order(self, switch: Switch, weave_steps: int) -> None:
-        self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
-        switch.wall_time_s = self.clock.now_s
-        self.outcome.switches.append(switch)
-        answers: dict[int, SwitchAnswer] = {}
-        if not switch.regrouped:
-            self.clock.after(self.shape.options.message_s, self._regroup)
-        for engine in range(self.shape.engines):
-            done = partial(self._answered, switch, answers, engine, self.clock.now_s)
-            order = SimOrder(len(switch.new.group_of(engine)), switch.mode, weave_steps, done)
-            self.clock.after(self.shape.options.message_s, self.cluster.order, engine, order)
-
-    def _answered(
-        self, switch: Switch, answers: dict[int, SwitchAnswer], engine: int, begun_s: float, now_s: float
-    ) -> None:
-        """An engine has carried out an order that was sent at `begun_s`; `answers` are those to this order."""
-        answers[engine] = SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0)
-        if engine in switch.regrouped and answers.keys() >= set(switch.regrouped):
-            self.clock.after(self.shape.options.message_s, self._regroup)
-        if len(answers) == self.shape.engines:
-            self.clock.after(self.shape.options.message_s, self._acknowledge, list(answers.values()))
-
-    def _regroup(self) -> None:
-        """The engines whose groups change have answered an order."""
-        self._carry_out(self.controller.regrouped(self.clock.now_s))
-        self.clock.after(self.shape.options.message_s, self.cluster.announce_migrations)
-
-    def _acknowledge(self, answers: list[SwitchAnswer]) -> None:
-        """All engines have answered an order."""
-        self._carry_out(self.controller.acknowledged(answers, self.clock.now_s))

@@ -118,13 +118,13 @@ class ClientChannel:
         forgotten: list[str] = self.outputs.abort_requests([whole], internal=True)
         return forgotten
 
-    def fail_request(self, request_id: str, why: str) -> None:
-        """End a request with HTTP 500 and this text, in whatever way its client reads it."""
+    def fail_request(self, request_id: str, why: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR) -> None:
+        """End a request with this status and text, in whatever way its client reads it; all of its `n` with it."""
         state = None if self.outputs is None else self.outputs.request_states.get(request_id)
         if state is None or state.queue is None:
             self.end_requests([request_id], FinishReason.ERROR)
         else:  # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are
-            state.queue.put(InputStreamError(GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR)))
+            state.queue.put(InputStreamError(GracefulHTTPError(why, status)))
 
     def end_server(self, error: Exception) -> None:
         """Raise an error where vLLM reads outputs, which ends the server."""

@@ -10,5 +10,7 @@ OFFER_KEY = "flying_offer"
 """Where it notes the number under which a request's KV is offered at its end, and whether in every step before too."""
 HISTORY_KEY = "flying_history"
 """Where the client notes the tokens that a request got in another group (in SamplingParams.extra_args)."""
+DEADLINE_KEY = "queue_deadline_s"
+"""Where clients say how long a request may wait (in `vllm_xargs`); engines tell when such a request begins."""
 OURS = (LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY, OFFER_KEY, AHEAD_KEY)
-"""All of them."""
+"""Those that are not for clients."""

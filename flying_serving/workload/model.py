@@ -24,8 +24,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     `arrival_s` counts from the start of the workload. Lower `priority` is more urgent, as in vLLM. `hash_ids` name the
     blocks of the prompt: requests whose ids begin alike share that part of their prompts; empty means that the prompt
     is like no other. `tp_degree` asks for a degree (devices). `deadline_s` counts from the arrival to the last token.
-    `phase` is what the generator was in ("low", "burst"), None if there are no phases. `index` stays with the request
-    when a workload is cut: prompts are made from it.
+    Requests of one `event` come together, as the `n` outputs of a prompt and the prompts of a batch do; None: it comes
+    alone. `phase` is what the generator was in ("low", "burst"), None if there are no phases. `index` stays with the
+    request when a workload is cut: prompts are made from it.
 
     Raises:
         WorkloadError: naming the field that is out of range.
@@ -40,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     hash_ids: tuple[int, ...] = ()
     tp_degree: int | None = None
     deadline_s: float | None = None
+    event: int | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0:

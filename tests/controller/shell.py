@@ -84,7 +84,7 @@ class Stream:
     spec: RequestSpec
     arrived_s: float
     group: Group | None = None
-    had_group: bool = False
+    begun: bool = False
     tokens: int = 0
     tokens_here: int = 0
     limit: int = 0
@@ -136,7 +136,7 @@ class Shell:
         count = min(count, most - stream.tokens)
         stream.tokens += count
         stream.tokens_here += count
-        stream.ahead = 0
+        stream.ahead, stream.begun = 0, True
         self.controller.tokens(request_id, count, self.now_s)
         if stream.tokens == stream.spec.max_output_tokens:
             self.finish(request_id)
@@ -151,6 +151,11 @@ class Shell:
             else:
                 assert stream.spec.can_migrate
                 self.carry_out(commands)
+
+    def begin(self, request_id: str) -> None:
+        """A scheduler has a request, or its prefix, in a step."""
+        self.open[request_id].begun = True
+        self.controller.deadlines.drop(request_id)
 
     def finish(self, *request_ids: str, aborted: bool = False) -> None:
         """Requests end, wherever they are."""
@@ -344,7 +349,7 @@ class Shell:
         stream.offer = self._offered(command.offer)
         stream.arrived_with_kv = command.migrated_from is not None
         stream.ahead = max(1, stream.ahead) if stream.arrived_with_kv else spec.prompt_tokens + stream.tokens
-        stream.group, stream.had_group = group, True
+        stream.group = group
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.dispatched.append((command.request_id, group))
 
@@ -422,7 +427,8 @@ class Shell:
 
     def _refuse(self, command: Reject) -> None:
         stream = self.open.pop(command.request_id)
-        assert not stream.had_group, "its client reads a stream already"
+        assert not stream.begun, "its client may read a stream already"
+        assert stream.group == command.group
         assert stream.spec.deadline_s is not None
         assert command.waited_s == self.now_s - stream.arrived_s >= stream.spec.deadline_s - 1e-9
         self.refused.append(command.request_id)

@@ -6,6 +6,7 @@ import pytest
 
 from flying_serving.controller.admission import Admission, Pace
 from flying_serving.controller.loads import Loads
+from flying_serving.controller.places import ALONE, Origin, Place
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull
@@ -21,7 +22,7 @@ def admission(count: int, chosen: Settings, *, priority: int = 0) -> Admission:
     pool = TaskPool(AGING_S)
     for number in range(count):
         pool.add(state(number, priority=priority))
-    return Admission(chosen, pool, Loads())
+    return Admission(chosen, pool, Loads(), tuple)
 
 
 def ticked(pace: Pace, seconds: float, per_s: float, *, waits: bool = True, at_s: float = 0.0) -> None:
@@ -76,7 +77,7 @@ def test_what_waits_in_engines_counts_where_nothing_is_held_back() -> None:
     """Beyond what a group runs at a time."""
     chosen = replace(settings("manual", capped=False, most_waiting=3), most_waiting_tokens=75)
     loads = Loads()
-    found = Admission(chosen, TaskPool(AGING_S), loads)
+    found = Admission(chosen, TaskPool(AGING_S), loads, tuple)
     for number in range(LEAST + 3):
         found.check()
         loads.add(state(number), (0,), 15.0)
@@ -84,7 +85,7 @@ def test_what_waits_in_engines_counts_where_nothing_is_held_back() -> None:
         found.check()
     loads.add(state(9), (1,), 15.0)
     with pytest.raises(PoolFull, match="80 prompt tokens wait already"):
-        Admission(replace(chosen, most_waiting=9), TaskPool(AGING_S), loads).check()
+        Admission(replace(chosen, most_waiting=9), TaskPool(AGING_S), loads, tuple).check()
 
 
 def test_requests_that_would_wait_too_long_are_refused() -> None:
@@ -113,3 +114,76 @@ def test_the_pace_follows_and_counts_only_while_requests_wait() -> None:
     assert pace.wait_s(50) == pytest.approx(5.0, rel=0.05)
     ticked(pace, 40.0, 2.0, at_s=60.0)
     assert pace.wait_s(50) == pytest.approx(25.0, rel=0.15)
+
+
+def busy(chosen: Settings, running: int) -> Admission:
+    """With an empty pool, and so many requests in the only group."""
+    loads = Loads()
+    for number in range(running):
+        loads.add(state(number), (0,), 15.0)
+    return Admission(chosen, TaskPool(AGING_S), loads, lambda: [(0,)])
+
+
+@pytest.mark.parametrize("running", [0, 1, LEAST])
+def test_as_many_are_let_in_at_once_as_one_after_the_other(running: int) -> None:
+    """Before any of them arrives: those that begin at once, and as many as may wait."""
+    found = busy(settings(most_waiting=20), running)
+    for number in range(LEAST - running + 20):
+        found.hold(Place(f"c{number}", 10))
+    with pytest.raises(PoolFull, match="20 requests wait already"):
+        found.hold(Place("more", 10))
+    assert found.refused == 1
+
+
+def test_a_request_that_was_let_in_is_not_refused_when_it_arrives() -> None:
+    """Though the queue is full by then; another one is."""
+    found = admission(1, settings(most_waiting=2))
+    found.hold(Place("c", 10))
+    found._pool.add(state(7))
+    found.enter(Origin("c"), urgent=False)
+    for origin in (Origin("c"), Origin("other"), ALONE):
+        with pytest.raises(PoolFull):
+            found.enter(origin, urgent=False)
+
+
+def test_a_place_of_several_requests_is_held_for_each() -> None:
+    found = admission(0, settings(most_waiting=3))
+    found.hold(Place("c", 10, 3))
+    assert found.problem() is not None
+    for _ in range(3):
+        found.enter(Origin("c"), urgent=False)
+    assert found.problem() is None
+    assert not found.places
+
+
+def test_a_place_that_is_given_back_counts_no_more() -> None:
+    """Nor does it when it is given back after its request has arrived."""
+    chosen = replace(settings(most_waiting=1), most_waiting_tokens=500)
+    found = admission(0, chosen)
+    place = Place("c", 400)
+    found.hold(place)
+    assert "1 requests wait" in str(found.problem())
+    found.places.give_back(place)
+    assert found.problem() is None
+    again = Place("c", 400)
+    found.hold(again)
+    found.enter(Origin("c"), urgent=False)
+    found.places.give_back(again)
+    assert found.problem() is None
+
+
+def test_prompt_tokens_of_places_count_as_those_that_wait() -> None:
+    """But not those of requests that begin at once."""
+    found = busy(replace(settings(), most_waiting_tokens=30), 0)
+    for number in range(LEAST):
+        found.hold(Place(f"c{number}", 30))
+    found.hold(Place("waits", 30))
+    with pytest.raises(PoolFull, match="30 prompt tokens wait already"):
+        found.hold(Place("more", 30))
+
+
+def test_urgent_places_count_urgent_requests_only() -> None:
+    found = admission(0, settings(most_waiting=1))
+    found.hold(Place("c", 10, urgent=True))
+    assert found.problem(urgent=True) is not None
+    assert found.problem() is None

@@ -156,6 +156,11 @@ class Episode(RuleBasedStateMachine):
         self.shell.now_s += passed_s
         self.shell.token(data.draw(st.sampled_from(self.shell.running())), count)
 
+    @precondition(lambda self: self.shell.running())
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.shell.begin(data.draw(st.sampled_from(self.shell.running())))
+
     @precondition(lambda self: self.shell.prefixes())
     @rule(data=st.data(), failed=st.booleans())
     def end_prefix(self, data: st.DataObject, failed: bool) -> None:
@@ -228,6 +233,14 @@ class Episode(RuleBasedStateMachine):
     def at_most_one_switch_is_under_way(self) -> None:
         if hasattr(self, "shell") and self.shell.ordered is not None:
             assert self.shell.controller.changing
+
+    @invariant()
+    def only_requests_that_have_not_begun_have_a_deadline(self) -> None:
+        """Of those that are open; none is late after a tick."""
+        if hasattr(self, "shell"):
+            open_ = self.shell.open.values()
+            expected = [one for one in open_ if one.spec.deadline_s is not None and not one.begun]
+            assert len(self.shell.controller.deadlines) == len(expected)
 
     @invariant()
     def switches_forget_requests_that_are_over(self) -> None:

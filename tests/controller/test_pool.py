@@ -1,4 +1,4 @@
-"""TaskPool: the order of those that wait, sums over them and deadlines."""
+"""TaskPool: the order of those that wait, and sums over them."""
 
 import pytest
 from hypothesis import given, settings
@@ -75,37 +75,21 @@ def test_a_request_that_comes_back_has_its_old_place() -> None:
     assert taken(pool) == ["r0", "r2"]
 
 
-def test_a_deadline_ends_the_wait_for_the_first_group_only() -> None:
-    """A request that was in a group is never refused later: its client reads a stream by then."""
-    pool = TaskPool(AGING_S)
-    expires, admitted = state(0, at_s=1.0, deadline_s=2.0), state(1, at_s=1.0, deadline_s=2.0)
-    pool.add(expires)
-    pool.add(admitted)
-    assert pool.remove("r1") is admitted
-    admitted.admitted = True
-    pool.add(admitted)
-    assert pool.expired(2.99) == []
-    assert pool.expired(3.0) == ["r0"]
-    assert pool.expired(100.0) == []
-    assert "r1" in pool
-
-
 @pytest.mark.parametrize("how", ["taken", "removed"])
 def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
-    """However far off their deadlines are, and though none of them was ever the first."""
+    """Though none of them was ever the first."""
     pool = TaskPool(AGING_S)
-    remaining = [state(number, priority=-1, kind=KINDS[number], deadline_s=1e6) for number in range(3)]
+    remaining = [state(number, priority=-1, kind=KINDS[number]) for number in range(3)]
     for one in remaining:
         pool.add(one)
     for number in range(10, 5000):
-        pool.add(state(number, kind=KINDS[3 if how == "taken" else number % 4], deadline_s=1e6))
+        pool.add(state(number, kind=KINDS[3 if how == "taken" else number % 4]))
         if how == "taken":
             pool.take(lambda one: one not in remaining, 0.0)
         else:
             pool.remove(f"r{number}")
         queues = [*pool._queues.values(), *pool._ages.values()]
-        assert len(pool._deadlines) + sum(map(len, queues)) <= 8 * len(remaining)
-    assert pool.expired(2e6) == ["r0", "r1", "r2"]
+        assert sum(map(len, queues)) <= 8 * len(remaining)
     assert sorted(taken(pool)) == ["r0", "r1", "r2"]
 
 
@@ -169,7 +153,6 @@ class Waiting(RuleBasedStateMachine):
         self.oldest_next = False
         self.model: dict[str, RequestState] = {}
         self.away: list[RequestState] = []
-        self.told: set[str] = set()
         self.count = 0
         self.now_s = 0.0
 
@@ -187,15 +170,10 @@ class Waiting(RuleBasedStateMachine):
         return self.oldest_next and self.overdue(one)
 
     @precondition(lambda self: len(self.model) < 8)
-    @rule(
-        kind=st.sampled_from(KINDS),
-        priority=st.integers(-2, 2),
-        prompt=st.integers(1, 100),
-        deadline_s=st.none() | st.floats(0.5, 5.0),
-    )
-    def arrive(self, kind: Kind, priority: int, prompt: int, deadline_s: float | None) -> None:
+    @rule(kind=st.sampled_from(KINDS), priority=st.integers(-2, 2), prompt=st.integers(1, 100))
+    def arrive(self, kind: Kind, priority: int, prompt: int) -> None:
         self.count += 1
-        one = state(self.count, kind=kind, priority=priority, prompt=prompt, at_s=self.now_s, deadline_s=deadline_s)
+        one = state(self.count, kind=kind, priority=priority, prompt=prompt, at_s=self.now_s)
         self.pool.add(one)
         self.model[one.request_id] = one
 
@@ -239,19 +217,8 @@ class Waiting(RuleBasedStateMachine):
             self.away.append(one)
 
     @rule(passed_s=st.floats(0.0, 3.0))
-    def expire(self, passed_s: float) -> None:
+    def wait(self, passed_s: float) -> None:
         self.now_s += passed_s
-        expired = self.pool.expired(self.now_s)
-        assert len(expired) == len(set(expired))
-        expected = {
-            one.request_id
-            for one in self.model.values()
-            if not one.admitted
-            and one.spec.deadline_s is not None
-            and one.arrived_s + one.spec.deadline_s <= self.now_s
-        }
-        assert set(expired) == expected - self.told
-        self.told |= expected
 
     @invariant()
     def adds_up(self) -> None:

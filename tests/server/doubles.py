@@ -8,6 +8,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from flying_serving.config import Deployment, FlyingConfig
@@ -98,17 +99,18 @@ class Server:
 
     Args:
         capped: groups get no more prompts ahead than they can begin at once.
+        most_waiting: requests.
         vllm: whose messages are kept.
     """
 
-    def __init__(self, *, capped: bool = True, vllm: FakeVllm | None = None) -> None:
+    def __init__(self, *, capped: bool = True, most_waiting: int = 1000, vllm: FakeVllm | None = None) -> None:
         deployment = Deployment(
             run_dir="", engines=4, devices=1, group_sizes=(1, 2, 4), flying=FlyingConfig(policy="manual")
         )
         self.vllm = vllm or FakeVllm()
         self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
         model = SimpleNamespace(max_model_len=400, served_model_name="tiny", use_fp64_gumbel=False)
-        self.shell = Shell(self.calls, settings("manual", capped=capped), model)
+        self.shell = Shell(self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model)
         self.controller, self.streams, self.orders = self.shell.controller, self.shell.streams, self.shell.orders
         self.messages = self.vllm.messages
 
@@ -123,10 +125,17 @@ class Server:
         self.streams.open(new)
         return self.controller.arrived(request_id, spec, 0.0)
 
-    def waiting(self, request_id: str) -> asyncio.Future[None]:
-        """A request waits for a group without the controller's knowledge. Returns its admission."""
-        self.streams.open(request(request_id))
-        return self.streams.admission(request_id)
+    def processed(self, *request_ids: str) -> list[RequestOutputCollector]:
+        """vLLM's output processor has begun to process requests. Returns where it puts what their clients get."""
+        if self.calls.channel.outputs is None:
+            self.calls.channel.outputs = OutputProcessor(None, log_stats=False)
+        queues = []
+        for request_id in request_ids:
+            known = request(request_id)
+            known.external_req_id = request_id
+            queues.append(RequestOutputCollector(known.sampling_params.output_kind, request_id))
+            self.calls.channel.outputs.add_request(known, None, queue=queues[-1])
+        return queues
 
     def told(self, method: str = "flying_switch") -> list[int]:
         """The engines of which a utility was called."""

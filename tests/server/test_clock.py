@@ -5,7 +5,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine.async_llm import InputStreamError
 
 from flying_serving.server import clock
 from tests.server.doubles import ANSWERS, UTILITY, FakeVllm, Server, request
@@ -42,8 +42,11 @@ async def test_a_slow_engine_stops_no_deadline(silent: str, monkeypatch: pytest.
         while server.told(silent).count(0) < 3:
             await asyncio.sleep(TICK_S)
         assert server.told(silent).count(SLOW) == 1
-    with pytest.raises(GracefulHTTPError, match="longer than its queue_deadline_s"):
-        await asyncio.wait_for(server.shell.add(request("overdue", queue_deadline_s=5 * TICK_S)), 10)
+    await asyncio.wait_for(server.shell.add(request("overdue", queue_deadline_s=5 * TICK_S)), 10)
+    (queue,) = server.processed("overdue")
+    with pytest.raises(InputStreamError) as caught:
+        await asyncio.wait_for(queue.get(), 10)
+    assert "longer than its queue_deadline_s" in str(caught.value.cause)
     for task in (keeping, *server.calls.tasks):
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

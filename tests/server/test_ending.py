@@ -46,7 +46,9 @@ async def test_requests_may_finish_before_engines_may_leave() -> None:
     assert not ending.done()
     assert server.told("flying_leave") == []
     with pytest.raises(GracefulHTTPError, match=SAYS):
-        server.shell.check({})
+        await server.shell.add(request("late"))
+    with pytest.raises(GracefulHTTPError, match=SAYS):
+        server.shell.checks.let_in("late", {}, server)
     waited_s = time.monotonic() - began_s
     outputs.abort_requests(["a"], internal=True)
     while not ending.done():
@@ -64,7 +66,6 @@ async def test_what_is_left_at_the_end_gets_an_answer() -> None:
     order = asyncio.ensure_future(server.orders.switch(PAIRS, "sequential"))
     await asyncio.sleep(0)
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
-    admission = server.waiting("late")
     assert await asyncio.wait_for(asyncio.to_thread(Ending(server.shell, outputs).end, 0.0), 5) == 0.0
     for queue in queues:
         with pytest.raises(InputStreamError) as caught:
@@ -75,9 +76,26 @@ async def test_what_is_left_at_the_end_gets_an_answer() -> None:
     for waiting in (order, asked):
         with pytest.raises(ServerEnds, match=SAYS):
             await asyncio.wait_for(waiting, 5)
-    with pytest.raises(GracefulHTTPError, match=SAYS):
-        await admission
     assert server.told("flying_leave") == []
+
+
+async def test_a_request_that_was_let_in_arrives_although_the_server_ends() -> None:
+    """Its answer may have begun: it is waited for, until engines may leave."""
+    server, outputs, _ = served()
+    new, answer = request("a"), asyncio.Queue[None]()
+    new.external_req_id = "call"
+    fields = {name: getattr(new, name) for name in new.__struct_fields__}
+    server.shell.checks.let_in("call", fields, answer)
+    ending = await ends(server, 30.0, outputs)
+    assert not ending.done()
+    adding = asyncio.ensure_future(server.shell.add(new))
+    await server.settle(3)
+    await asyncio.wait_for(adding, 5)
+    assert server.controller.open_requests == ["a"]
+    await server.settle(20)
+    assert await asyncio.wait_for(ending, 5) > 0
+    with pytest.raises(GracefulHTTPError, match=SAYS):
+        server.shell.checks.check_end("call")
 
 
 async def test_the_death_of_an_engine_ends_the_wait() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ import msgspec
 import pytest
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
+from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
@@ -197,12 +200,60 @@ async def test_dead_engines_stop_no_command_that_needs_none() -> None:
     """That needs none of them; who gave the commands hears of it then."""
     server = Server()
     commands = server.arrived("a")
-    expires = server.waiting("late")
+    server.open_request("late")
+    (queue,) = server.processed("late")
     server.vllm.resources.engine_dead = True
     with pytest.raises(EngineDeadError):
         server.shell.carry_out([*commands, Reject("late", 1.0)])
-    with pytest.raises(GracefulHTTPError, match="longer than its queue_deadline_s"):
-        await asyncio.wait_for(expires, 5)
+    assert "longer than its queue_deadline_s" in str(refusal_in(queue))
+
+
+def refusal_in(queue: RequestOutputCollector) -> GracefulHTTPError:
+    """Return what a client gets in place of an answer."""
+    with pytest.raises(InputStreamError) as caught:
+        queue.get_nowait()
+    assert isinstance(caught.value.cause, GracefulHTTPError)
+    return caught.value.cause
+
+
+async def test_a_late_request_is_answered_and_leaves_the_queue_of_its_engine() -> None:
+    """What the engine says of it later is stale."""
+    server = Server(capped=False)
+    server.open_request("a", queue_deadline_s=1.0)
+    (queue,) = server.processed("a")
+    server.shell.carry_out(server.controller.tick(1.5))
+    assert refusal_in(queue).http_status == HTTPStatus.GATEWAY_TIMEOUT
+    assert server.messages == [(ADD, "a", 0), (ABORT, "a", 0)]
+    assert await server.outputs("a", [7]) == []
+    assert server.controller.open_requests == []
+
+
+@pytest.mark.parametrize("says", ["begun", "token", "other", "stale"])
+async def test_an_engine_says_that_a_request_has_begun(says: str) -> None:
+    """It meets its deadline then. vLLM hears of tokens only, and the old engine of a request has no say."""
+    server = Server(capped=False)
+    server.open_request("a", queue_deadline_s=1.0)
+    (queue,) = server.processed("a")
+    if says == "stale":
+        await asyncio.wait_for(await server.switch(PAIRS, "migrate", 10), 5)
+    name = "b" if says == "other" else "a"
+    assert await server.outputs(name, [7] if says == "token" else []) == (["a"] if says == "token" else [])
+    server.shell.carry_out(server.controller.tick(1.5))
+    if says in ("begun", "token"):
+        assert server.controller.open_requests == ["a"]
+    else:
+        assert refusal_in(queue).http_status == HTTPStatus.GATEWAY_TIMEOUT
+
+
+async def test_engines_know_the_deadline_of_a_request_and_of_its_prefix() -> None:
+    """So they tell when either begins, which meets the deadline."""
+    server = Server()
+    server.measured()
+    server.open_request("a", prompt_tokens=40, queue_deadline_s=1.0, split_at=20)
+    prefix, whole = (name for kind, name, _ in server.messages if kind is ADD)
+    assert server.vllm.extras[prefix]["queue_deadline_s"] == server.vllm.extras[whole]["queue_deadline_s"] == 1.0
+    assert await server.outputs(prefix, []) == []
+    assert server.controller.tick(1.5) == []
 
 
 async def test_a_call_is_on_its_way_before_it_is_awaited() -> None:
