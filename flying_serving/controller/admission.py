@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.places import Origin, Place, Places
@@ -76,8 +77,17 @@ class Admission:
             raise PoolFull(problem)
 
     def hold(self, place: Place) -> None:
-        """Let a request in, and hold a place for it. Raises PoolFull if no more requests of its kind may wait."""
-        self.check(urgent=place.urgent)
+        """Let a call in, and hold a place for its requests.
+
+        Raises PoolFull unless its last request may wait, with the others of the call before it.
+        """
+        others = replace(place, left=place.left - 1)
+        if others.left:
+            self.places.hold(others)
+        try:
+            self.check(urgent=place.urgent)
+        finally:
+            self.places.give_back(others)
         self.places.hold(place)
 
     def enter(self, origin: Origin, *, urgent: bool) -> None:

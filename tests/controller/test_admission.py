@@ -156,6 +156,19 @@ def test_a_place_of_several_requests_is_held_for_each() -> None:
     assert not found.places
 
 
+@pytest.mark.parametrize(("count", "fits"), [(LEAST + 3, True), (LEAST + 4, False)])
+def test_a_call_is_let_in_with_all_its_requests_or_not_at_all(count: int, fits: bool) -> None:
+    """Of one that is refused nothing is kept."""
+    found = busy(settings(most_waiting=3), 0)
+    if fits:
+        found.hold(Place("c", 10, count))
+        assert found.places.requests[False] == count
+    else:
+        with pytest.raises(PoolFull, match="3 requests wait already"):
+            found.hold(Place("c", 10, count))
+        assert not found.places
+
+
 def test_a_place_that_is_given_back_counts_no_more() -> None:
     """Nor does it when it is given back after its request has arrived."""
     chosen = replace(settings(most_waiting=1), most_waiting_tokens=500)
