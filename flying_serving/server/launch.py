@@ -15,6 +15,7 @@ from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported
+from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.worker.admission import obstacles
 
 _WORKERS = {
@@ -43,6 +44,8 @@ def prepare(config: Any, client_count: int) -> Any:
     sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
     for size, reason in not_offered.items():
         logger.warning("group size %d is not offered: %s", size, reason)
+    for name in stateful_processors(config.model_config):
+        logger.warning("requests that have begun keep their groups: %s has no %s = True", name, FOLLOWS_OUTPUTS)
     resource_tracker.ensure_running()  # for all: it removes the shared memory of workers that vLLM kills at the end
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind

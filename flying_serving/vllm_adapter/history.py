@@ -9,6 +9,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
+from vllm.v1.sample.logits_processor import cached_load_custom_logitsprocs
 
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 
@@ -17,6 +18,20 @@ def history_of(params: SamplingParams | None) -> list[int]:
     """The tokens that a request got elsewhere."""
     extra = params.extra_args if params is not None else None
     return list((extra or {}).get(HISTORY_KEY) or ())
+
+
+FOLLOWS_OUTPUTS = "follows_outputs"
+"""A class of logits processors has this attribute, and it is true, if its state follows from a request's outputs.
+
+One that begins with a history then does what it would have done token by token, as vLLM asks of it after a preemption.
+"""
+
+
+def stateful_processors(model_config: Any) -> list[str]:
+    """Names of the users' logits processors that do not say that they follow a request's outputs."""
+    named = model_config.logits_processors
+    loaded = cached_load_custom_logitsprocs(None if named is None else tuple(named))
+    return [one.__qualname__ for one in loaded if not getattr(one, FOLLOWS_OUTPUTS, False)]
 
 
 def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | None:
@@ -29,6 +44,8 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
         (params.prompt_logprob_token_ids is not None, "logprobs of its prompt would be given out again"),
         (request.prompt_embeds is not None, "its prompt has embeddings"),
         (request.resumable, "its prompt is still coming"),
+        (params.thinking_token_budget is not None, "what is left of its thinking budget is not in its tokens"),
+        (bool(stateful_processors(model_config)), "a logits processor may hold a state that is not in its tokens"),
         (params.seed is not None and model_config.use_fp64_gumbel, "its random numbers are of double precision"),
     )
     return next((reason for found, reason in reasons if found), None)

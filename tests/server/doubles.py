@@ -109,7 +109,9 @@ class Server:
         )
         self.vllm = vllm or FakeVllm()
         self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
-        model = SimpleNamespace(max_model_len=400, served_model_name="tiny", use_fp64_gumbel=False)
+        model = SimpleNamespace(
+            max_model_len=400, served_model_name="tiny", use_fp64_gumbel=False, logits_processors=None
+        )
         self.shell = Shell(self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model)
         self.controller, self.streams, self.orders = self.shell.controller, self.shell.streams, self.shell.orders
         self.messages = self.vllm.messages

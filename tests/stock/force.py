@@ -17,6 +17,8 @@ PerRequest = Callable[[list[int], torch.Tensor], torch.Tensor]
 class ForceTokens(AdapterLogitsProcessor):
     """Leaves the next of `force_token_ids` as the only token that can be sampled; other requests are not touched."""
 
+    follows_outputs = True
+
     def is_argmax_invariant(self) -> bool:
         """Return False: a forced token is seldom the likeliest."""
         return False

@@ -1,7 +1,8 @@
 """Histories: what the scheduler, the batch, the random numbers and the grammar of a migrated request see of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,25 @@ from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
+from vllm.v1.sample.logits_processor import (
+    AdapterLogitsProcessor,
+    BatchUpdate,
+    LogitBiasLogitsProcessor,
+    LogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from flying_serving.vllm_adapter.history import add_with_history, history_of, resume, skip_draws, why_not_migratable
+from flying_serving.vllm_adapter.history import (
+    add_with_history,
+    history_of,
+    resume,
+    skip_draws,
+    stateful_processors,
+    why_not_migratable,
+)
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 
 VOCAB = 97
@@ -29,6 +46,11 @@ def source(history: list[int] | None = None, **fields: Any) -> EngineCoreRequest
         **fields,
     )
     return EngineCoreRequest("a", [1, 2, 3, 4, 5], None, params, None, 0.0, None, None, None)
+
+
+def model(*processors: type[LogitsProcessor] | str, use_fp64_gumbel: bool = False) -> Any:
+    """Return what is asked of a model's configuration; `processors`: of users."""
+    return SimpleNamespace(use_fp64_gumbel=use_fp64_gumbel, logits_processors=list(processors) or None)
 
 
 # ---- the request
@@ -76,22 +98,113 @@ def test_a_request_without_history_stays_as_it_is(sent: EngineCoreRequest) -> No
         (source(regex="a*"), None),
         (source(prompt_logprobs=0), "prompt"),
         (source(prompt_logprob_token_ids=[[1]]), "prompt"),
+        (source(thinking_token_budget=5), "thinking budget"),
     ],
 )
 def test_requests_that_cannot_migrate_say_why(sent: EngineCoreRequest, reason: str | None) -> None:
-    why = why_not_migratable(sent, SimpleNamespace(use_fp64_gumbel=False))
+    why = why_not_migratable(sent, model())
     assert (why is None) if reason is None else (why is not None and reason in why)
 
 
 def test_models_and_seeds_that_cannot_migrate() -> None:
     """Pooling, embeddings, streamed prompts, random numbers of another kind."""
-    usual, doubles = SimpleNamespace(use_fp64_gumbel=False), SimpleNamespace(use_fp64_gumbel=True)
+    usual, doubles = model(), model(use_fp64_gumbel=True)
     for field, value in (("sampling_params", None), ("prompt_embeds", torch.zeros(5, 2)), ("resumable", True)):
         sent = source()
         setattr(sent, field, value)
         assert why_not_migratable(sent, usual) is not None
     assert why_not_migratable(source(seed=3), doubles) is not None
     assert why_not_migratable(source(), doubles) is None
+
+
+# ---- its logits processors
+
+
+class Counting(AdapterLogitsProcessor):
+    """Counts how often it was asked, which is not in the tokens of a request."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Callable[[list[int], torch.Tensor], torch.Tensor]:
+        asked = count()
+
+        def fall(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+            return logits - next(asked)
+
+        return fall
+
+
+class Looking(Counting):
+    """Says that it goes by the outputs alone."""
+
+    follows_outputs = True
+
+
+def test_a_request_stays_whose_logits_processor_may_hold_a_state() -> None:
+    assert stateful_processors(model(Looking, Counting)) == ["Counting"]
+    why = why_not_migratable(source(), model(Looking, Counting))
+    assert why == "a logits processor may hold a state that is not in its tokens"
+
+
+@pytest.mark.parametrize(
+    "processors", [[], [Looking], ["tests.stock.force:ForceTokens"]], ids=["none", "class", "name"]
+)
+def test_a_request_whose_logits_processors_follow_its_outputs_migrates(processors: list[Any]) -> None:
+    assert stateful_processors(model(*processors)) == []
+    assert why_not_migratable(source(), model(*processors)) is None
+
+
+def biases(
+    processor: LogitsProcessor, params: SamplingParams, outputs: Sequence[int], begins_with: int
+) -> list[list[float]]:
+    """What a processor makes of zeros for each token after a history of the first `begins_with` outputs."""
+    had = list(outputs[:begins_with])
+    update: BatchUpdate | None = BatchUpdate(1, [], [(0, params, [1, 2, 3], had)], [])
+    made = []
+    for token in outputs[begins_with:]:
+        processor.update_state(update)
+        made.append(processor.apply(torch.zeros(1, VOCAB))[0].tolist())
+        had.append(token)
+        update = None
+    return made
+
+
+@pytest.mark.parametrize("kind", [MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor])
+@pytest.mark.parametrize("kept", [1, 4, 5, 7])
+def test_vllms_own_logits_processors_follow_a_history(kind: type[LogitsProcessor], kept: int) -> None:
+    """One of `min_tokens` that ends before the history does, in it, or after it."""
+    params = SamplingParams(min_tokens=5, stop_token_ids=[6], logit_bias={3: 2.0}, min_p=0.5)
+    config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4))
+
+    def make() -> LogitsProcessor:
+        return kind(config, torch.device("cpu"), False)
+
+    outputs = range(10, 20)
+    assert biases(make(), params, outputs, kept) == biases(make(), params, outputs, 0)[kept:]
+
+
+def forced(outputs: Sequence[int], begins_with: int, ends: list[int]) -> list[int]:
+    """Tokens under a thinking budget of four, behind the first `begins_with`: those of `outputs`, or what is forced."""
+    reasoning: Any = SimpleNamespace(reasoning_start_token_ids=[4], reasoning_end_token_ids=ends)
+    holder = ThinkingBudgetStateHolder(reasoning, 1, 0, torch.device("cpu"), False)
+    had = list(outputs[:begins_with])
+    params = SamplingParams(thinking_token_budget=4)
+    holder.sync_batch(BatchUpdate(1, [], [(0, params, [1, 4], had)], []))
+    for token in outputs[begins_with:]:
+        holder.update_state([had], None)
+        logits = torch.zeros(1, VOCAB)
+        logits[0, token] = 1.0
+        had.append(int(holder.apply_to_logits(logits, False, None)[0].argmax()))
+    return had[begins_with:]
+
+
+def test_what_is_left_of_a_thinking_budget_does_not_follow_from_a_history() -> None:
+    """vLLM's holder begins with the prompt: it forces the end again that the history has begun. So they stay."""
+    wanted, ends = [5] * 12, [7, 8, 9]
+    undisturbed = forced(wanted, 0, ends)
+    assert undisturbed[:8] == [5, 5, 5, 5, 7, 8, 9, 5]
+    assert forced(undisturbed, 5, ends)[:3] != undisturbed[5:8]
 
 
 # ---- its random numbers
