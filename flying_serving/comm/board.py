@@ -1,4 +1,4 @@
-"""What engines let each other see without a message: when each ended its last step in each lane."""
+"""What engines let each other see without a message: when each ended its last step in each lane, and held blocks."""
 
 from collections.abc import Iterable
 
@@ -8,14 +8,15 @@ _LANES = 4  # group sizes 1, 2, 4, 8
 
 
 class StepBoard(MappedArray):
-    """Times of the last steps of all engines of a server, in one small file that they map.
+    """Times of the last steps of all engines of a server, and blocks of their groups, in one small file that they map.
 
     Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer, and a double that
     is written whole is read whole, so there is no lock.
     """
 
     def __init__(self, path: str, engines: int) -> None:
-        super().__init__(path, engines * _LANES, "d")
+        super().__init__(path, 2 * engines * _LANES, "d")
+        self._blocks_at = engines * _LANES
 
     def ended(self, engine: int, size: int, now: float) -> None:
         """Note that a step of the lane for groups of `size` has ended on an engine."""
@@ -26,3 +27,11 @@ class StepBoard(MappedArray):
         own = size.bit_length() - 1
         ends = (self.numbers[engine * _LANES + lane] for engine in engines for lane in range(_LANES) if lane != own)
         return max(since, *ends)
+
+    def hold(self, leader: int, size: int, blocks: int) -> None:
+        """Note how many blocks of each member the requests of a group of `size` hold, as its leader knows."""
+        self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1] = blocks
+
+    def held(self, leader: int, size: int) -> int:
+        """How many blocks that was when the leader last noted it; 0 before."""
+        return int(self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1])

@@ -61,7 +61,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
         )
     all_lanes = Lanes(lanes)
     board = StepBoard(f"{run_dir}/steps", deployment.engines)
-    report, steps = Report(all_lanes), StepLog(board)
+    report, steps = Report(all_lanes, board), StepLog(board)
     _watch(core, all_lanes, steps)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
     offers = PeerOffers(run_dir, Pulse(run_dir, deployment.engines, deployment.devices).is_lost)

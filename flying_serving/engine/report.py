@@ -3,20 +3,26 @@
 from functools import partial
 from typing import Any
 
+from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lanes
 from flying_serving.vllm_adapter.blocks import report_through
 from flying_serving.wire import LaneCounts
 
 REPORT_S = 1.0
-"""How often a member reports, which has no outputs of the group's steps that could carry it."""
+"""How often an engine reports what no outputs of its steps can carry, while requests hold blocks of it."""
 
 
 class Report:
-    """Statistics of one engine: of all its lanes."""
+    """Statistics of one engine: of all its lanes.
 
-    def __init__(self, lanes: Lanes) -> None:
+    `board`: where the leaders of its groups note how many of its blocks their requests hold, with or without a step.
+    """
+
+    def __init__(self, lanes: Lanes, board: StepBoard) -> None:
         self._lanes = lanes
+        self._board = board
         self._reported_at_s = 0.0
+        self._reported: tuple[int, int, float] | None = None
         self.prefix_cache: dict[int, tuple[int, int]] = dict.fromkeys(lanes.schedulers, (0, 0))
         """Prompt tokens (looked up, found) by the lanes that this engine leads, as far as vLLM counts them."""
         for size, each in lanes.schedulers.items():
@@ -27,19 +33,37 @@ class Report:
         queries, hits = self.prefix_cache[size]
         looked_up = stats.prefix_cache_stats
         self.prefix_cache[size] = (queries + looked_up.queries, hits + looked_up.hits)
+        self._reported = self._look()
+        stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._reported
+
+    def _look(self) -> tuple[int, int, float]:
+        """Requests that run, those that wait, and the share of the KV blocks in use."""
         counts = self.counts().values()
-        stats.num_running_reqs = sum(running for running, _ in counts)
-        stats.num_waiting_reqs = sum(waiting for _, waiting in counts)
-        stats.kv_cache_usage = self.blocks_in_use() / self._lanes.own.total
+        running, waiting = sum(running for running, _ in counts), sum(waiting for _, waiting in counts)
+        return running, waiting, self.blocks_in_use() / self._lanes.own.total
 
     def blocks_in_use(self) -> int:
-        """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count."""
+        """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count.
+
+        Members of the groups that this engine leads see from then on what theirs hold.
+        """
+        for size, leader in self._lanes.leaders.items():
+            self._board.hold(leader.group[0], size, leader.borrowed.in_use)
         own, members = self._lanes.own, self._lanes.members.values()
         free = own.free_count() + sum(member.lent.lent_count + len(member.lent.offered) for member in members)
-        leaders = self._lanes.leaders
-        in_use = {size: member.in_use for size, member in self._lanes.members.items()}
-        in_use |= {size: leader.borrowed.in_use for size, leader in leaders.items()}
-        return own.total - free + sum(in_use.values())
+        in_use = sum(min(self._board.held(one.group[0], len(one.group)), one.lent.lent_count) for one in members)
+        return own.total - free + in_use
+
+    def news(self, now_s: float) -> Any:
+        """SchedulerStats before the engine waits, if they are others than it has reported; else None.
+
+        Blocks become free without a step, and so do requests leave: no output of a step would say so. While requests
+        hold blocks, which may go on, this is at most every REPORT_S.
+        """
+        found = self._look()
+        if found == self._reported or (any(found) and now_s - self._reported_at_s < REPORT_S):
+            return None
+        return self.due(now_s, idle=True)
 
     def due(self, now: float, *, idle: bool) -> Any:
         """A member's SchedulerStats now and then, and when its group has become idle; else None."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
+from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
@@ -16,14 +20,28 @@ from tests.engine.test_group import GROUP, Pair
 BLOCKS = 12  # beside the null block
 
 
-def reports_of(pair: Pair) -> list[Report]:
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[StepBoard]:
+    """Yield the board of both engines, in which each sees what the other notes."""
+    made = StepBoard(f"{tmp_path}/board", 2)
+    yield made
+    made.close()
+
+
+def reports_of(pair: Pair, board: StepBoard) -> list[Report]:
     """Return the reports of both engines; the first leads the group."""
     reports = []
     for engine in GROUP:
         leader = pair.leader if engine == 0 else None
         group = Lane(GROUP, BLOCK, None, leader.pool if leader is not None else None, pair.members[engine], leader)
-        reports.append(Report(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group])))
+        reports.append(Report(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group]), board))
     return reports
+
+
+def usage(report: Report, now_s: float) -> float | None:
+    """Return the usage that a report says before its engine waits, if it says anything."""
+    stats = report.news(now_s)
+    return None if stats is None else stats.kv_cache_usage
 
 
 def step(pair: Pair) -> RunStep:
@@ -38,10 +56,10 @@ def step(pair: Pair) -> RunStep:
     return message
 
 
-def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold() -> None:
+def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold(board: StepBoard) -> None:
     """Those of its own lane and those of the group; neither what is lent and free, nor what is not lent yet."""
     pair = Pair(lend_blocks=5)
-    reports = reports_of(pair)
+    reports = reports_of(pair, board)
     assert [report.blocks_in_use() for report in reports] == [0, 0]
     pair.own[1].add("local", 2 * BLOCK, 8)
     pair.own[1].schedule()
@@ -55,10 +73,10 @@ def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold() -> None:
     assert [(one.num_running_reqs, one.num_waiting_reqs) for one in stats] == [(1, 0), (1, 0), (1, 0)]
 
 
-def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent() -> None:
+def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent(board: StepBoard) -> None:
     """As vLLM counts its own: what is only cached is free."""
     pair = Pair(lend_blocks=5)
-    reports = reports_of(pair)
+    reports = reports_of(pair, board)
     pair.scheduler.add("r", BLOCK, 2)
     while pair.scheduler.has_requests():
         message = step(pair)
@@ -67,10 +85,10 @@ def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent() -> None:
     assert [report.blocks_in_use() for report in reports] == [0, 0]
 
 
-def test_what_is_offered_is_not_in_use() -> None:
+def test_what_is_offered_is_not_in_use(board: StepBoard) -> None:
     """Between a member's offer and the leader's commit."""
     pair = Pair()
-    reports = reports_of(pair)
+    reports = reports_of(pair, board)
     pair.scheduler.add("r", 3 * BLOCK - 1, 1)
     pair.leader.order(0.0)
     pair.serve(1, 0.0)
@@ -78,9 +96,9 @@ def test_what_is_offered_is_not_in_use() -> None:
     assert reports[1].blocks_in_use() == 0
 
 
-def test_a_member_reports_now_and_then_and_at_the_end() -> None:
+def test_a_member_reports_now_and_then_and_at_the_end(board: StepBoard) -> None:
     """It has no outputs of the group's steps; one message a step would be too many."""
-    report = reports_of(Pair())[1]
+    report = reports_of(Pair(), board)[1]
     assert report.due(10.0, idle=False) is not None
     assert report.due(10.0 + REPORT_S / 2, idle=False) is None
     assert report.due(10.0 + REPORT_S / 2, idle=True) is not None
@@ -88,18 +106,72 @@ def test_a_member_reports_now_and_then_and_at_the_end() -> None:
     assert report.due(11.0 + REPORT_S, idle=False) is not None
 
 
-def test_no_statistics_with_disable_log_stats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_freed_without_a_step_are_reported_by_all_members(board: StepBoard) -> None:
+    """KV that is retained is in use; when it is released no step of the group follows whose output would say so."""
+    pair = Pair(lend_blocks=5)
+    reports = reports_of(pair, board)
+    pair.scheduler.add("r", 2 * BLOCK, 4)
+    step(pair)
+    pinned = pair.leader.pool.pin("r")
+    pair.scheduler.finish_requests(["r"], RequestStatus.FINISHED_ABORTED)
+    while pair.scheduler.has_requests():
+        step(pair)
+    assert [usage(report, 10.0) for report in reports] == [len(pinned) / BLOCKS] * 2
+    pair.leader.pool.unpin(pinned)
+    assert [usage(report, 10.0) for report in reports] == [0.0, 0.0]
+
+
+def test_news_are_what_was_not_reported(board: StepBoard) -> None:
+    """Nothing twice, nothing that the output of a step has said, and at most now and then while blocks are in use."""
+    pair = Pair()
+    report = reports_of(pair, board)[0]
+    assert usage(report, 10.0) == 0.0
+    assert usage(report, 20.0) is None
+    taken = pair.pools[0].take(3)
+    assert usage(report, 30.0) == 3 / BLOCKS
+    taken += pair.pools[0].take(1)
+    assert usage(report, 30.0 + REPORT_S / 2) is None
+    assert usage(report, 30.0 + REPORT_S) == 4 / BLOCKS
+    pair.pools[0].give(taken)
+    assert usage(report, 30.0 + REPORT_S) == 0.0
+    pair.own[0].add("r", BLOCK, 2)
+    assert pair.own[0].make_stats().num_waiting_reqs == 1
+    assert report.news(40.0) is None
+
+
+def test_a_request_that_leaves_without_a_step_is_reported(board: StepBoard) -> None:
+    pair = Pair()
+    report = reports_of(pair, board)[0]
+    pair.own[0].add("r", BLOCK, 2)
+    assert report.news(10.0).num_waiting_reqs == 1
+    pair.own[0].end("r")
+    assert report.news(10.0).num_waiting_reqs == 0
+
+
+def test_what_a_lost_leader_noted_is_not_in_use(board: StepBoard) -> None:
+    """Its members have all blocks back, and it cannot say so."""
+    pair = Pair(lend_blocks=5)
+    reports = reports_of(pair, board)
+    pair.scheduler.add("r", 2 * BLOCK, 4)
+    step(pair)
+    assert [report.blocks_in_use() for report in reports] == [2, 2]
+    pair.members[1].dissolve()
+    assert usage(reports[1], 10.0) == 0.0
+
+
+def test_no_statistics_with_disable_log_stats(board: StepBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's scheduler makes none then."""
     pair = Pair()
     nothing: Any = None
     monkeypatch.setattr(pair.own[1], "make_stats", lambda: nothing)
-    assert reports_of(pair)[1].due(10.0, idle=True) is None
+    report = reports_of(pair, board)[1]
+    assert (report.due(10.0, idle=True), report.news(10.0)) == (None, None)
 
 
-def test_status_says_what_each_lane_holds() -> None:
+def test_status_says_what_each_lane_holds(board: StepBoard) -> None:
     """For the admin route: counts by lane, and blocks of the engine."""
     pair = Pair(lend_blocks=5)
-    reports = reports_of(pair)
+    reports = reports_of(pair, board)
     pair.scheduler.add("r", 3 * BLOCK - 1, 2)
     step(pair)
     pair.own[0].add("local", BLOCK, 8)
@@ -112,10 +184,10 @@ def test_status_says_what_each_lane_holds() -> None:
     assert reports[1].status()["lanes"] == {1: LaneCounts(0, 0)}
 
 
-def test_prefix_caches_are_counted_for_each_lane() -> None:
+def test_prefix_caches_are_counted_for_each_lane(board: StepBoard) -> None:
     """vLLM's figures are of the steps since the last ones, and of the engine, whichever lane they come from."""
     pair = Pair(lend_blocks=5)
-    report = reports_of(pair)[0]
+    report = reports_of(pair, board)[0]
     assert report.prefix_cache == {1: (0, 0), 2: (0, 0)}
     for size, queries, hits in ((2, 100, 32), (1, 10, 0), (2, 50, 18)):
         stats = pair.own[0].make_stats()

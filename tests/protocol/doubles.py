@@ -81,3 +81,6 @@ class Nothing:
 
     def due(self, *args: Any, **options: Any) -> None:
         """Report nothing."""
+
+    def news(self, now_s: float) -> None:
+        """Report nothing."""
