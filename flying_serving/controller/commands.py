@@ -67,7 +67,7 @@ class DropPart:
 
 @dataclass(frozen=True)
 class Recall:
-    """Take a request from the leader of a group; a Dispatch of it follows.
+    """Take a request from the leader of a group; a Dispatch of it follows, unless it is over.
 
     `offer`: the number under which the group offers its KV from then on; if None, nobody will pull it.
     """

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from flying_serving.controller.requests import RequestState
+from flying_serving.layout.groups import Group
 
 Kind = tuple[int | None, tuple[int, ...], bool, bool]
 
@@ -49,6 +50,11 @@ class TaskPool:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
+
+    def keeper(self, request_id: str) -> Group | None:
+        """Which group keeps the KV of a request that waits; None if it does not wait, or has none."""
+        state = self._waiting.get(request_id)
+        return state.kv.group if state is not None and state.kv is not None else None
 
     def first(self, now_s: float) -> RequestState | None:
         """The request that is offered a place next."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from flying_serving.controller.commands import Command, Dispatch, DispatchPrefix, DropPart, PullAhead
+from flying_serving.controller.commands import Command, Dispatch, DispatchPrefix, DropPart, PullAhead, Recall
 from flying_serving.controller.dispatcher import Dispatcher
 from flying_serving.controller.requests import KVOffer, RequestState
 from flying_serving.controller.splits import virtual_batch
@@ -18,6 +18,11 @@ class Splitter(Dispatcher):
     def part_failed(self, request_id: str) -> list[Command]:
         """The part of a split request cannot be sent: the request goes on as an ordinary one."""
         return self._unsplit(request_id, undone=True)
+
+    def given_up(self, request_id: str) -> list[Command]:
+        """A request ends where `group_full` found no other group for it: the KV that its group offers is nobody's."""
+        state = self.started[request_id]
+        return [] if state.group is None or state.offer is None else [Recall(request_id, state.group)]
 
     def _begin(
         self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures], kept: Collection[Group]

@@ -66,14 +66,19 @@ class Member:
         """Lent blocks that requests of the group hold, as its last step said."""
         self._needed_at = 0.0
 
-    def offer(self, ask: ReserveBlocks) -> int:
-        """Set blocks aside for the group and tell the leader how many. Returns how many are missing.
+    def spare(self, ask: ReserveBlocks) -> int:
+        """How many of its free blocks the group may have.
 
         What runs here keeps what it needs for the tokens it has; from what the group asks for ahead, all that runs and
         waits here keeps what it may still need.
         """
-        keep = max(self._own.needed_by_running(), self._own.free_count() - ask.needed)
-        count = self.lent.offer(ask.count, min(self._own.reserved(), keep))
+        free = self._own.free_count()
+        keep = max(self._own.needed_by_running(), free - ask.needed)
+        return max(0, min(ask.count, free - min(self._own.reserved(), keep)))
+
+    def offer(self, ask: ReserveBlocks) -> int:
+        """Set blocks aside for the group and tell the leader how many. Returns how many are missing."""
+        count = self.lent.offer(self.spare(ask), keep_free=0)
         self._channel.send([self.group[0]], BlocksReserved(self.group, self._engine, count))
         return ask.count - count
 
@@ -177,12 +182,12 @@ class Leader:
             return self.pool.missing_for_running() > 0
         return self.borrowed.free_count() == 0
 
-    def granted(self, grant: BlocksReserved, now: float) -> None:
-        """A member's answer; the last one closes the round with what all of them offer."""
+    def granted(self, grant: BlocksReserved, now: float) -> bool:
+        """A member's answer; the last one closes the round with what all of them offer. Whether that is nothing."""
         assert self._grants is not None
         self._grants[grant.engine] = grant.count
         if len(self._grants) < self.size:
-            return
+            return False
         blocks = self.borrowed.choose(min(self._grants.values()))
         self._grants = None
         self._channel.send(self.group, LendBlocks(self.group, blocks))
@@ -190,13 +195,18 @@ class Leader:
         self._retry_at = 0.0
         if not blocks:
             self._ask_at = now + ASK_AGAIN_S * (self.size // 2)
+        return not blocks
 
-    def give_back(self, count: int) -> None:
-        """Return up to `count` unused blocks to the members, but what running requests need for the tokens they have.
+    def unused(self) -> int:
+        """Blocks that members may have back: all that are free, but what running requests need for their tokens.
 
         Else lanes could take each other's for ever, each time before the other has enough, and begin again and again.
         """
-        blocks = self.borrowed.give_up(min(count, self.pool.free_count() - self.pool.needed_by_running()))
+        return max(0, self.pool.free_count() - self.pool.needed_by_running())
+
+    def give_back(self, count: int) -> None:
+        """Return up to `count` unused blocks to the members."""
+        blocks = self.borrowed.give_up(min(count, self.unused()))
         if blocks:
             self._channel.send(self.group, ReturnBlocks(self.group, blocks))
 

@@ -13,16 +13,9 @@ from flying_serving.engine.arbiter import Action, LaneArbiter, ServeMessage, Wai
 from flying_serving.engine.group import in_physical_blocks
 from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.membership import Incarnations, Membership
-from flying_serving.engine.messages import (
-    BlocksReserved,
-    LendBlocks,
-    Message,
-    RecallBlocks,
-    ReserveBlocks,
-    ReturnBlocks,
-    RunStep,
-)
+from flying_serving.engine.messages import Message, ReturnBlocks, RunStep
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
@@ -70,7 +63,8 @@ class EngineLoop:
         self.instruments = instruments
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
-        admit, ask = self.requests.admit, self.ask_for_blocks
+        self.lending = BlockLending(lanes, self._yield_blocks, clock)
+        admit, ask = self.requests.admit, self.lending.ask
         self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
@@ -90,12 +84,14 @@ class EngineLoop:
                 self.residency.advance(self.clock(), self.clock)
             action = self._choose()
             if isinstance(action, Wait):
+                self._emit_stats(self.instruments.report.news(self.clock()))
                 self._observe(action)
             elif isinstance(action, ServeMessage):
                 self.serve()
             elif action.size == 1:
                 self._step_own()
             else:
+                self.lending.yield_if_all_are_lent(action.size)
                 goes_on = self.arbiter.announce(action.size)
                 self._host.emit(self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on))
 
@@ -140,22 +136,17 @@ class EngineLoop:
             case PullKV() | KVPulled() | ReleaseKV():
                 self.migrations.handle(message)
                 self._own_at_s = 0.0
-            case ReserveBlocks():
-                self._recall(self.lanes.members[size].offer(message), but=size)
-            case LendBlocks(_, blocks):
-                self.lanes.members[size].lent.commit(blocks)
-            case ReturnBlocks(_, blocks):
-                self.lanes.members[size].lent.take_back(blocks)
-                self._own_at_s = 0.0
-            case BlocksReserved():
-                self.lanes.leaders[size].granted(message, self.clock())
-            case RecallBlocks(_, _, count):
-                self.lanes.leaders[size].give_back(count)
+            case _:
+                self.lending.handle(message)
+                self._own_at_s = 0.0 if isinstance(message, ReturnBlocks) else self._own_at_s
+
+    def _yield_blocks(self, size: int) -> None:
+        self.migrations.source.yield_blocks(size, self.clock())
 
     def _step_own(self) -> None:
         began_s = self.clock()
         self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
-        self._recall_if_short()
+        self.lending.recall_if_short()
         if self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
         else:  # older lanes may hold the blocks that it waits for: they step first
@@ -176,9 +167,14 @@ class EngineLoop:
         if leader is not None:
             self._host.process_aborts()
             self._host.emit(leader.finish(message.plan, output))
-        elif stats := self.instruments.report.due(began_s, idle=not message.more):
-            self._host.emit({0: EngineCoreOutputs(scheduler_stats=stats)})
+        else:
+            self._emit_stats(self.instruments.report.due(began_s, idle=not message.more))
         self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
+
+    def _emit_stats(self, stats: Any) -> None:
+        """Statistics that no outputs carry, if there are any."""
+        if stats is not None:
+            self._host.emit({0: EngineCoreOutputs(scheduler_stats=stats)})
 
     def _require_weights(self, size: int, work: int) -> None:
         if self.residency is not None and size < self.residency.narrowest and work:
@@ -197,27 +193,6 @@ class EngineLoop:
         self.arbiter.ran(size, ended_s, more=more, leads=leads, took_s=took_s, waited_s=waited_s)
         if trace is not None:
             trace.stepped(size, plan, began_s, ended_s, waited_s)
-
-    def _recall_if_short(self) -> None:
-        """Before lane 1 steps: ask for blocks that it has lent, if it has too few."""
-        own = self.lanes.own
-        if any(member.lent.lent_count for member in self.lanes.members.values()):
-            waiting = own.scheduler.waiting or own.scheduler.kv_holding_waiting
-            if waiting or own.free_count() < len(own.scheduler.running):
-                self._recall(own.missing_for_next(), but=1)
-
-    def _recall(self, missing: int, *, but: int) -> None:
-        """The lane of groups of size `but` misses blocks: ask those that are lent to other lanes back."""
-        for size, member in self.lanes.members.items() if missing else ():
-            if size != but:
-                member.want_back(missing, self.clock())
-
-    def ask_for_blocks(self, size: int, missing: int) -> None:
-        """Blocks are missing in the lane of this size for KV that is to arrive."""
-        if size == 1:
-            self._recall(missing, but=1)
-        else:
-            self.lanes.leaders[size].lacks(missing, self.clock())
 
     def set_peers(self, incarnations: Incarnations) -> None:
         """The API server says which engines are there: see `Membership`. What others have sent before comes first."""

@@ -80,7 +80,7 @@ class Migrations:
     def abort(self, request_ids: list[str]) -> None:
         """Requests are over."""
         self.target.abort(request_ids)
-        self.source.forget(request_ids)
+        self.source.abort(request_ids)
 
     def is_pulling(self) -> bool:
         """Whether members are about to write into blocks."""
@@ -100,9 +100,9 @@ class Migrations:
         self.target.abort([arrival.request_id for arrival in arriving])
 
     def advance(self, now_s: float, limit_s: float | None) -> None:
-        """Between two steps: pull for about `limit_s`, None: all there is; release what was not fetched in time."""
+        """Between two steps: pull for about `limit_s`, None: all there is; free KV not pulled in time, or needed."""
         if self.source.retained:
-            self.source.release_overdue(now_s)
+            self.source.advance(now_s)
         if self.target.arrivals:
             self.target.advance(now_s, limit_s)
 

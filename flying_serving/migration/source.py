@@ -1,6 +1,6 @@
 """The owner's side: KV of requests that leave an engine, or will, is offered to whoever goes on with them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,9 @@ from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 RETAIN_S = 5.0
-"""How long the KV of requests that have left is kept while nobody pulls any of it."""
+"""How long the KV of requests that have left is kept while nobody pulls any of it, and no request needs its blocks."""
+YIELD_S = 0.1
+"""How long it is kept from a request that needs its blocks, if a part of it was pulled: the next may be on its way."""
 
 
 @dataclass
@@ -25,12 +27,13 @@ class Running:
 
 @dataclass
 class Retained:
-    """KV of a request that has left its lane: the lane's blocks that hold it.
+    """KV of a request that has left its lane, which knew it by this id: the lane's blocks that hold it.
 
     `freed_blocks`: those before them, which are free by now. `since_s`: when there was last somebody who pulls; None
     until time is looked at.
     """
 
+    request_id: str
     size: int
     blocks: list[int]
     freed_blocks: int = 0
@@ -85,7 +88,7 @@ class Source:
             self._table.revoke(number)
             return
         blocks = self._pools[size].pin(request_id)
-        self.retained[number] = Retained(size, blocks)
+        self.retained[number] = Retained(request_id, size, blocks)
         self._table.publish(number, tokens, blocks, final=True)
 
     def _freed(self, size: int, request: Any) -> None:
@@ -100,11 +103,17 @@ class Source:
             self.keep(offered.number, size, request.request_id, self._pools[size].valid_tokens(request))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Requests are over that may not have come to a scheduler."""
+        """Requests are over, or leave, that may not have come to a scheduler."""
         for request_id in request_ids:
             offered = self.running.pop(request_id, None)
             if offered is not None:
                 self._table.revoke(offered.number)
+
+    def abort(self, request_ids: Collection[str]) -> None:
+        """Requests are over, here and elsewhere: nobody will pull what is kept of them either."""
+        self.forget(request_ids)
+        for number in [number for number, one in self.retained.items() if one.request_id in request_ids]:
+            self.release(number)
 
     def release(self, number: int, tokens: int | None = None) -> None:
         """Nobody wants an offer any more, or nobody shall have it; or the first `tokens` tokens of what is retained."""
@@ -135,9 +144,12 @@ class Source:
 
     def dissolve(self, size: int) -> None:
         """Nobody may read any KV of the lane of `size` from now on."""
+        self._release_lane(size)
+        self.forget([name for name, one in self.running.items() if one.size == size])
+
+    def _release_lane(self, size: int) -> None:
         for number in [number for number, one in self.retained.items() if one.size == size]:
             self.release(number)
-        self.forget([name for name, one in self.running.items() if one.size == size])
 
     def revoke_all(self) -> None:
         """Nobody may read any KV from now on."""
@@ -147,23 +159,44 @@ class Source:
         self.running = {name: one for name, one in self.running.items() if not one.early}
         self.release_all()
 
-    def release_overdue(self, now_s: float) -> None:
-        """Free what was not fetched in RETAIN_S, or what running requests would be preempted for.
+    def yield_blocks(self, size: int, now_s: float) -> bool:
+        """A request needs blocks of this lane: free those of one that has left it. False if none of them can be freed.
 
-        Time runs from the first call on: KV is kept in the middle of a step, which may be a long one.
+        The last is the first to go whose KV nobody has begun to pull: the others are pulled before it. Who is to pull
+        it finds the offer revoked, and prefills. One that is pulled goes when nothing came of that for YIELD_S.
+        """
+        here = {number: one for number, one in self.retained.items() if one.size == size}
+        idle = [number for number, one in here.items() if not one.freed_blocks or self._idle_s(one, now_s) > YIELD_S]
+        if idle:
+            self.release(min(idle, key=lambda number: (here[number].freed_blocks > 0, -number)))
+        return bool(idle)
+
+    def advance(self, now_s: float) -> None:
+        """Free what was not pulled in RETAIN_S, what requests of lane 1 need that wait, or that would be preempted for.
+
+        Groups ask their members for blocks first. Time runs from the first call on: KV is kept in the middle of a step,
+        which may be a long one.
         """
         for one in self.retained.values():
             one.since_s = now_s if one.since_s is None else one.since_s
-        short = {one.size for one in self.retained.values() if self._pools[one.size].missing_for_running()}
-        for number, one in list(self.retained.items()):
-            if self._left_s(one, now_s) < 0 or one.size in short:
-                self.release(number)
+        for number in [number for number, one in self.retained.items() if self._idle_s(one, now_s) > RETAIN_S]:
+            self.release(number)
+        while self._lacks_own_blocks() and self.yield_blocks(1, now_s):
+            pass
+        for size in {one.size for one in self.retained.values() if self._pools[one.size].missing_for_running()}:
+            self._release_lane(size)
+
+    def _lacks_own_blocks(self) -> bool:
+        """Whether a request waits in lane 1 for want of blocks."""
+        scheduler = self._pools[1].scheduler
+        return bool(scheduler.waiting or scheduler.kv_holding_waiting) and self._pools[1].missing_for_next() > 0
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Seconds until something is overdue; None if nothing is retained."""
-        left_s = min((self._left_s(one, now_s) for one in self.retained.values()), default=None)
-        return None if left_s is None else max(0.0, left_s)
+        idle_s = max((self._idle_s(one, now_s) for one in self.retained.values()), default=None)
+        return None if idle_s is None else max(0.0, RETAIN_S - idle_s)
 
     @staticmethod
-    def _left_s(one: Retained, now_s: float) -> float:
-        return RETAIN_S if one.since_s is None else one.since_s + RETAIN_S - now_s
+    def _idle_s(one: Retained, now_s: float) -> float:
+        """Seconds since somebody pulled."""
+        return 0.0 if one.since_s is None else now_s - one.since_s

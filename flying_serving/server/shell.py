@@ -87,7 +87,7 @@ class Shell:
             return
         by_group: dict[Group, list[str]] = {}
         for request_id in request_ids:
-            group = self.controller.group_of(request_id)
+            group = self.controller.group_of(request_id) or self.controller.pool.keeper(request_id)
             if group is not None:
                 by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self.streams.close(request_id)
@@ -112,10 +112,8 @@ class Shell:
         outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
         for output in outputs.outputs:
             self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
-        ended = [output for output in outputs.outputs if output.finish_reason is not None]
         # ends come first: what follows from a full group may move any request that has not ended
-        full = [output for output in ended if self.streams.is_full(output)]
-        finished = [output.request_id for output in ended if not self.streams.is_full(output)]
+        finished, full = self.streams.ended(outputs.outputs)
         commands = self._finish(finished, now_s)
         for request_id, output in prefixes:
             failed = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
@@ -123,6 +121,7 @@ class Shell:
         for output in full:
             continuing = self.controller.group_full(output.request_id, now_s)
             if continuing is None:
+                self.carry_out(self.controller.given_up(output.request_id))
                 finished.append(output.request_id)
                 commands += self._finish([output.request_id], now_s)
             else:

@@ -1,6 +1,6 @@
 """The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +190,14 @@ class Streams:
         output.request_id = request_id
         self._streams[request_id].tokens += output.new_token_ids
         return True
+
+    def ended(self, outputs: Iterable[EngineCoreOutput]) -> tuple[list[str], list[EngineCoreOutput]]:
+        """Which requests have ended, and the outputs of those that could go on, as only their group has no room."""
+        ended = [output for output in outputs if output.finish_reason is not None]
+        return (
+            [output.request_id for output in ended if not self.is_full(output)],
+            [output for output in ended if self.is_full(output)],
+        )
 
     def is_full(self, output: EngineCoreOutput) -> bool:
         """Whether its group has ended a request that could go on in a wider one."""

@@ -3,8 +3,8 @@
 import pytest
 
 from flying_serving.migration.offers import OfferTable
-from flying_serving.migration.source import Source
-from tests.vllm_adapter.lanes import Lane, make
+from flying_serving.migration.source import YIELD_S, Source
+from tests.vllm_adapter.lanes import BLOCK, Lane, make
 
 NUMBER, NEXT = 7, 8
 PROMPT = 10
@@ -79,3 +79,71 @@ def test_an_unknown_request_has_nothing_to_offer() -> None:
     owner = Owner(outputs=20)
     owner.source.retain("b", NEXT)
     assert owner.offered(NEXT) == (0, True)
+
+
+# ---- KV that is kept, and requests that need its blocks
+
+
+class Keeper:
+    """An engine whose requests have left its lane one after the other: numbers 1, 2 and so on, with four blocks each.
+
+    `blocks`: of the lane, the null block among them.
+    """
+
+    def __init__(self, count: int, blocks: int) -> None:
+        self.lane = Lane(overlaps=False, blocks=blocks)
+        self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
+        self.source = Source({1: self.lane.pool}, self.table)
+        for number in range(1, count + 1):
+            self.lane.scheduler.add_request(make(str(number), number, 4 * BLOCK, 9))
+            for _ in range(3):
+                self.lane.step()
+            self.source.retain(str(number), number)
+        self.source.advance(0.0)
+
+    def offered(self) -> list[int]:
+        """Numbers that are offered and kept."""
+        found = [number for number in range(1, 9) if (offer := self.table.read(number)) is not None and offer.tokens]
+        assert sorted(self.source.retained) == found
+        return found
+
+
+def test_what_is_kept_of_a_request_that_is_over_is_free_at_once() -> None:
+    """It has left, and waits to go on elsewhere, when its client goes away; or it has ended where no other goes on."""
+    keeper = Keeper(3, 20)
+    assert keeper.offered() == [1, 2, 3]
+    keeper.source.abort(["1", "3", "another"])
+    assert keeper.offered() == [2]
+
+
+def test_what_is_kept_yields_to_a_request_that_waits() -> None:
+    """No more of it than the request needs, and the last first: the others are pulled before."""
+    keeper = Keeper(4, 20)
+    keeper.lane.scheduler.add_request(make("new", 9, 3 * BLOCK, 2))
+    keeper.source.advance(0.0)
+    assert keeper.offered() == [1, 2, 3]
+    keeper.lane.step()
+    assert [one.request_id for one in keeper.lane.scheduler.running] == ["new"]
+
+
+def test_what_is_kept_stays_while_nobody_needs_its_blocks() -> None:
+    keeper = Keeper(3, 20)
+    keeper.lane.scheduler.add_request(make("new", 9, 2 * BLOCK, 2))
+    for _ in range(3):
+        keeper.source.advance(1.0)
+        keeper.lane.step()
+    assert keeper.offered() == [1, 2, 3]
+
+
+def test_what_is_being_pulled_yields_last() -> None:
+    """When nothing came of that for a while."""
+    keeper = Keeper(2, 20)
+    keeper.source.release(2, 2 * BLOCK)
+    keeper.source.advance(0.0)
+    assert keeper.source.yield_blocks(1, 0.0)
+    assert keeper.offered() == [2]
+    assert not keeper.source.yield_blocks(1, YIELD_S / 2)
+    assert keeper.source.yield_blocks(1, 2 * YIELD_S)
+    assert keeper.offered() == []
+    assert not keeper.source.yield_blocks(1, 3 * YIELD_S)
+    assert keeper.lane.free() == keeper.lane.pool.total

@@ -29,6 +29,8 @@ class Fault(Enum):
     RELEASED_EARLY = "a leader frees the blocks of a request that has left while their offer stands"
     NOT_REVOKED = "an offer is not revoked when its blocks are freed"
     REOPENED = "a request that was preempted is offered again under its number"
+    NOT_YIELDED = "KV that nobody pulls keeps its blocks, though a request needs them"
+    YIELDED_UNREVOKED = "KV yields its blocks to a request while its offer stands"
     ADMITTED_EARLY = "a scheduler gets a request before all members have pulled its KV"
     NOT_COMPARED = "what was copied counts, whether it is still offered or not"
     NOT_LEFT = "a request that goes on elsewhere before it has arrived stays"
@@ -68,6 +70,20 @@ class _ReleasedEarly(Source):
         super().keep(number, size, request_id, tokens)
         if number in self.retained:
             self._pools[size].unpin(self.retained.pop(number).blocks)
+
+
+class _NotYielded(Source):
+    def yield_blocks(self, size: int, now_s: float) -> bool:
+        return False
+
+
+class _YieldedUnrevoked(Source):
+    def yield_blocks(self, size: int, now_s: float) -> bool:
+        self._table.revoke = lambda number: None  # type: ignore[method-assign]
+        try:
+            return super().yield_blocks(size, now_s)
+        finally:
+            del self._table.revoke
 
 
 class _Reopened(Source):
@@ -160,6 +176,8 @@ SOURCES: dict[Fault | None, type[Source]] = {
     Fault.RETAINED_EARLY: _RetainedEarly,
     Fault.RELEASED_EARLY: _ReleasedEarly,
     Fault.REOPENED: _Reopened,
+    Fault.NOT_YIELDED: _NotYielded,
+    Fault.YIELDED_UNREVOKED: _YieldedUnrevoked,
 }
 TARGETS: dict[Fault | None, type[Target]] = {
     Fault.ADMITTED_EARLY: _AdmittedEarly,

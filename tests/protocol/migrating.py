@@ -73,6 +73,13 @@ MIGRATING = {
         ),
         settings=TWO,
     ),
+    "KV goes to the neighbour, and another request needs its blocks": Scenario(
+        (
+            Stage(jobs=(job_of("a", (0,), (2, 2)),)),
+            Stage(jobs=(job_of("b", (0,), (1, 1)), job_of("a+1", (1,), (3, 1), ((0,), 1)))),
+        ),
+        settings=ONE,
+    ),
     "KV of two requests comes to where one has room": Scenario(
         (
             Stage(jobs=(job_of("a", (1,), (4, 3)), job_of("b", (1,), (4, 3)))),

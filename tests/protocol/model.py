@@ -50,6 +50,7 @@ class ProtocolModel:
         self.client = Dispatcher(scenario, self.endpoints, fault)
         self._mobile = frozenset(request_of(job.name) for job in scenario.jobs if job.source)
         self._sizes = {job.source.number: len(job.source.group) for job in scenario.jobs if job.source}
+        self._sizes |= {job.offer[0]: job.size for job in scenario.jobs if job.offer}
         self._clients: list[Client] = []
         self._client_numbers: dict[Client, int] = {}
         self._are_quiet: dict[int, tuple[bool, ...]] = {}

@@ -34,6 +34,7 @@ class Settings:
             not, any wait and any pause may be over at any time, which allows all that can really happen, and more.
         chunk: tokens that a scheduler plans for a step, at the most.
         stalls: whether who waits for KV to be offered, with blocks, may give up only because it has waited long enough.
+        retains: whether KV that is kept goes only when it was pulled, or a request needs its blocks.
         engines: how many there are.
         widest: size of the widest groups.
         pieces: pages of each piece of weights that may be lent.
@@ -45,6 +46,7 @@ class Settings:
     exact: bool = False
     chunk: int = 8
     stalls: bool = True
+    retains: bool = False
     engines: int = 4
     widest: int = 4
     pieces: tuple[int, ...] = ()

@@ -19,6 +19,7 @@ from tests.protocol.model import ProtocolModel
 from tests.protocol.scenario import Scenario, Stage
 from tests.protocol.settings import Settings
 from tests.protocol.splitting import SPLITTING
+from tests.protocol.yielding import YIELDING
 
 APART, PAIRS, ALL = (1, 1, 1, 1), (2, 2, 2, 2), (4, 4, 4, 4)
 ROOMY = Settings(blocks=6)
@@ -70,6 +71,7 @@ SCENARIOS = {
     ),
     **MIGRATING,
     **SPLITTING,
+    **YIELDING,
     **LENDING,
     **{
         f"work without end, {mode} to {max(layout)}": Scenario(
@@ -99,6 +101,8 @@ FOUND_IN = {
     Fault.ADMITTED_EARLY: "KV goes to a wider group, or nobody wants it",
     Fault.NOT_COMPARED: "KV goes to the neighbour while the engine goes on",
     Fault.NOT_LEFT: "KV goes to the neighbour and back",
+    Fault.NOT_YIELDED: "KV that an engine keeps yields to its group",
+    Fault.YIELDED_UNREVOKED: "KV goes to the neighbour, and another request needs its blocks",
     Fault.NO_NEXT_BLOCK: "KV of two requests comes to where one has room",
     Fault.SET_ASIDE_EARLY: "prompts are split both ways, with little memory",
     Fault.FREED_EARLY: "KV goes to two engines block by block, and another request needs these",

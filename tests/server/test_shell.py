@@ -18,9 +18,10 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
+from flying_serving.controller.requests import KVOffer
 from flying_serving.layout.groups import Layout
 from flying_serving.server.client import add
-from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
+from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.wire import SwitchAnswer
 from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server, request
 
@@ -351,6 +352,34 @@ async def test_a_recalled_request_whose_group_is_full_waits_on() -> None:
     server.controller.finished(["a"], 0.0, aborted=True)
     assert server.controller.group_of("a") is None
     assert server.controller.group_full("a", 0.0) == []
+
+
+async def test_a_request_that_ends_as_its_group_is_full_leaves_no_kv_there() -> None:
+    """Its group has kept it for another to go on with: it is told that none does."""
+    server = Server()
+    server.measured()
+    server.open_request("a", output_tokens=390)
+    assert OFFER_KEY in server.vllm.extras["a"]
+    server.messages.clear()
+    room = server.controller.settings.capacity.tokens[1] - 10
+    assert await server.outputs("a", [7] * room, over=True, reason=FinishReason.LENGTH) == ["a"]
+    assert server.messages == [(ABORT, "a", 0)]
+    assert server.controller.running == 0
+
+
+async def test_a_client_that_leaves_while_its_request_waits_leaves_no_kv() -> None:
+    """The group that has the KV is told, which is not where a request runs."""
+    server = Server()
+    server.open_request("a")
+    state = server.controller.started["a"]
+    server.shell.carry_out([server.controller._to_pool(state, 0.0, KVOffer((0,), 5))])
+    assert server.told("flying_retain") == [0]
+    server.messages.clear()
+    task = asyncio.get_running_loop().create_task(server.shell.abort(["a"]))
+    await asyncio.sleep(0)
+    assert server.messages == [(ABORT, "a", 0)]
+    server.sent()
+    await asyncio.wait_for(task, 5)
 
 
 class Outputs:

@@ -1,0 +1,78 @@
+"""What an engine does about blocks that its lanes lend each other: it asks for them, lends them, has them back."""
+
+from collections.abc import Callable
+
+from flying_serving.engine.lane import Lanes
+from flying_serving.engine.messages import BlocksReserved, LendBlocks, RecallBlocks, ReserveBlocks, ReturnBlocks
+
+LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
+
+
+class BlockLending:
+    """The blocks of one engine in all its lanes.
+
+    `yield_blocks` is told the size of a lane that has no block for a request that needs one: if it keeps blocks of
+    requests which have left it, it frees some.
+    """
+
+    def __init__(self, lanes: Lanes, yield_blocks: Callable[[int], None], clock: Callable[[], float]) -> None:
+        self._lanes = lanes
+        self._yield_blocks = yield_blocks
+        self._clock = clock
+
+    def handle(self, message: LendingMessage) -> None:
+        """Do what a message of a group's leader, or to one, says."""
+        size = len(message.group)
+        match message:
+            case ReserveBlocks():
+                self._offer(size, message)
+            case LendBlocks(_, blocks):
+                self._lanes.members[size].lent.commit(blocks)
+            case ReturnBlocks(_, blocks):
+                self._lanes.members[size].lent.take_back(blocks)
+            case BlocksReserved():
+                if self._lanes.leaders[size].granted(message, self._clock()):
+                    self._yield_blocks(size)
+            case RecallBlocks(_, _, count):
+                self._give_back(size, count)
+
+    def _offer(self, size: int, ask: ReserveBlocks) -> None:
+        member = self._lanes.members[size]
+        if not member.spare(ask):
+            self._yield_blocks(1)
+        self._recall(member.offer(ask), but=size)
+
+    def _give_back(self, size: int, count: int) -> None:
+        leader = self._lanes.leaders[size]
+        if not leader.unused():
+            self._yield_blocks(size)
+        leader.give_back(count)
+
+    def recall_if_short(self) -> None:
+        """Before lane 1 steps: ask for blocks that it has lent, if it has too few."""
+        own = self._lanes.own
+        if any(member.lent.lent_count for member in self._lanes.members.values()):
+            waiting = own.scheduler.waiting or own.scheduler.kv_holding_waiting
+            if waiting or own.free_count() < len(own.scheduler.running):
+                self._recall(own.missing_for_next(), but=1)
+
+    def ask(self, size: int, missing: int) -> None:
+        """Blocks are missing in the lane of this size for KV that is to arrive."""
+        if size == 1:
+            self._recall(missing, but=1)
+        elif self._lanes.leaders[size].borrowed.room():
+            self._lanes.leaders[size].lacks(missing, self._clock())
+        else:
+            self._yield_blocks(size)
+
+    def yield_if_all_are_lent(self, size: int) -> None:
+        """Before a group steps: its requests may lack blocks, and the members have lent all that the group can have."""
+        leader = self._lanes.leaders[size]
+        if not leader.borrowed.room() and leader.pool.missing_for_next():
+            self._yield_blocks(size)
+
+    def _recall(self, missing: int, *, but: int) -> None:
+        """The lane of groups of size `but` misses blocks: ask those that are lent to other lanes back."""
+        for size, member in self._lanes.members.items() if missing else ():
+            if size != but:
+                member.want_back(missing, self._clock())

@@ -1,0 +1,84 @@
+"""Blocks that lanes lend each other: a lane that has none to lend is to free what it keeps of requests that left it."""
+
+from typing import Any
+
+import pytest
+
+from flying_serving.engine.group import ASK_AGAIN_S
+from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.lending import BlockLending
+from flying_serving.engine.messages import BlocksReserved, RecallBlocks, ReserveBlocks
+from tests.engine.schedulers import BLOCK
+from tests.engine.test_group import GROUP, Pair
+
+BLOCKS = 12  # beside the null block
+
+
+class Keeper:
+    """The first engine of a pair. It keeps blocks of requests that have left, and is told when they are needed."""
+
+    def __init__(self) -> None:
+        self.pair = Pair(lend_blocks=5)
+        group = Lane(GROUP, BLOCK, None, self.pair.leader.pool, self.pair.members[0], self.pair.leader)
+        self.asked: list[int] = []
+        self.kept: dict[int, list[int]] = {1: [], 2: []}
+        lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group])
+        self.lending = BlockLending(lanes, self._yield_blocks, lambda: 1.0)
+
+    def keep(self, size: int, count: int) -> None:
+        """Some blocks of a lane are kept from now on."""
+        self.kept[size] = self._pool(size).take(count)
+
+    def _pool(self, size: int) -> Any:
+        return self.pair.pools[0] if size == 1 else self.pair.leader.pool
+
+    def _yield_blocks(self, size: int) -> None:
+        self.asked.append(size)
+        self._pool(size).give(self.kept[size])
+        self.kept[size] = []
+
+
+@pytest.mark.parametrize(("kept", "asked"), [(BLOCKS, [1]), (BLOCKS - 1, [])])
+def test_a_member_without_a_block_to_lend_frees_what_it_keeps(kept: int, asked: list[int]) -> None:
+    keeper = Keeper()
+    keeper.keep(1, kept)
+    keeper.lending.handle(ReserveBlocks(GROUP, 3, 3))
+    assert keeper.asked == asked
+    assert len(keeper.pair.members[0].lent.offered) == (3 if asked else 1)
+
+
+@pytest.mark.parametrize(("kept", "asked"), [(5, [2]), (4, [])])
+def test_a_leader_without_a_block_to_return_frees_what_it_keeps(kept: int, asked: list[int]) -> None:
+    keeper = Keeper()
+    keeper.pair.lend(1)
+    keeper.pair.scheduler.end("first")
+    keeper.keep(2, kept)
+    keeper.lending.handle(RecallBlocks(GROUP, 1, 2))
+    assert keeper.asked == asked
+    assert len(keeper.pair.leader.borrowed.held) == (3 if asked else 4)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_group_to_which_members_lend_nothing_frees_what_it_keeps(others: int) -> None:
+    """When all have answered; they were asked first."""
+    keeper = Keeper()
+    keeper.pair.scheduler.add("r", BLOCK, 2)
+    keeper.pair.leader.order(ASK_AGAIN_S)
+    keeper.lending.handle(BlocksReserved(GROUP, 0, 4))
+    assert keeper.asked == []
+    keeper.lending.handle(BlocksReserved(GROUP, 1, others))
+    assert keeper.asked == ([] if others else [2])
+
+
+@pytest.mark.parametrize("prompt", [BLOCK, 3 * BLOCK])
+def test_a_group_that_has_all_blocks_frees_what_it_keeps_for_a_request(prompt: int) -> None:
+    """There is none to ask members for: whether the request waits in its lane, or comes with its KV."""
+    keeper = Keeper()
+    keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
+    keeper.keep(2, BLOCKS - 2)
+    keeper.pair.scheduler.add("r", prompt - 1, 2)
+    keeper.lending.yield_if_all_are_lent(2)
+    assert keeper.asked == ([] if prompt == BLOCK else [2])
+    keeper.lending.ask(2, 1)
+    assert keeper.asked[-1] == 2
+    assert keeper.pair.kinds(0) == []

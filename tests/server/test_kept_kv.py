@@ -1,0 +1,117 @@
+"""Blocks of requests that have left an engine are free when nobody can pull them, and when another request needs them.
+
+Time alone frees none here: KV that is kept would be kept for ten minutes. Each of two engines has 32 blocks of 32
+tokens beside vLLM's null block, so 1,024 tokens.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.conftest import SMALL_BLOCKS
+from tests.live import BLOCK_BYTES, Server, wait_until
+from tests.stock.requests import tokens
+from tests.streams import Stream, begin, streamed_body
+
+pytestmark = pytest.mark.server
+
+ENGINES = 2
+APART, TOGETHER = [[0], [1]], [[0, 1]]
+KEPT_FOR_EVER = "from flying_serving.migration import source; source.RETAIN_S = 600.0"
+GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    flags = (
+        "--max-model-len=2048",
+        "--max-num-seqs=2",
+        "--max-queue-wait-s=1000",
+        f"--kv-cache-memory-bytes={SMALL_BLOCKS * BLOCK_BYTES}",
+    )
+    with Server("llama", ENGINES, *flags, preamble=KEPT_FOR_EVER) as live:
+        yield live
+
+
+def free_blocks(server: Server) -> list[int]:
+    """Blocks of each engine that nothing holds and that are not lent."""
+    return [engine["free_blocks"] for engine in server.status()["engines"]]
+
+
+def shown(server: Server) -> dict[str, dict[tuple[str, ...], float]]:
+    """vLLM's gauges, by engine."""
+    return {name: server.metric(name, "engine") for name in GAUGES}
+
+
+def until_zero(server: Server) -> None:
+    """Wait until all gauges of all engines read 0, as stock vLLM's do when nothing runs."""
+    wait_until(lambda: not any(any(by_engine.values()) for by_engine in shown(server).values()), lambda: shown(server))
+
+
+def fill(server: Server, count: int) -> list[str]:
+    """Let requests without max_tokens run until their engines hold no more of them; how they end."""
+    http = httpx.AsyncClient(base_url=server.url, timeout=120)
+
+    async def run() -> list[Stream]:
+        bodies = [streamed_body(server.model, tokens(n, 40), ignore_eos=True, temperature=0.0) for n in range(count)]
+        for body in bodies:
+            body["max_tokens"] = None
+        _, tasks = await begin(http, bodies)
+        return await asyncio.gather(*tasks)
+
+    return [str(stream.finish_reason) for stream in asyncio.run(run())]
+
+
+def test_blocks_of_a_request_that_filled_its_engine_are_free_when_it_ends(server: Server) -> None:
+    """No group goes on with it, and so nobody can pull its KV: the next request has its blocks."""
+    server.layout(APART)
+    assert fill(server, ENGINES) == ["length"] * ENGINES
+    wait_until(lambda: free_blocks(server) == [SMALL_BLOCKS - 1] * ENGINES, server.status)
+    until_zero(server)
+    assert len(server.complete(tokens(9, 900), max_tokens=4, ignore_eos=True)["token_ids"]) == 4
+    server.check()
+
+
+def test_blocks_of_a_request_that_waits_for_a_group_yield_to_those_that_run(server: Server) -> None:
+    """The group takes two of four; KV of the others stays in their engines, where the group needs room."""
+    server.layout(APART)
+    before = server.metric("vllm:num_preemptions_total")
+
+    async def run() -> list[Stream]:
+        http = httpx.AsyncClient(base_url=server.url, timeout=120)
+        bodies = [
+            streamed_body(server.model, tokens(n, 300), max_tokens=600, ignore_eos=True, temperature=0.0)
+            for n in range(4)
+        ]
+        _, tasks = await begin(http, bodies, 4)
+        answer = await http.post("/flying/layout", json={"groups": TOGETHER, "mode": "migrate"})
+        assert answer.status_code == 200, answer.text
+        return await asyncio.gather(*tasks)
+
+    streams = asyncio.run(run())
+    assert [len(stream.tokens) for stream in streams] == [600] * 4
+    assert server.metric("vllm:num_preemptions_total") == before
+    for n, stream in enumerate(streams):
+        alone = server.complete(tokens(n, 300), max_tokens=600, ignore_eos=True, temperature=0.0)
+        assert stream.tokens == alone["token_ids"]
+    until_zero(server)
+    server.check()
+
+
+def test_gauges_read_zero_after_requests_have_migrated(server: Server) -> None:
+    """On every engine, also those whose blocks were freed without a step: there is no output that could say so."""
+    server.layout(APART)
+
+    async def run() -> None:
+        http = httpx.AsyncClient(base_url=server.url, timeout=120)
+        body = streamed_body(server.model, tokens(5, 600), max_tokens=40, ignore_eos=True, temperature=0.0)
+        _, tasks = await begin(http, [body], 4)
+        for groups in (TOGETHER, APART, TOGETHER):
+            answer = await http.post("/flying/layout", json={"groups": groups, "mode": "migrate"})
+            assert answer.status_code == 200, answer.text
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    until_zero(server)
