@@ -146,6 +146,13 @@ class Chunks:
         """Blocks that are missing for all that a request can use and the next token."""
         return self._pools[arrival.size].missing_for(arrival.usable_tokens, len(arrival.blocks or ()))
 
+    def is_on_its_way(self, size: int) -> bool:
+        """Whether members copy a chunk into a lane: its owner has more blocks to lend when it is here, and not before.
+
+        Asked now it would answer that it has none, and be asked again only after a while.
+        """
+        return any(one.pulling for one in self._arrivals.values() if one.size == size)
+
     def _stop(self, arrival: Arrival, offered: int) -> int | None:
         """Where the next chunk would end: at the end of a block, or of what is offered; None without a free block.
 

@@ -187,9 +187,11 @@ class Source:
             self._release_lane(size)
 
     def _lacks_own_blocks(self) -> bool:
-        """Whether a request waits in lane 1 for want of blocks."""
+        """Whether a request waits in lane 1 for want of blocks, and not because as many run as may."""
         scheduler = self._pools[1].scheduler
-        return bool(scheduler.waiting or scheduler.kv_holding_waiting) and self._pools[1].missing_for_next() > 0
+        waits = scheduler.waiting or scheduler.kv_holding_waiting
+        may_run = len(scheduler.running) < scheduler.max_num_running_reqs
+        return bool(waits) and may_run and self._pools[1].missing_for_next() > 0
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Seconds until something is overdue; None if nothing is retained."""

@@ -123,7 +123,7 @@ class Target:
         stop = self.chunks.aim(arrival, offer, now_s)
         if stop is None and arrival.waited_s(now_s) > PATIENCE_S and arrival.ahead_tokens is None:
             self._arrived(arrival, 0)
-        elif stop is None:
+        elif stop is None and not self.chunks.is_on_its_way(arrival.size):
             self._ask_blocks(arrival.size, self.chunks.missing(arrival))
         return stop
 

@@ -126,7 +126,7 @@ class FakeScheduler:
         self.kv_cache_manager = Manager(self.pool, self.requests)
         self.block_size, self.max_model_len = BLOCK, 10_000
         self.max_num_scheduled_tokens = budget
-        self.max_running = max_running
+        self.max_num_running_reqs = max_running
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.kv_holding_waiting: list[Request] = []
@@ -191,7 +191,7 @@ class FakeScheduler:
         return budget
 
     def _admit(self, plan: SchedulerOutput, budget: int) -> None:
-        while budget and len(self.running) < self.max_running:
+        while budget and len(self.running) < self.max_num_running_reqs:
             queue = self.kv_holding_waiting or self.waiting
             if not queue or not self.kv_cache_manager.fits(queue[0]):
                 break

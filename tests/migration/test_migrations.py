@@ -417,6 +417,24 @@ def test_where_there_is_no_room_requests_wait() -> None:
     assert at.at(B).counts() == MigrationCounts(2, 24, 0)
 
 
+def test_no_block_is_asked_for_while_a_chunk_is_on_its_way() -> None:
+    """Its owner has none to lend before the chunk is here, and would be asked again only after a while."""
+    at = node({BOTH: 2})
+    at.at(BOTH).target.chunks.blocks = 2
+    for number, (name, owner) in enumerate((("a", A), ("b", B)), 5):
+        before = begin(at, owner, name, family=number)
+        at.at(owner).retain(name, number)
+        at.expect(again(before, f"{name}+1"), BOTH, KVSource(owner, number))
+    for _ in range(2):
+        at.at(BOTH).advance(at.now_s, None)
+    assert any(arrival.pulling for arrival in at.at(BOTH).target.arrivals.values())
+    assert at.lanes[BOTH].free() == 0
+    assert at.asked == []
+    settle(at)
+    at.at(BOTH).advance(at.now_s, None)
+    assert {size for size, _ in at.asked} == {2}
+
+
 def test_who_has_waited_long_is_prefilled_again() -> None:
     """Its old group is told; who came later waits on; who is pulled ahead holds up nobody."""
     at = node()

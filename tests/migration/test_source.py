@@ -135,6 +135,18 @@ def test_what_is_kept_stays_while_nobody_needs_its_blocks() -> None:
     assert keeper.offered() == [1, 2, 3]
 
 
+def test_what_is_kept_does_not_yield_to_a_request_that_may_not_run_yet() -> None:
+    """Four run, and so many may."""
+    keeper = Keeper(1, 20)
+    for name in ("w", "x", "y", "z", "waits"):
+        keeper.lane.scheduler.add_request(make(name, 9, 2 if name != "waits" else 8 * BLOCK, 9))
+    keeper.lane.step()
+    assert len(keeper.lane.scheduler.running) == 4
+    keeper.lane.pool.take(keeper.lane.free())
+    keeper.source.advance(0.0)
+    assert keeper.offered() == [1]
+
+
 def test_what_is_being_pulled_yields_last() -> None:
     """When nothing came of that for a while."""
     keeper = Keeper(2, 20)
