@@ -258,8 +258,8 @@ class Engine:
             arrival.since_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
             if arrival.grown_s is not None:
                 arrival.grown_s -= TICK_S + (STALLED_S if self.settings.stalls else PATIENCE_S)
-        is_late = overdue.retained and not self.settings.retains
-        for retained in migrations.source.retained.values() if is_late else ():
+        is_overdue = overdue.retained and not self.settings.retains
+        for retained in migrations.source.retained.values() if is_overdue else ():
             retained.since_s = NOW_S - RETAIN_S - TICK_S
         if self.weights is not None:
             self.weights._next_s = 0.0 if overdue.weights else NOW_S + TICK_S

@@ -201,8 +201,8 @@ def forced(outputs: Sequence[int], begins_with: int, ends: list[int]) -> list[in
 
 def test_what_is_left_of_a_thinking_budget_does_not_follow_from_a_history() -> None:
     """vLLM's holder begins with the prompt: it forces the end again that the history has begun. So they stay."""
-    wanted, ends = [5] * 12, [7, 8, 9]
-    undisturbed = forced(wanted, 0, ends)
+    thoughts, ends = [5] * 12, [7, 8, 9]
+    undisturbed = forced(thoughts, 0, ends)
     assert undisturbed[:8] == [5, 5, 5, 5, 7, 8, 9, 5]
     assert forced(undisturbed, 5, ends)[:3] != undisturbed[5:8]
 
