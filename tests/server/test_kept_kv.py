@@ -6,14 +6,16 @@ tokens beside vLLM's null block, so 1,024 tokens.
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from flying_serving.server.xargs import EXPECTED_KEY
 from tests.conftest import SMALL_BLOCKS
 from tests.live import BLOCK_BYTES, Server, wait_until
 from tests.stock.requests import tokens
-from tests.streams import Stream, begin, streamed_body
+from tests.streams import WORST_LOGPROB, Stream, begin, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 
@@ -79,23 +81,24 @@ def test_blocks_kept_for_requests_that_wait_yield_to_those_that_run(server: Serv
     server.layout(APART)
     before = server.metric("vllm:num_preemptions_total")
 
+    def fields(number: int) -> dict[str, Any]:
+        """What a request asks for: the same tokens always; the logprobs tell what it has read."""
+        xargs = {"force_token_ids": list(tokens(10 + number, 600)), EXPECTED_KEY: 100}
+        return {"max_tokens": 600, "ignore_eos": True, "temperature": 0.0, "vllm_xargs": xargs}
+
     async def run() -> list[Stream]:
         http = httpx.AsyncClient(base_url=server.url, timeout=120)
-        bodies = [
-            streamed_body(server.model, tokens(n, 300), max_tokens=600, ignore_eos=True, temperature=0.0)
-            for n in range(4)
-        ]
-        _, tasks = await begin(http, bodies, 4)
+        _, tasks = await begin(http, [streamed_body(server.model, tokens(n, 300), **fields(n)) for n in range(4)], 4)
         answer = await http.post("/flying/layout", json={"groups": TOGETHER, "mode": "migrate"})
         assert answer.status_code == 200, answer.text
         return await asyncio.gather(*tasks)
 
     streams = asyncio.run(run())
-    assert [len(stream.tokens) for stream in streams] == [600] * 4
     assert server.metric("vllm:num_preemptions_total") == before
-    for n, stream in enumerate(streams):
-        alone = server.complete(tokens(n, 300), max_tokens=600, ignore_eos=True, temperature=0.0)
+    for number, stream in enumerate(streams):
+        alone = server.complete(tokens(number, 300), **fields(number))
         assert stream.tokens == alone["token_ids"]
+        assert worst_difference(stream.logprobs, alone["logprobs"]["token_logprobs"]) <= WORST_LOGPROB
     until_zero(server)
     server.check()
 
