@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
+from flying_serving.placement.plan import Placement
 from flying_serving.results.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
@@ -133,11 +135,22 @@ class Deployment(BaseModel):
     """By engine, how often it was started before, as this process knows it at its start; None: it is lost."""
     restarts: bool = False
     """Whether this engine is started again, while others run."""
+    placements: tuple[Placement, ...] = ()
+    """Of each device of each engine, those of engine 0 first, on the CPU; none on CUDA."""
     flying: FlyingConfig
 
     def is_there(self, engine: int) -> bool:
         """Whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
+
+    def memory_nodes(self, group: Sequence[int]) -> list[int]:
+        """NUMA nodes of the memory of a group's devices; none on CUDA."""
+        members = [self.placement(engine, device) for engine in group for device in range(self.devices)]
+        return sorted({placement.node for placement in members if placement is not None})
+
+    def placement(self, engine: int, device: int) -> Placement | None:
+        """Of a device of an engine; None on CUDA."""
+        return self.placements[engine * self.devices + device] if self.placements else None
 
     @property
     def told_in_s(self) -> float:

@@ -5,7 +5,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +66,7 @@ class Server(ServerProcess):
         preamble: Python code that runs before the server, if it is forked.
         key: the API key that it asks for, and that the client gives.
         port: by default a free one; it is closed with the server.
+        environment: variables over those of this process.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Server(ServerProcess):
         preamble: str = "",
         key: str | None = None,
         port: ReservedPort | None = None,
+        environment: Mapping[str, str] = ENVIRONMENT,
     ) -> None:
         port = port or ReservedPort()
         self.model = str(tiny(model) if isinstance(model, str) else model)
@@ -95,7 +97,7 @@ class Server(ServerProcess):
         else:
             start = command([sys.executable, "-m", *program, *arguments], ROOT)
         self._files = tempfile.TemporaryDirectory()
-        super().__init__(start, os.environ | ENVIRONMENT, port, Path(self._files.name, "log"))
+        super().__init__(start, os.environ | environment, port, Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
         if key:
             self.http.headers["Authorization"] = f"Bearer {key}"

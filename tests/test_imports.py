@@ -13,11 +13,22 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "flying_serving"
 ORDER = (
     *("deploy", "demo", "cli", "bench", "sim", "server", "engine", "controller", "policy", "predict"),
-    *("migration", "worker", "vllm_adapter", "memory", "comm", "config", "layout", "wire"),
+    *("migration", "worker", "vllm_adapter", "memory", "comm", "config", "layout", "wire", "placement"),
     *("results", "observe", "testing", "workload", "start_error", "validation", "errors", "log"),
 )
 """Packages and modules from the top to the bottom: each imports what is below it, and nothing above."""
-PURE = ("sim", "controller", "policy", "predict", "layout", "results", "observe", "server/figures", "workload")
+PURE = (
+    "sim",
+    "controller",
+    "policy",
+    "predict",
+    "layout",
+    "results",
+    "observe",
+    "server/figures",
+    "workload",
+    "placement",
+)
 FORBIDDEN = ("torch", "vllm")
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -23,6 +23,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from flying_serving.cli.serve import restart_with_allocator
+from flying_serving.placement.topology import read_topology
 from flying_serving.testing.servers import CPU_ENVIRONMENT
 from zoo import cache
 from zoo.architectures import Model, zoo
@@ -43,7 +44,7 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="names or patterns of models; all by default")
     parser.add_argument("--again", action="store_true", help="try models again that were tried with the same code")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="models at a time")
+    parser.add_argument("--jobs", type=int, default=max(1, read_topology().usable_cores // 2), help="models at a time")
     parser.add_argument("--limit-s", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--rows", type=Path, help="a JSON file to write what became of them to")
     parser.add_argument("--folder", type=Path, default=cache.FOLDER, help="where checkpoints and answers are kept")

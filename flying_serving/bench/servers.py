@@ -12,6 +12,7 @@ from typing import NoReturn, get_args
 
 from flying_serving.config import FlyingConfig, PolicyName
 from flying_serving.errors import ConfigError
+from flying_serving.placement.topology import read_topology
 from flying_serving.testing.ports import HOST, ReservedPort
 from flying_serving.testing.servers import ServerProcess, command
 
@@ -100,7 +101,7 @@ def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
 
 def environment(name: str, args: ServerArgs, api_key: str, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a server: stock vLLM without our plugin, all with the same number of threads."""
-    threads = max(1, (os.cpu_count() or 1) // args.engines)
+    threads = max(1, read_topology().usable_cores // (args.engines * args.devices))
     made = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), **base}
     made.pop("VLLM_API_KEY", None)
     if api_key:

@@ -11,13 +11,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
+from flying_serving.config import MAX_ENGINES
+from flying_serving.errors import ConfigError
+from flying_serving.placement.plan import device_name, plan
+from flying_serving.placement.topology import Topology, read_topology
+from flying_serving.placement.wishes import read_wishes
 from flying_serving.vllm_adapter.table import VLLM_VERSION, installed_vllm
 
 PROBE_S = 120.0
@@ -67,7 +72,8 @@ def run_all() -> list[Finding]:
         *_vllm(probe(VLLM), gpus),
         *(media(name) for name in ("torchvision", "torchaudio", "torchcodec")),
         *_gpus(torch, gpus),
-        cores(),
+        cores(read_topology()),
+        *(() if gpus else placements(read_topology())),
         memory(),
         shared_memory(),
         vectors(gpus),
@@ -157,12 +163,32 @@ def _gpus(torch: Mapping[str, Any] | None, gpus: list[Any]) -> Iterator[Finding]
             yield Finding("ok", "GPUs", "none; engines run on the CPU")
 
 
-def cores() -> Finding:
-    """Processors that this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(topology: Topology) -> Finding:
+    """Cores that this process may use, by affinity and by the quota of its cgroup."""
+    count = topology.usable_cores
     if count < 2:
         return Finding("warn", "cores", "1: engines share it, so a group is not faster than one engine")
-    return Finding("ok", "cores", str(count))
+    limited = count < len(topology.cores)
+    return Finding("ok", "cores", f"{count}{', by the quota of the cgroup' if limited else ''}")
+
+
+def placements(topology: Topology, variables: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Cores, threads and memory of engines on the CPU, a row for each number of engines that a server can have."""
+    rows = [_placement(topology, variables, engines) for engines in (1, 2, 4, MAX_ENGINES)]
+    if all(row.state == "bad" for row in rows):
+        return [replace(rows[0], what="placement")]
+    return [replace(row, state="warn") if row.state == "bad" else row for row in rows]
+
+
+def _placement(topology: Topology, variables: Mapping[str, str], engines: int) -> Finding:
+    name = "1 engine" if engines == 1 else f"{engines} engines"
+    try:
+        planned = plan(topology, read_wishes(variables), engines, devices=1)
+    except ConfigError as error:
+        return Finding("bad", name, str(error))
+    if engines > 1 and len(set(planned)) == 1:
+        return Finding("ok", name, f"each: {planned[0]}")
+    return Finding("ok", name, "\n".join(f"{device_name(index, 1)}: {one}" for index, one in enumerate(planned)))
 
 
 def memory() -> Finding:

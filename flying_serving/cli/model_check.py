@@ -19,6 +19,7 @@ from flying_serving.cli.checks import GIB, Finding
 from flying_serving.config import KEY, deployment_of, parse_flying
 from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.policies import POLICIES
 
 FEWEST_LAYERS = 2
@@ -32,6 +33,7 @@ class Checked:
 
     `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: how many were checked, and how
     many there are. `lacking_bytes`: memory that this machine lacks for the weights of all engines. `plan`: a `KVPlan`.
+    `placements`: of the devices of all engines, on the CPU.
     """
 
     sizes: tuple[int, ...]
@@ -40,6 +42,7 @@ class Checked:
     weight_bytes: int
     lacking_bytes: int
     plan: Any
+    placements: tuple[Placement, ...] = ()
 
 
 def run(argv: list[str]) -> list[Finding]:
@@ -86,6 +89,8 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         tokens = max(0, plan.blocks - 1) * block
         longest = min(tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
+    for index, placement in enumerate(checked.placements):
+        yield Finding("ok", device_name(index, devices), str(placement))
 
 
 def _configuration(args: Any) -> Any:
@@ -126,7 +131,8 @@ def _check(args: Any, config: Any) -> Checked:
     else:
         lacking_bytes = missing_bytes * devices - free_bytes
     layers = _layers(fewer), _layers(config)
-    return Checked(served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan)
+    placements = deployment_of(fewer.additional_config).placements
+    return Checked(served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan, placements)
 
 
 def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:

@@ -46,7 +46,6 @@ def parse(argv: list[str], prog: str) -> Any:
     Raises:
         ConfigError: naming the flag, its value and what is allowed.
     """
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
@@ -73,7 +72,6 @@ def parse(argv: list[str], prog: str) -> Any:
     if args.data_parallel_size not in (1, 2, 4, MAX_ENGINES):
         raise ConfigError(f"--data-parallel-size={args.data_parallel_size}: must be 1, 2, 4 or {MAX_ENGINES}")
     eager_by_default = _enforce_eager(args, argv)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.data_parallel_size)))
     with refused_in_one_line():
         configure_logging_from_args(args)
     if eager_by_default:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,14 @@ from flying_serving.layout.groups import Layout, aligned_group, group_world_rank
 Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
 MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
 Activate = Callable[[Coordinator], AbstractContextManager[None]]
+SpreadOver = Callable[[Sequence[int], mmap], None]
+"""Says for the engines of a group where its memory, which has no pages yet, is to lie."""
 START_TIMEOUT_S = 600
 """How long a worker waits at its start for those of the other engines."""
+
+
+def _where_it_is_used(group: Sequence[int], memory: mmap) -> None:
+    """As the system does by itself: a page is on the node of the process that needs it first."""
 
 
 class CommunicatorPool:
@@ -50,13 +58,13 @@ class CommunicatorPool:
         """The coordinator of this worker's group of `size` engines."""
         return self._coordinators[size]
 
-    def use_shared_memory(self, directory: str, deadline_s: float) -> None:
+    def use_shared_memory(self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used) -> None:
         """Let every group of more than one rank exchange through shared memory, once it is opened (CPU only).
 
         `make` has to build coordinators with a `ShmCommunicator`. The groups' files go to `directory`, on a memory file
-        system. A rank waits `deadline_s` for the others.
+        system. A rank waits `deadline_s` for the others. `spread` says where a group's memory is to lie.
         """
-        self._directory, self._deadline_s = directory, deadline_s
+        self._directory, self._deadline_s, self._spread = directory, deadline_s, spread
 
     def reopen(self, size: int, incarnations: Sequence[int]) -> None:
         """Attach to the file of the group of `size` engines whose members have these incarnations, in their order.
@@ -75,6 +83,7 @@ class CommunicatorPool:
             coordinator.world_size,
             deadline_s=self._deadline_s,
             names=[f"engine {e} device {d}" for d in range(self._devices) for e in group],
+            spread=partial(self._spread, group),
         )
         coordinator.device_communicator.use(self._shm[size])
 

@@ -15,6 +15,7 @@ from flying_serving.deploy.nodes import CHILD, READY, SERVE
 from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 from flying_serving.testing.ports import HOST, ReservedPort
+from flying_serving.placement.wishes import BIND, NOBIND, THREADS
 
 LOOK_S = 0.2
 """How often a node that starts is asked whether it is ready."""
@@ -43,7 +44,8 @@ class OwnNode:
         self._silent = 0
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(HEALTH_S))
         line = [sys.executable, "-m", CHILD, str(os.getpid()), *SERVE, *args.command(HOST, self._port.number)]
-        variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # it is Ray's
+        variables = {name: value for name, value in os.environ.items() if name != THREADS}  # it is Ray's
+        variables.setdefault(BIND, NOBIND)  # Ray says how many CPUs a node has, not which
         self._process = subprocess.Popen(
             line, env=variables | args.environment, stdin=subprocess.DEVNULL, process_group=0
         )

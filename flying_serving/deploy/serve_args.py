@@ -7,6 +7,8 @@ from typing import Self
 
 from flying_serving.bench.servers import ServerParser, with_dashes
 from flying_serving.errors import ConfigError
+from flying_serving.placement.plan import bind_string, placements_here
+from flying_serving.placement.wishes import BIND, SIMULATED, THREADS
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _CHOSEN = {
@@ -64,11 +66,15 @@ def environment_of(node: int, nodes: int, args: ServeArgs, base: Mapping[str, st
     """The environment of one of so many nodes: its share of the processors, and devices that no other of them has.
 
     Raises:
-        ConfigError: if CUDA_VISIBLE_DEVICES names fewer devices than all nodes need.
+        ConfigError: if CUDA_VISIBLE_DEVICES names fewer devices than all nodes need, or the processors cannot be
+            shared as environment variables say.
     """
-    made = dict(base)
-    made.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (nodes * args.engines))))
     each = args.engines * args.devices
+    own = placements_here(nodes * args.engines, args.devices, base)[node * each : (node + 1) * each]
+    made = {name: value for name, value in base.items() if name != SIMULATED}  # it has had its effect
+    made[BIND] = bind_string(own)
+    if any(placement.threads != len(placement.cpus) for placement in own):  # else it finds that itself
+        made[THREADS] = str(min(placement.threads for placement in own))
     visible = base.get(DEVICES, ",".join(map(str, range(nodes * each))))
     if visible:  # else all are hidden
         names = visible.split(",")

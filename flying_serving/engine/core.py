@@ -23,6 +23,7 @@ from flying_serving.vllm_adapter import table
 from flying_serving.vllm_adapter.client import engine_classes
 from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.vllm_adapter.numa import leave_placement_to_workers
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
@@ -63,6 +64,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         forget_signals()
         end_with_parent()
         forget_port()
+        leave_placement_to_workers()
         deployment = deployment_of(kwargs["vllm_config"].additional_config)
         pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
         pulse.leave(kwargs["dp_rank"], leaves=False)

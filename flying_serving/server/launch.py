@@ -4,6 +4,7 @@ import os
 from multiprocessing import resource_tracker
 from typing import Any
 
+import torch
 from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -12,6 +13,7 @@ from flying_serving.config import KEY, Deployment, FlyingConfig, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
+from flying_serving.placement.plan import Placement, placements_here
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported
@@ -58,6 +60,7 @@ def prepare(config: Any, client_count: int) -> Any:
         not_offered=not_offered,
         survives=survives(flying, parallel.data_parallel_size),
         incarnations=(0,) * parallel.data_parallel_size,
+        placements=_placements(parallel.data_parallel_size, parallel.tensor_parallel_size),
         flying=flying,
     )
     if flying.trace_out is not None:
@@ -88,9 +91,15 @@ def survives(flying: FlyingConfig, engines: int) -> bool:
     return found
 
 
+def _placements(engines: int, devices: int) -> tuple[Placement, ...]:
+    """Of the devices of all engines; none on CUDA. Raises ConfigError for a wish that cannot be satisfied."""
+    return placements_here(engines, devices) if current_platform.is_cpu() else ()
+
+
 def _preload() -> None:
     """Import what engines need before they are forked, so that it is done once and its pages are shared."""
     import flying_serving.engine.core
     import flying_serving.worker.worker  # noqa: F401
 
     current_platform.import_kernels()
+    torch.set_num_threads(1)  # a fork lacks the OpenMP threads that this process starts, and would wait for them

@@ -1,7 +1,8 @@
 """vLLM's worker with lanes: lane 1 is the worker as it is, each further lane another runner over the same bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from flying_serving.layout.groups import whole_groups
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter import distributed, loading, table
+from flying_serving.vllm_adapter import distributed, loading, numa, table
 from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
+from flying_serving.worker.placed import placed
 
 
 class LaneWorker:
@@ -60,13 +62,21 @@ class LaneWorker:
         )
         distributed.set_home(self.communicators.coordinator(1))
         if shares_memory:
-            self.communicators.use_shared_memory(deployment.run_dir, deployment.flying.collective_timeout_s)
+            self.communicators.use_shared_memory(
+                deployment.run_dir, deployment.flying.collective_timeout_s, self._interleave
+            )
             for group, there in whole_groups(self.engine, deployment.group_sizes, deployment.incarnations):
                 self.communicators.reopen(len(group), there)
         if not deployment.restarts:
             self.communicators.warm()
         if deployment.devices > 1:
             Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(self.engine, worker.rank)
+
+    def _interleave(self, group: Sequence[int], memory: mmap) -> None:
+        """Spread what a group exchanges data through over its nodes: else all of it is on that of the first member."""
+        nodes = self.deployment.memory_nodes(group)
+        if len(nodes) > 1:
+            numa.interleave(memory, nodes)
 
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
@@ -146,6 +156,11 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
 
     pack_weights = True
     maps_kv = True
+
+    def __init__(self, vllm_config: Any, local_rank: int, rank: int, *args: Any, **kwargs: Any) -> None:
+        deployment = deployment_of(vllm_config.additional_config)
+        with placed(deployment, vllm_config.parallel_config.data_parallel_index, rank):
+            super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 
 
 class FlyingGPUWorker(LaneWorker, Worker):

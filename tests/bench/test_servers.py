@@ -11,6 +11,7 @@ from flying_serving.bench import servers
 from flying_serving.bench.servers import ServerArgs, command_line, environment, parse_server_args
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import ConfigError
+from tests.placement.machines import machine
 
 SIZES = ["-dp", "4", "--tensor_parallel_size=2"]
 OURS = ["--horizon-s=5", "--lend_blocks", "8"]
@@ -82,6 +83,11 @@ def test_stock_vllm_does_not_load_our_plugin() -> None:
     stock, ours = (environment(name, args, key, asked) for name, key in (("stock-dp", "new"), ("auto", "")))
     assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == ("other", "new", "7")
     assert ours["VLLM_PLUGINS"] == asked["VLLM_PLUGINS"] and "VLLM_API_KEY" not in ours
+
+
+def test_devices_share_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "read_topology", lambda: machine(16, quota_cpus=9.0))
+    assert environment("auto", ServerArgs("m", 2, 2, (), ()), "", {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_help_names_the_systems() -> None:

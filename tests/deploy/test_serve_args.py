@@ -1,9 +1,13 @@
 """What nodes of one machine share of a command line, and what each gets for itself."""
 
+import re
+
 import pytest
 
 from flying_serving.deploy.serve_args import DEVICES, environment_of, parse_serve_args
 from flying_serving.errors import ConfigError
+from flying_serving.placement import plan
+from tests.placement.machines import machine
 
 
 def test_the_words_reach_the_nodes_as_they_are() -> None:
@@ -52,8 +56,29 @@ def test_too_few_devices_are_named() -> None:
         environment_of(0, 2, args, {DEVICES: "0,1"})
 
 
-def test_processors_are_shared_unless_the_user_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 32)
-    args = parse_serve_args(["m", "-dp", "4"])
-    assert environment_of(0, 2, args, {})["OMP_NUM_THREADS"] == "4"
-    assert environment_of(0, 2, args, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+BIND, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({}, [("0-3|4-7", None), ("8-11|12-15", None)]),
+        ({THREADS: "3"}, [("0-3|4-7", "3"), ("8-11|12-15", "3")]),
+        ({BIND: "nobind"}, [("nobind", "4"), ("nobind", "4")]),
+        ({BIND: "0-1|2|4-6|8"}, [("0-1|2", None), ("4-6|8", None)]),
+    ],
+    ids=["automatic", "threads", "unbound", "listed"],
+)
+def test_no_two_nodes_have_a_core_in_common(
+    monkeypatch: pytest.MonkeyPatch, base: dict[str, str], expected: list[tuple[str, str | None]]
+) -> None:
+    monkeypatch.setattr(plan, "read_topology", lambda: machine(8, 8))
+    args = parse_serve_args(["m", "-dp", "2"])
+    made = [environment_of(node, 2, args, base) for node in range(2)]
+    assert [(one[BIND], one.get(THREADS)) for one in made] == expected
+
+
+def test_too_few_lists_of_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "read_topology", lambda: machine(8, 8))
+    with pytest.raises(ConfigError, match=re.escape("'0|1': 2 lists; must be 'auto', 'nobind' or 4 lists")):
+        environment_of(0, 2, parse_serve_args(["m", "-dp", "2"]), {BIND: "0|1"})

@@ -31,6 +31,8 @@ from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import MODES, Deployment, FlyingConfig
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
+from flying_serving.placement.plan import plan
+from flying_serving.placement.wishes import BIND, read_wishes
 from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
 from flying_serving.server.front_ends import refuse_other_front_ends
 from flying_serving.server.rights import ClientRights
@@ -40,6 +42,7 @@ from flying_serving.vllm_adapter import table
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
 from tests.live import KEY, ROOT, Server, wait_until
+from tests.placement.machines import machine
 from tests.server.apps import app as admin_app
 
 DOCUMENT = ROOT / "docs" / "errors.md"
@@ -133,6 +136,11 @@ def trace(path: str) -> None:
         begin_trace(path)
 
 
+def placement(**variables: str) -> None:
+    """Two engines on a machine of eight cores."""
+    plan(machine(8), read_wishes(variables), engines=2, devices=1)
+
+
 def starting() -> None:
     """vLLM's server at its start, on a port that another has."""
     with explained(SimpleNamespace(model="m", host="127.0.0.1", port=8000)):
@@ -221,6 +229,11 @@ def _trace(path: str, problem: str) -> Start:
     return trace, Case(f"`--trace-out {path}`", f"--trace-out={path}: {problem}", 2, {"path": path})
 
 
+def _variable(name: str, value: str, problem: str) -> Start:
+    what = f"`{name}={value}` with two engines on CPUs 0-7"
+    return placement, Case(what, f"{name}={value!r}: {problem}", 2, {name: value})
+
+
 FLAG_CASES: tuple[Start, ...] = (
     _engines(3),
     _engines(16),
@@ -271,6 +284,9 @@ FLAG_CASES: tuple[Start, ...] = (
     _trace("docs", "is a directory"),
     _trace("nowhere/trace.json", "no such file or directory"),
     _trace("/dev/null", "must be a regular file"),
+    _variable(BIND, "0-3", "1 list; must be 'auto', 'nobind' or 2 lists of CPUs"),
+    _variable(BIND, "0-9", "CPU 8 is not one of those that this process may use, 0-7"),
+    _variable("OMP_NUM_THREADS", "all", "must be a whole number from 1"),
     (starting, Case("`--port 8000`, which is in use", "--host=127.0.0.1 --port=8000: address already in use", 2)),
 )
 FRONT_END_CASES: tuple[Start, ...] = (

@@ -1,0 +1,153 @@
+"""Which cores, how many threads and which memory each device of each engine gets: pure.
+
+A NUMA node is what vLLM's CPU users treat as a card: a device uses the cores and the memory of one node.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict
+
+from flying_serving.errors import ConfigError
+from flying_serving.placement.topology import Cpu, Topology, format_cpus, read_topology
+from flying_serving.placement.wishes import (
+    AUTO,
+    MEMORY_NODES,
+    NOBIND,
+    RESERVED,
+    SIMULATED,
+    Wishes,
+    cpus_by_device,
+    read_wishes,
+)
+
+SPARES_CORE_CORES = 16
+"""A device with at least this many cores leaves one, as vLLM's do, to the API server and to threads beside OpenMP's:
+it costs 1/16 of the speed at most, where a core that two threads need delays all threads of a step."""
+
+
+class Placement(BaseModel):
+    """Where a device of an engine runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cpus: tuple[int, ...]
+    """CPUs that its threads may run on; none: they are not bound."""
+    threads: int
+    """OpenMP threads."""
+    node: int
+    """NUMA node to whose memory vLLM binds its weights and its KV."""
+
+    def __str__(self) -> str:
+        return self.with_memory(f"bound to node {self.node}")
+
+    def with_memory(self, policy: str) -> str:
+        """The placement in words, with what is said of its memory."""
+        cores = f"{'core' if len(self.cpus) == 1 else 'cores'} {format_cpus(self.cpus)}" if self.cpus else "any core"
+        threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'}"
+        return f"node {self.node}, {cores}, {threads}, memory {policy}"
+
+
+def device_name(index: int, devices: int) -> str:
+    """The device with an index among those of all engines, of which each has some `devices`."""
+    engine, device = divmod(index, devices)
+    return f"engine {engine}" if devices == 1 else f"engine {engine} device {device}"
+
+
+def bind_string(placements: Sequence[Placement]) -> str:
+    """What gives another server of these devices, by the variable `BIND`, the same cores."""
+    if not all(placement.cpus for placement in placements):
+        return NOBIND
+    return "|".join(format_cpus(placement.cpus) for placement in placements)
+
+
+def placements_here(engines: int, devices: int, variables: Mapping[str, str] = os.environ) -> tuple[Placement, ...]:
+    """The plan for this machine and what environment variables ask for. Raises ConfigError as `plan` does."""
+    return plan(read_topology(), read_wishes(variables), engines, devices)
+
+
+def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tuple[Placement, ...]:
+    """The placement of each device of each engine, those of engine 0 first; `devices`: of each engine.
+
+    Raises:
+        ConfigError: naming the variable, its value and what is allowed, if the wishes cannot be satisfied here.
+    """
+    topology = _visible(topology, wishes)
+    count = engines * devices
+    allowed = tuple(cpu.number for cpu in topology.cpus)
+    if wishes.bind == NOBIND:
+        threads = [max(1, topology.usable_cores // count)] * count
+        lists: list[tuple[int, ...]] = [()] * count
+    elif wishes.bind == AUTO:
+        shares = _without_reserved(list(_shares(topology, wishes, count)), wishes, devices)
+        threads = [1 if shares.count(share) > 1 else len(share) for share in shares]
+        lists = [tuple(cpu.number for cpu in share) for share in shares]
+    else:
+        lists = cpus_by_device(wishes, count, allowed)
+        threads = [len(cpus) for cpus in lists]
+    return tuple(
+        Placement(
+            cpus=cpus,
+            threads=wishes.threads or max(1, topology.within_quota(own, count)),
+            node=topology.memory_node(cpus or allowed),
+        )
+        for cpus, own in zip(lists, threads, strict=True)
+    )
+
+
+def _visible(topology: Topology, wishes: Wishes) -> Topology:
+    """The topology with those memory nodes alone that a user lets vLLM use."""
+    if wishes.memory_nodes is None:
+        return topology
+    nodes = tuple(node for node in topology.memory_nodes if node in wishes.memory_nodes)
+    if not nodes:
+        given, allowed = ",".join(map(str, wishes.memory_nodes)), format_cpus(topology.memory_nodes)
+        raise ConfigError(f"{MEMORY_NODES}={given}: must have one of the nodes that this process may use, {allowed}")
+    return replace(topology, memory_nodes=nodes)
+
+
+def _shares(topology: Topology, wishes: Wishes, count: int) -> Iterator[Sequence[Cpu]]:
+    """The cores of each device.
+
+    Neighbours share a node if there are fewer nodes than devices, so that small groups exchange data within one; they
+    share its cores evenly, and all of them if it has fewer cores than they are.
+    """
+    nodes = _simulated(topology, count) if wishes.simulated else _nodes(topology)
+    hosts = [index * len(nodes) // count if count > len(nodes) else index for index in range(count)]
+    for index, host in enumerate(hosts):
+        cores, guests, place = nodes[host], hosts.count(host), index - hosts.index(host)
+        size = len(cores) // guests
+        yield cores[place * size : (place + 1) * size] if size else cores
+
+
+def _nodes(topology: Topology) -> list[Sequence[Cpu]]:
+    """The cores of each NUMA node that has memory for this process; of all nodes if none has."""
+    found: dict[int, list[Cpu]] = {}
+    for cpu in topology.cores:
+        found.setdefault(cpu.node, []).append(cpu)
+    return [found[node] for node in sorted(found) if node in topology.memory_nodes] or [topology.cores]
+
+
+def _simulated(topology: Topology, count: int) -> list[Sequence[Cpu]]:
+    """As many nodes as there are devices, for tests of several nodes on a machine that has one."""
+    cores = sorted(topology.cores, key=lambda cpu: (cpu.node, cpu.number))
+    size = len(cores) // count
+    if not size:
+        raise ConfigError(f"{SIMULATED}=1: {count} simulated nodes need {count} cores; this process has {len(cores)}")
+    return [cores[node * size : (node + 1) * size] for node in range(count)]
+
+
+def _without_reserved(shares: list[Sequence[Cpu]], wishes: Wishes, devices: int) -> list[Sequence[Cpu]]:
+    """The shares without the cores that OpenMP threads leave to others: the last ones of each device.
+
+    Those of an engine are taken from its devices evenly, and from its last ones first, as vLLM does.
+    """
+    if wishes.reserved_cores is None:
+        return [share[:-1] if len(share) >= SPARES_CORE_CORES else share for share in shares]
+    most = devices * (min(map(len, shares)) - 1)
+    if wishes.reserved_cores > most:
+        allowed = f"must be at most {most}, so that each device has a core"
+        raise ConfigError(f"{RESERVED}={wishes.reserved_cores}: {allowed}")
+    each, more = divmod(wishes.reserved_cores, devices)
+    return [share[: len(share) - each - (index % devices >= devices - more)] for index, share in enumerate(shares)]

@@ -1,0 +1,88 @@
+"""What a user's environment variables ask of the placement, as vLLM names and means them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flying_serving.errors import ConfigError
+from flying_serving.placement.topology import format_cpus, parse_cpus
+
+BIND, RESERVED, SIMULATED = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_SIM_MULTI_NUMA"
+THREADS, MEMORY_NODES = "OMP_NUM_THREADS", "CPU_VISIBLE_MEMORY_NODES"
+AUTO, NOBIND = "auto", "nobind"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """`bind`: auto, nobind, or lists of CPUs with | between. `threads`: of each device. `reserved_cores`: of each
+    engine, that its OpenMP threads do not use. `simulated`: one simulated NUMA node for each device. `memory_nodes`:
+    those that may be used.
+    """
+
+    bind: str = AUTO
+    threads: int | None = None
+    reserved_cores: int | None = None
+    simulated: bool = False
+    memory_nodes: tuple[int, ...] | None = None
+
+
+def read_wishes(variables: Mapping[str, str]) -> Wishes:
+    """What environment variables ask for.
+
+    Raises:
+        ConfigError: naming the variable, its value and what is allowed.
+    """
+    wishes = Wishes(
+        bind=variables.get(BIND, AUTO).strip(),
+        threads=_number(THREADS, variables.get(THREADS, "").partition(",")[0], 1),  # a list is for nested regions
+        reserved_cores=_number(RESERVED, variables.get(RESERVED, ""), 0),
+        simulated=variables.get(SIMULATED, "0") != "0",
+        memory_nodes=_nodes(variables.get(MEMORY_NODES, "")),
+    )
+    if wishes.simulated and wishes.bind != AUTO:
+        raise ConfigError(f"{BIND}={wishes.bind!r}: must be {AUTO!r} with {SIMULATED}={variables[SIMULATED]}")
+    return wishes
+
+
+def cpus_by_device(wishes: Wishes, devices: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The CPUs of each device that a user's `bind` lists.
+
+    Raises:
+        ConfigError: if it is not a list of CPUs for each device, all of them among the `allowed` ones.
+    """
+    parts = wishes.bind.split("|")
+    try:
+        found = [parse_cpus(part) for part in parts]
+    except ValueError as error:
+        raise _wrong(wishes.bind, str(error), devices) from None
+    for cpu in (cpu for cpus in found for cpu in cpus if cpu not in allowed):
+        raise ConfigError(
+            f"{BIND}={wishes.bind!r}: CPU {cpu} is not one of those that this process may use, {format_cpus(allowed)}"
+        )
+    if len(found) != devices:
+        raise _wrong(wishes.bind, f"{len(found)} {'list' if len(found) == 1 else 'lists'}", devices)
+    return found
+
+
+def _wrong(bind: str, problem: str, devices: int) -> ConfigError:
+    count = "one list of CPUs" if devices == 1 else f"{devices} lists of CPUs with | between"
+    which = "for each device of each engine"
+    return ConfigError(f"{BIND}={bind!r}: {problem}; must be {AUTO!r}, {NOBIND!r} or {count} {which}, like 0-3,8")
+
+
+def _number(name: str, text: str, least: int) -> int | None:
+    """Raises ConfigError unless the text is empty or a whole number of at least `least`."""
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal() or int(text) < least:
+        raise ConfigError(f"{name}={text!r}: must be a whole number from {least}")
+    return int(text)
+
+
+def _nodes(text: str) -> tuple[int, ...] | None:
+    """As vLLM reads them: numbers with commas between."""
+    if not text.strip():
+        return None
+    try:
+        return tuple(sorted({int(node) for node in text.split(",")}))
+    except ValueError:
+        raise ConfigError(f"{MEMORY_NODES}={text!r}: must be numbers of NUMA nodes with commas between") from None

@@ -1,0 +1,37 @@
+"""vLLM's placement of CPU workers: what is left to ours, and the library by which it knows NUMA nodes."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable
+from mmap import mmap
+
+from vllm.utils.numa_utils import get_libnuma
+
+from flying_serving.log import logger
+from flying_serving.placement.wishes import BIND, NOBIND, SIMULATED
+
+_MPOL_INTERLEAVE = 3
+_MASK_BYTES = 128
+"""For the 1024 nodes that Linux can have."""
+
+
+def leave_placement_to_workers() -> None:
+    """Let vLLM's executor place no worker: it does that by variables that OpenMP reads when a program begins.
+
+    Ours are forked, and place themselves (see `worker/placed.py`).
+    """
+    os.environ[BIND] = NOBIND
+    os.environ.pop(SIMULATED, None)
+
+
+def interleave(memory: mmap, nodes: Iterable[int]) -> None:
+    """Let the pages of shared memory, as far as there are none yet, be on NUMA nodes in turn, whichever needs them."""
+    library = get_libnuma()
+    if library is None or library.numa_available() < 0:
+        return
+    mask = sum(1 << node for node in nodes).to_bytes(_MASK_BYTES, sys.byteorder)
+    begin = (ctypes.c_char * len(memory)).from_buffer(memory)
+    size_bytes, bits = ctypes.c_ulong(len(memory)), ctypes.c_ulong(8 * _MASK_BYTES)
+    if library.mbind(begin, size_bytes, _MPOL_INTERLEAVE, mask, bits, 0):
+        logger.warning("memory of a group is not spread over its NUMA nodes: the system refuses it")

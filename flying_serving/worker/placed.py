@@ -1,0 +1,80 @@
+"""A worker takes its place: its process's threads run on the cores that it was given.
+
+vLLM places workers by variables of OpenMP, which its library reads when a program begins; a fork has the parent's
+values. So the process is bound as a whole, before it has a pool of OpenMP threads: those that the library starts, also
+later ones in place of others, may run where the thread may that starts them.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from flying_serving.config import Deployment
+from flying_serving.errors import ConfigError
+from flying_serving.log import logger
+from flying_serving.placement.plan import Placement, device_name
+from flying_serving.placement.topology import format_cpus
+from flying_serving.placement.wishes import THREADS
+from flying_serving.start_error import told_to_server
+
+_POLICIES = Path("/proc/self/numa_maps")
+
+
+@contextmanager
+def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
+    """Bind this process as the deployment says of a device of an engine, before the body makes vLLM's worker.
+
+    The worker binds the memory to the node of the first CPU that it may use. What came of all that is logged.
+
+    Raises:
+        ConfigError: if the CPUs cannot be used any more; the server is told.
+    """
+    placement = deployment.placement(engine, device)
+    if placement is None:
+        yield
+        return
+    with told_to_server(deployment.run_dir, engine):
+        take_place(placement)
+    yield
+    name = device_name(engine * deployment.devices + device, deployment.devices)
+    logger.info("%s: %s", name, place_taken(placement))
+
+
+def take_place(placement: Placement) -> None:
+    """Give this process its cores and its number of OpenMP threads. Raises ConfigError if that cannot be."""
+    if placement.cpus:
+        _bind(placement.cpus)
+    os.environ[THREADS] = str(placement.threads)
+    if torch.get_num_threads() != placement.threads:
+        torch.set_num_threads(placement.threads)
+
+
+def place_taken(placement: Placement) -> str:
+    """The placement in words: the cores, the threads and the policy of memory that this process really has."""
+    cpus = tuple(sorted(os.sched_getaffinity(0))) if placement.cpus else ()
+    found = placement.model_copy(update={"cpus": cpus, "threads": torch.get_num_threads()})
+    policy, _, nodes = memory_policy().partition(":")
+    return found.with_memory(f"bound to node {nodes}" if policy.startswith("bind") else f"not bound ({policy})")
+
+
+def memory_policy() -> str:
+    """Where new pages of this process lie, in the kernel's words: like bind:0, or default."""
+    try:
+        with _POLICIES.open(encoding="ascii") as maps:
+            return maps.readline().split()[1]
+    except OSError:
+        return "unknown"
+
+
+def _bind(cpus: tuple[int, ...]) -> None:
+    """Let every thread of this process, and those that they will start, run on these CPUs alone."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cpus)
+        except ProcessLookupError:
+            continue  # it has ended
+        except OSError as error:
+            raise ConfigError(f"cores {format_cpus(cpus)} cannot be used: {error.strerror}") from None
