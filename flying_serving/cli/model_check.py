@@ -107,6 +107,7 @@ def _configuration(args: Any) -> Any:
 
 def _check(args: Any, config: Any) -> Checked:
     """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would end with."""
+    from flying_serving.server.launch import placements_of
     from flying_serving.server.support import choose_group_sizes
     from flying_serving.worker.admission import anatomy, kv_plan, obstacles
 
@@ -131,7 +132,7 @@ def _check(args: Any, config: Any) -> Checked:
     else:
         lacking_bytes = missing_bytes * devices - free_bytes
     layers = _layers(fewer), _layers(config)
-    placements = deployment_of(fewer.additional_config).placements
+    placements = placements_of(config.parallel_config)
     return Checked(served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan, placements)
 
 

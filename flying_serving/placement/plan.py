@@ -73,8 +73,8 @@ def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tupl
     Raises:
         ConfigError: naming the variable, its value and what is allowed, if the wishes cannot be satisfied here.
     """
-    topology = _visible(topology, wishes)
     count = engines * devices
+    topology = _visible(topology, wishes, count)
     allowed = tuple(cpu.number for cpu in topology.cpus)
     if wishes.bind == NOBIND:
         threads = [max(1, topology.usable_cores // count)] * count
@@ -96,14 +96,17 @@ def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tupl
     )
 
 
-def _visible(topology: Topology, wishes: Wishes) -> Topology:
-    """The topology with those memory nodes alone that a user lets vLLM use."""
+def _visible(topology: Topology, wishes: Wishes, count: int) -> Topology:
+    """The topology with those memory nodes alone that a user lets vLLM use, which wants one for each device."""
     if wishes.memory_nodes is None:
         return topology
+    given = f"{MEMORY_NODES}={','.join(map(str, wishes.memory_nodes))}"
     nodes = tuple(node for node in topology.memory_nodes if node in wishes.memory_nodes)
     if not nodes:
-        given, allowed = ",".join(map(str, wishes.memory_nodes)), format_cpus(topology.memory_nodes)
-        raise ConfigError(f"{MEMORY_NODES}={given}: must have one of the nodes that this process may use, {allowed}")
+        allowed = format_cpus(topology.memory_nodes)
+        raise ConfigError(f"{given}: must have one of the nodes that this process may use, {allowed}")
+    if len(wishes.memory_nodes) < count:
+        raise ConfigError(f"{given}: must have {count} nodes, one for each device of each engine")
     return replace(topology, memory_nodes=nodes)
 
 

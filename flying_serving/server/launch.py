@@ -60,7 +60,7 @@ def prepare(config: Any, client_count: int) -> Any:
         not_offered=not_offered,
         survives=survives(flying, parallel.data_parallel_size),
         incarnations=(0,) * parallel.data_parallel_size,
-        placements=_placements(parallel.data_parallel_size, parallel.tensor_parallel_size),
+        placements=placements_of(parallel),
         flying=flying,
     )
     if flying.trace_out is not None:
@@ -91,9 +91,15 @@ def survives(flying: FlyingConfig, engines: int) -> bool:
     return found
 
 
-def _placements(engines: int, devices: int) -> tuple[Placement, ...]:
-    """Of the devices of all engines; none on CUDA. Raises ConfigError for a wish that cannot be satisfied."""
-    return placements_here(engines, devices) if current_platform.is_cpu() else ()
+def placements_of(parallel: Any) -> tuple[Placement, ...]:
+    """Of the devices of all engines of a ParallelConfig; none on CUDA.
+
+    Raises:
+        ConfigError: for what a user's variables ask for and this machine does not allow.
+    """
+    if not current_platform.is_cpu():
+        return ()
+    return placements_here(parallel.data_parallel_size, parallel.tensor_parallel_size)
 
 
 def _preload() -> None:

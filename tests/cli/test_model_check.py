@@ -249,6 +249,18 @@ def test_weights_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert weights == Finding("bad", "weights", says)
 
 
+def test_each_device_has_a_row_with_its_placement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    flags = ("--data-parallel-size=2", "--tensor-parallel-size=2", "--kv-cache-memory-bytes=67108864")
+    args, config = configured(tmp_path, OLMO2, *flags)
+    engines_that_say(monkeypatch, 2**26)
+    rows = list(findings(config, model_check._check(args, config), 1.0))[-4:]
+    names = [f"engine {engine} device {device}" for engine in range(2) for device in range(2)]
+    assert [row.what for row in rows] == names
+    assert {row.reason for row in rows} == {"node 0, any core, 3 threads, memory bound to node 0"}
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
     [

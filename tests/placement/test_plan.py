@@ -76,7 +76,7 @@ def test_reserved_cores_are_the_last_ones_of_the_last_devices() -> None:
 
 
 def test_nodes_whose_memory_is_not_visible_get_no_engine() -> None:
-    assert of(machine(4, 4), 2, wishes=Wishes(memory_nodes=(1,))) == [("4-5", 2, 1), ("6-7", 2, 1)]
+    assert of(machine(4, 4, 4), 2, wishes=Wishes(memory_nodes=(1, 2))) == [("4-7", 4, 1), ("8-11", 4, 2)]
 
 
 def test_a_placement_says_cores_threads_and_memory() -> None:

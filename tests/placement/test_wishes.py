@@ -58,6 +58,10 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
             "CPU_VISIBLE_MEMORY_NODES='a': must be numbers of NUMA nodes with commas between",
         ),
         (
+            {"CPU_VISIBLE_MEMORY_NODES": "0"},
+            "CPU_VISIBLE_MEMORY_NODES=0: must have 2 nodes, one for each device of each engine",
+        ),
+        (
             {"CPU_VISIBLE_MEMORY_NODES": "3"},
             "CPU_VISIBLE_MEMORY_NODES=3: must have one of the nodes that this process may use, 0",
         ),
