@@ -7,7 +7,8 @@ from typing import Self
 
 from flying_serving.bench.servers import ServerParser, with_dashes
 from flying_serving.errors import ConfigError
-from flying_serving.placement.plan import bind_string, placements_here
+from flying_serving.placement.here import placements_here
+from flying_serving.placement.plan import bind_string
 from flying_serving.placement.wishes import BIND, SIMULATED, THREADS
 
 DEVICES = "CUDA_VISIBLE_DEVICES"

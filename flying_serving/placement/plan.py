@@ -3,14 +3,13 @@
 A NUMA node is what vLLM's CPU users treat as a card: a device uses the cores and the memory of one node.
 """
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 
 from flying_serving.errors import ConfigError
-from flying_serving.placement.topology import Cpu, Topology, format_cpus, read_topology
+from flying_serving.placement.topology import Cpu, Topology, format_cpus
 from flying_serving.placement.wishes import (
     AUTO,
     MEMORY_NODES,
@@ -19,7 +18,6 @@ from flying_serving.placement.wishes import (
     SIMULATED,
     Wishes,
     cpus_by_device,
-    read_wishes,
 )
 
 SPARES_CORE_CORES = 16
@@ -60,11 +58,6 @@ def bind_string(placements: Sequence[Placement]) -> str:
     if not all(placement.cpus for placement in placements):
         return NOBIND
     return "|".join(format_cpus(placement.cpus) for placement in placements)
-
-
-def placements_here(engines: int, devices: int, variables: Mapping[str, str] = os.environ) -> tuple[Placement, ...]:
-    """The plan for this machine and what environment variables ask for. Raises ConfigError as `plan` does."""
-    return plan(read_topology(), read_wishes(variables), engines, devices)
 
 
 def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tuple[Placement, ...]:

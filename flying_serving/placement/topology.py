@@ -151,6 +151,6 @@ def _limit_cpus(folder: Path) -> float | None:
 def _text(path: Path) -> str:
     """What a small file says; nothing if it is not there."""
     try:
-        return path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -1,5 +1,6 @@
 """What a user's environment variables ask of the placement, as vLLM names and means them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ from flying_serving.placement.topology import format_cpus, parse_cpus
 BIND, RESERVED, SIMULATED = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_SIM_MULTI_NUMA"
 THREADS, MEMORY_NODES = "OMP_NUM_THREADS", "CPU_VISIBLE_MEMORY_NODES"
 AUTO, NOBIND = "auto", "nobind"
+_WHOLE = re.compile(r"(\d+)")
+_NESTED = re.compile(r"(\d+)(,\d+)*")
+"""As OpenMP has it: threads of the outermost region, then of those inside."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ def read_wishes(variables: Mapping[str, str]) -> Wishes:
     """
     wishes = Wishes(
         bind=variables.get(BIND, AUTO).strip(),
-        threads=_number(THREADS, variables.get(THREADS, "").partition(",")[0], 1),  # a list is for nested regions
+        threads=_number(THREADS, variables.get(THREADS, ""), 1, _NESTED),
         reserved_cores=_number(RESERVED, variables.get(RESERVED, ""), 0),
         simulated=variables.get(SIMULATED, "0") != "0",
         memory_nodes=_nodes(variables.get(MEMORY_NODES, "")),
@@ -69,13 +73,14 @@ def _wrong(bind: str, problem: str, devices: int) -> ConfigError:
     return ConfigError(f"{BIND}={bind!r}: {problem}; must be {AUTO!r}, {NOBIND!r} or {count} {which}, like 0-3,8")
 
 
-def _number(name: str, text: str, least: int) -> int | None:
-    """Raises ConfigError unless the text is empty or a whole number of at least `least`."""
+def _number(name: str, text: str, least: int, form: re.Pattern[str] = _WHOLE) -> int | None:
+    """The first number. Raises ConfigError unless the text is empty, or of this form and at least `least`."""
     if not text.strip():
         return None
-    if not text.strip().isdecimal() or int(text) < least:
+    found = form.fullmatch(text.strip())
+    if found is None or int(found[1]) < least:
         raise ConfigError(f"{name}={text!r}: must be a whole number from {least}")
-    return int(text)
+    return int(found[1])
 
 
 def _nodes(text: str) -> tuple[int, ...] | None:

@@ -13,7 +13,8 @@ from flying_serving.config import KEY, Deployment, FlyingConfig, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.placement.plan import Placement, placements_here
+from flying_serving.placement.here import placements_here
+from flying_serving.placement.plan import Placement
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported

@@ -27,6 +27,10 @@ SEAMS = (
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, kv_connector_stats, "
     "cudagraph_stats, perf_stats, ec_connector_stats)",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, intermediate_tensors)",
+    "vllm.v1.worker.cpu_worker:CPUWorker.__init__(self, vllm_config, local_rank, rank, distributed_init_method, "
+    "is_driver_worker)",
+    "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",
+    "vllm.utils.numa_utils:get_libnuma()",
     "vllm.distributed.parallel_state:_get_unique_name(name)",
     "vllm.distributed.parallel_state:_register_group(group)",
     "vllm.distributed.parallel_state:GroupCoordinator.__init__(self, group_ranks, local_rank, "

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from flying_serving.deploy import own_node
 from flying_serving.deploy.own_node import OwnNode
 from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
+from flying_serving.placement.wishes import BIND
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +63,16 @@ async def test_a_node_that_is_not_ready_in_time_is_given_up() -> None:
     async with node("never", ready_timeout_s=1) as one:
         with pytest.raises(ServerFailed, match="the node was not ready within ready_timeout_s=1"):
             await one.wait_until_ready()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "nobind"), ("0-1", "0-1")], ids=["by default", "asked for"])
+async def test_a_replica_is_not_bound_to_cores_that_others_have(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    monkeypatch.delenv(BIND, raising=False)
+    if given is not None:
+        monkeypatch.setenv(BIND, given)
+    async with node("200") as one:
+        await one.wait_until_ready()
+        variables = Path(f"/proc/{one._process.pid}/environ").read_text(encoding="utf-8").split("\0")
+        assert f"{BIND}={expected}" in variables

@@ -44,6 +44,7 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
         ({BIND: "3-1|4"}, f"{BIND}='3-1|4': '3-1' does not ascend; {LISTS}"),
         ({BIND: "0-3|4-9"}, f"{BIND}='0-3|4-9': CPU 8 is not one of those that this process may use, 0-7"),
         ({"OMP_NUM_THREADS": "0"}, "OMP_NUM_THREADS='0': must be a whole number from 1"),
+        ({"OMP_NUM_THREADS": "x,2"}, "OMP_NUM_THREADS='x,2': must be a whole number from 1"),
         ({"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS='many': must be a whole number from 1"),
         (
             {"VLLM_CPU_NUM_OF_RESERVED_CPU": "-1"},
