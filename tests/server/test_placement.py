@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 import psutil
 import pytest
 
+from flying_serving.placement.plan import plan
+from flying_serving.placement.topology import read_topology
+from flying_serving.placement.wishes import Wishes
 from tests.forked import run
 from tests.live import FLAGS, Server, tiny, wait_until
 from tests.losing import is_whole, kill, process
@@ -15,7 +18,7 @@ pytestmark = pytest.mark.server
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 ENGINES = 2
-HALVES = [ALLOWED[: len(ALLOWED) // ENGINES], ALLOWED[len(ALLOWED) // ENGINES :][: len(ALLOWED) // ENGINES]]
+PLANNED = plan(read_topology(), Wishes(simulated=True), ENGINES, devices=1)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def server(environment: Mapping[str, str]) -> Iterator[Server]:
 @pytest.mark.parametrize("engine", range(ENGINES))
 def test_threads_of_an_engine_run_on_its_node_alone(server: Server, engine: int) -> None:
     server.complete(range(5, 300), max_tokens=2)
-    assert cores(process(server, engine)) == {HALVES[engine]}
+    assert cores(process(server, engine)) == {PLANNED[engine].cpus}
 
 
 def test_other_processes_of_the_server_run_anywhere(server: Server) -> None:
@@ -47,12 +50,10 @@ def test_other_processes_of_the_server_run_anywhere(server: Server) -> None:
 
 @pytest.mark.parametrize("engine", range(ENGINES))
 def test_the_log_says_what_an_engine_has(server: Server, engine: int) -> None:
-    half = HALVES[engine]
+    placement = PLANNED[engine]
     (policy,) = memory_policies(process(server, engine))
-    memory = "bound to node 0" if policy == "bind:0" else f"not bound ({policy})"
-    words = f"{len(half)} thread{'s' if len(half) > 1 else ''}, memory {memory}"
-    assert told(server.log())[f"engine {engine}"].startswith("node 0, core")
-    assert told(server.log())[f"engine {engine}"].endswith(words)
+    memory = f"bound to node {placement.node}" if policy == f"bind:{placement.node}" else f"not bound ({policy})"
+    assert told(server.log())[f"engine {engine}"] == placement.with_memory(memory)
 
 
 def test_doctor_says_what_the_engines_have(server: Server, environment: Mapping[str, str]) -> None:
@@ -68,7 +69,7 @@ def test_an_engine_that_is_started_again_has_the_same_place(server: Server) -> N
     kill(server, 1)
     wait_until(lambda: is_whole(server), server.log)
     server.complete(range(5, 300), max_tokens=2)
-    assert cores(process(server, 1)) == {HALVES[1]}
+    assert cores(process(server, 1)) == {PLANNED[1].cpus}
     assert server.log().count(f"engine 1: {before}") == lines + 1
 
 
@@ -79,10 +80,11 @@ def test_groups_of_bound_engines_serve(server: Server) -> None:
 
 def test_cores_listed_for_another_number_of_engines_are_refused() -> None:
     flags = [flag for flag in FLAGS if "logits" not in flag]
-    preamble = "import os\nos.environ['VLLM_CPU_OMP_THREADS_BIND'] = '0|0|0'"
+    lists = "|".join([str(ALLOWED[0])] * 3)
+    preamble = f"import os\nos.environ['VLLM_CPU_OMP_THREADS_BIND'] = {lists!r}"
     done = run(["serve", str(tiny("llama")), "--data-parallel-size=2", *flags], 120, preamble)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "flying-serving: VLLM_CPU_OMP_THREADS_BIND='0|0|0': 3 lists; must be 'auto', 'nobind' or 2 lists of CPUs "
+        f"flying-serving: VLLM_CPU_OMP_THREADS_BIND={lists!r}: 3 lists; must be 'auto', 'nobind' or 2 lists of CPUs "
         "with | between for each device of each engine, like 0-3,8"
     )
