@@ -21,8 +21,11 @@ HELD, HELD_TOKENS, ROUND, ROUNDS = 14, 1900, 10, 40
 """Streams that keep one node busy, their tokens, and new requests in a round: 1 round in 1,024 is right by chance."""
 MAX_DIFFERENCE, MIN_HITS = 0.2, 0.9
 GONE_S = 60.0
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
 BODIES = mixed(COUNT, PREFIXES, seed=29)
-FIRST_LETTERS, REPLY_TOKENS, SESSIONS = 500, 240, 4
+FIRST_LETTERS, REPLY_TOKENS, HELD_REPLY_TOKENS, SESSIONS = 800, 60, 180, 4
+"""Of a conversation: the first prompt, an answer, one that goes on while another conversation begins. As text, which
+the next prompt has, an answer has up to three times as many tokens."""
 TOGETHER, APART = [[0, 1]], [[0], [1]]
 
 
@@ -94,7 +97,6 @@ class Conversation:
     """Turns that each begin like the one before, its answer included.
 
     The first is so long that an answer is the smaller part of the next: the router goes by what it has seen, prompts.
-    An answer is so long that it goes on while others begin and nodes are asked for their load.
     """
 
     def __init__(self, http: httpx.AsyncClient, nodes: list[NodeAt], seed: int) -> None:
@@ -103,14 +105,16 @@ class Conversation:
         self._draw = random.Random(seed)
         self._prompt = text(self._draw, FIRST_LETTERS)
 
-    async def begin(self) -> int:
-        """Begin a turn. Returns the number of the node that streams it."""
-        before = [node.load() for node in self._nodes]
+    async def begin(self, tokens: int = REPLY_TOKENS) -> int:
+        """Begin a turn. Returns the number of the node that has computed its prompt."""
+        counts = Counts(self._nodes)
         self._asked = Asked.now()
-        body = completion(self._prompt, REPLY_TOKENS, seed=self._draw.getrandbits(31))
+        body = completion(self._prompt, tokens, seed=self._draw.getrandbits(31))
         self._asking = asyncio.create_task(ask(self._http, body, self._asked))
-        await until(lambda: len(self._asked.answer.tokens) > 2)
-        return [node.load() - then for node, then in zip(self._nodes, before, strict=True)].index(1)
+        await until(lambda: any(counts.of(PROMPT_TOKENS)) or self._asked.problem)
+        assert self._asked.problem is None
+        (place,) = [number for number, count in enumerate(counts.of(PROMPT_TOKENS)) if count]
+        return place
 
     async def end(self) -> None:
         """Wait for the end of a turn."""
@@ -136,7 +140,7 @@ async def test_a_conversation_stays_on_its_node_by_its_text(deployment: Deployme
     before = pulled(nodes)
     async with client(deployment.url) as http:
         first, second = (Conversation(http, nodes, seed) for seed in (1, 2))
-        places = [await first.begin(), await second.begin()]
+        places = [await first.begin(HELD_REPLY_TOKENS), await second.begin()]
         assert sorted(places) == [0, 1]
         for groups in (TOGETHER, APART, TOGETHER):
             await change(nodes, groups)
