@@ -69,8 +69,7 @@ class Dispatcher:
 
     def group_of(self, request_id: str) -> Group | None:
         """Where a request runs."""
-        state = self.started.get(request_id)
-        return state.group if state else None
+        return self.started[request_id].group if request_id in self.started else None
 
     # ---- what a policy sees
 
@@ -99,8 +98,9 @@ class Dispatcher:
         urgent = self.pool.urgent + sum(self.loads[group].urgent for group in self.loads.groups)
         needs = needs_of(begins, urgent, self.formable, self.settings.engines, self.lending.needs_loan)
         promised = self.switches.promised(self.settings.objective.horizon_s, now_s)
-        opens_in_s = self.lending.opens_in_s(now_s)
-        return Snapshot(now_s, self.layout, layouts, lanes, loads, work, needs, promised, opens_in_s)
+        return Snapshot(
+            now_s, self.layout, layouts, lanes, loads, work, needs, promised, self.lending.opens_in_s(now_s)
+        )
 
     # ---- where requests run
 
