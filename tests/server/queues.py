@@ -25,15 +25,19 @@ class Busy:
         self._server = server
         self._count = SEQS * groups
         self._stack = ExitStack()
+        self._lines: list[Iterator[str]] = []
+        """Kept: a stream is closed when nothing reads it any more."""
 
     def __enter__(self) -> None:
         body = {"model": self._server.model, "prompt": [1] * 8, "max_tokens": MODEL_LENGTH - 8, "ignore_eos": True}
         for _ in range(self._count):
             stream = self._server.http.stream("POST", "/v1/completions", json=body | {"stream": True})
             answer = self._stack.enter_context(stream)
-            assert next(answer.iter_lines()).startswith("data: "), answer.status_code
+            self._lines.append(answer.iter_lines())
+            assert next(self._lines[-1]).startswith("data: "), answer.status_code
 
     def __exit__(self, *_: object) -> None:
+        assert all(next(lines, None) is not None for lines in self._lines), "a stream has ended"
         self._stack.close()
 
 
@@ -55,8 +59,9 @@ def is_expired(answer: httpx.Response, *, stream: bool) -> bool:
     """Whether an answer says that the request waited beyond its deadline, before it had any token."""
     if not stream:
         return answer.status_code == 504 and "longer than its queue_deadline_s" in answer.text
-    (event,) = events(answer)
-    return "longer than its queue_deadline_s" in event["error"]["message"] and event["error"]["code"] == 504
+    errors = [event.get("error", {}) for event in events(answer)]
+    says = [(error.get("code"), "longer than its queue_deadline_s" in error.get("message", "")) for error in errors]
+    return says == [(504, True)]
 
 
 def queued(server: Server) -> int:
@@ -87,7 +92,7 @@ def check_deadlines(server: Server, groups: int) -> None:
 
 def check_begun(server: Server) -> None:
     """A request that has begun may take longer than its deadline: its prompt, its output, both outputs of `n`."""
-    prompt = list(range(1, MODEL_LENGTH - 400))
+    prompt = [1 + number % 200 for number in range(MODEL_LENGTH - 400)]
     fields = {"prompt": prompt, "max_tokens": 300, "n": SEQS, "temperature": 1.0}
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(complete, server, deadline_s=DEADLINE_S, **fields)
