@@ -60,6 +60,9 @@ class Engine:
     def read(self, source: KVSource) -> Offer | None:
         return self.table.read(source.number)
 
+    def is_mapped(self, group: tuple[int, ...]) -> bool:
+        return True
+
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
         return list(blocks)
 
