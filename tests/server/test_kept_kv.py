@@ -54,14 +54,14 @@ def until_zero(server: Server) -> None:
 
 def fill(server: Server, count: int) -> list[str]:
     """Let requests without max_tokens run until their engines hold no more of them; how they end."""
-    http = httpx.AsyncClient(base_url=server.url, timeout=120)
+
+    fields: dict[str, Any] = {"max_tokens": None, "ignore_eos": True, "temperature": 0.0}
 
     async def run() -> list[Stream]:
-        bodies = [streamed_body(server.model, tokens(n, 40), ignore_eos=True, temperature=0.0) for n in range(count)]
-        for body in bodies:
-            body["max_tokens"] = None
-        _, tasks = await begin(http, bodies)
-        return await asyncio.gather(*tasks)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+            bodies = [streamed_body(server.model, tokens(number, 40), **fields) for number in range(count)]
+            _, tasks = await begin(http, bodies)
+            return await asyncio.gather(*tasks)
 
     return [str(stream.finish_reason) for stream in asyncio.run(run())]
 
@@ -87,11 +87,13 @@ def test_blocks_kept_for_requests_that_wait_yield_to_those_that_run(server: Serv
         return {"max_tokens": 600, "ignore_eos": True, "temperature": 0.0, "vllm_xargs": xargs}
 
     async def run() -> list[Stream]:
-        http = httpx.AsyncClient(base_url=server.url, timeout=120)
-        _, tasks = await begin(http, [streamed_body(server.model, tokens(n, 300), **fields(n)) for n in range(4)], 4)
-        answer = await http.post("/flying/layout", json={"groups": TOGETHER, "mode": "migrate"})
-        assert answer.status_code == 200, answer.text
-        return await asyncio.gather(*tasks)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+            _, tasks = await begin(
+                http, [streamed_body(server.model, tokens(n, 300), **fields(n)) for n in range(4)], 4
+            )
+            answer = await http.post("/flying/layout", json={"groups": TOGETHER, "mode": "migrate"})
+            assert answer.status_code == 200, answer.text
+            return await asyncio.gather(*tasks)
 
     streams = asyncio.run(run())
     assert server.metric("vllm:num_preemptions_total") == before
@@ -108,13 +110,13 @@ def test_gauges_read_zero_after_requests_have_migrated(server: Server) -> None:
     server.layout(APART)
 
     async def run() -> None:
-        http = httpx.AsyncClient(base_url=server.url, timeout=120)
-        body = streamed_body(server.model, tokens(5, 600), max_tokens=40, ignore_eos=True, temperature=0.0)
-        _, tasks = await begin(http, [body], 4)
-        for groups in (TOGETHER, APART, TOGETHER):
-            answer = await http.post("/flying/layout", json={"groups": groups, "mode": "migrate"})
-            assert answer.status_code == 200, answer.text
-        await asyncio.gather(*tasks)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+            body = streamed_body(server.model, tokens(5, 600), max_tokens=40, ignore_eos=True, temperature=0.0)
+            _, tasks = await begin(http, [body], 4)
+            for groups in (TOGETHER, APART, TOGETHER):
+                answer = await http.post("/flying/layout", json={"groups": groups, "mode": "migrate"})
+                assert answer.status_code == 200, answer.text
+            await asyncio.gather(*tasks)
 
     asyncio.run(run())
     until_zero(server)
