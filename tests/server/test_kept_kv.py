@@ -55,9 +55,8 @@ def until_zero(server: Server) -> None:
 
 
 def fill(server: Server, count: int) -> list[str]:
-    """Let requests without max_tokens run until their engines hold no more of them; how they end."""
-
-    fields: dict[str, Any] = {"max_tokens": None, "ignore_eos": True, "temperature": 0.0}
+    """Let requests that ask for all that the model's length leaves run until their engines are full; how they end."""
+    fields: dict[str, Any] = {"max_tokens": 2048 - 40, "ignore_eos": True, "temperature": 0.0}
 
     async def run() -> list[Stream]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
