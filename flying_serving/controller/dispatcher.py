@@ -107,6 +107,7 @@ class Dispatcher:
     def _take_in(self, state: RequestState, now_s: float) -> None:
         """A request that arrives waits. If it needs a group, what the last one was formed for has come again."""
         self.pool.add(self.lengths.of_new(state, self.formable))
+        self.deadlines.add(state)
         if state.spec.degree is None and state.sizes[0] > self._sizes[0]:
             self.switches.needed_again(now_s)
 
@@ -193,7 +194,7 @@ class Dispatcher:
     def _send(self, state: RequestState, group: Group) -> Dispatch:
         self.started[state.request_id] = state
         limit = self.lending.room(state, group) - state.spec.prompt_tokens
-        exceeds = state.spec.max_output_tokens > limit and self._may_exceed(state, group)
+        exceeds = state.spec.max_output_tokens > limit and self.placing.may_exceed(state, group)
         offers = exceeds and self.migrates and self.lengths.goes_on(state)
         state.offer = next(self._offers) if offers else None
         return Dispatch(state.request_id, group, state.output_tokens, limit, state.kv, state.offer)
@@ -201,11 +202,6 @@ class Dispatcher:
     def _sizes_ahead(self) -> set[int]:
         """Sizes of groups that there are, or will be without a decision."""
         return {len(group) for group in self.layout.groups}
-
-    def _may_exceed(self, state: RequestState, group: Group) -> bool:
-        """Whether there are groups that hold a request which is as long as `group` holds."""
-        most_tokens = self.settings.capacity.most_tokens[len(group)]
-        return len(group) < state.sizes[-1] or self.lending.room(state, group) < most_tokens
 
     def _recalled(self, state: RequestState, *, has_kv: bool) -> KVOffer | None:
         """The offer of a request that leaves its group; None if it has no KV there, or that cannot migrate."""

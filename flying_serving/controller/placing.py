@@ -121,6 +121,11 @@ class Placing:
         groups = [group for group in narrow if suspicion.avoids.isdisjoint(group)] or narrow
         return [group for group in groups if _admits(loads[group], suspicion)]
 
+    def may_exceed(self, state: RequestState, group: Group) -> bool:
+        """Whether there are groups that hold a request which is as long as `group` holds."""
+        most_tokens = self.capacity.most_tokens[len(group)]
+        return len(group) < state.sizes[-1] or self.lending.room(state, group) < most_tokens
+
     def migration(self, state: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
         """What it takes to move its KV to `group`: None if it has none, or that cannot come along."""
         lane = lanes.get(len(group))
