@@ -22,9 +22,13 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")
 
 
+ROOT_LEVEL = logging.getLogger().level
+
+
 @pytest.fixture(autouse=True)
 def log_levels_stay() -> Iterator[None]:
-    """vLLM changes its logger's level in some functions that tests call in their own process."""
+    """vLLM changes its logger's level in some functions that tests call in their own process, its app the root's."""
+    logging.getLogger().setLevel(ROOT_LEVEL)
     logger = logging.getLogger("vllm")
     level = logger.level
     yield

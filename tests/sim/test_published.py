@@ -62,7 +62,7 @@ def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> N
 
 def test_the_table_is_that_of_the_committed_coefficients() -> None:
     text = TABLE.read_text(encoding="utf-8")
-    at = re.search(r"at commit ([0-9a-f]{7});", text)
+    at = re.search(r"at commit ([0-9a-f]{7} of [0-9-]{10});", text)
     assert at is not None
     assert text == report.table(DEVICES, POINTS, at[1])
 
