@@ -33,7 +33,11 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
     all_rows = [one for found in compared.values() for one in found]
     lines = [
         *paragraph(template("against_paper_oracle", **_beside_oracle(kept["oracle"]))),
-        *paragraph(template("against_paper_counts", **_counted(all_rows), release=len(compared[RELEASE]))),
+        *paragraph(
+            template("against_paper_counts", all=len(all_rows), seeds=len(SEEDS), release=len(compared[RELEASE]))
+        ),
+        *_classes(all_rows),
+        "",
         *paragraph(template("against_paper_kernels", kernels=KERNELS, **_reversed(all_rows))),
         *markdown(HEADINGS, [_cells(one, PAGES[name]) for name, found in compared.items() for one in found]),
         "## Why it is worse, or differs by more than 20 %",
@@ -55,21 +59,17 @@ def _cells(one: Row, where: str) -> list[str]:
     return [one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one), with_kernels, where]
 
 
-def _counted(rows: Sequence[Row]) -> dict[str, object]:
-    """How many numbers there are of each kind, and the verdicts on them."""
+def _classes(rows: Sequence[Row]) -> list[str]:
+    """How many numbers there are of each kind, and the verdicts on them: a list."""
     built = [one for one in rows if label(one) == "by construction"]
     layouts = [one for one in rows if label(one) == "one layout"]
     decided = [one for one in rows if not one.known]
-    return {
-        "all": len(rows),
-        "decided": len(decided),
-        "decided_counts": _counts(decided),
-        "layouts": len(layouts),
-        "layouts_counts": _counts(layouts),
-        "built": len(built),
-        "built_counts": _counts(built),
-        "seeds": len(SEEDS),
-    }
+    return [
+        f"- {len(decided)} depend on the layouts that `auto` chooses: {_counts(decided)}.",
+        f"- {len(layouts)} depend on *one layout*, which a fixed server has too, as long as `auto` chooses it: "
+        f"{_counts(layouts)}.",
+        f"- {len(built)} depend on no decision of `auto` (*by construction*): {_counts(built)}.",
+    ]
 
 
 def _reversed(rows: Sequence[Row]) -> dict[str, object]:

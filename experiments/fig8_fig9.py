@@ -31,9 +31,8 @@ from flying_serving.cli.simulation import measured
 
 SYSTEMS = ("auto", "static-dp", "static-tp", "shift-parallel", "fork")
 GROUPED = one_layout(
-    "with CUDA graphs and the fitted coefficients `auto` serves low load alone with the widest group, whose steps are "
-    "static TP's in the model, and what coordination was measured to cost; with another coefficient, or eager, it may "
-    "not choose the group"
+    "`auto` serves low load with the widest group. In the model its steps cost static TP's time plus measured "
+    "coordination. With other coefficients, or eager, it may choose another layout"
 )
 APART = one_layout(
     "at their peak and in bursts `auto` serves GPT-OSS-120B and Nemotron-8B apart; such steps are static DP's in the "

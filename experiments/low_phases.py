@@ -73,7 +73,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         ]
         lines += [f"## {model}", "", *markdown(["low phases", "system", *_KEYS.values()], cells)]
     notices = ("simulated", "gpt_oss")
-    title = "Flying Serving, figure 8: the low phases of its run"
+    title = f"Flying Serving, figure 8: the low phases, in a run of {found.commit}"
     write(folder, "low_phases", page(title, {"low_phases": found}, lines, notices))
     return []
 

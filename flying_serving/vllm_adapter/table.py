@@ -1,4 +1,4 @@
-"""Every name of vLLM that Flying Serving patches: why, and what it must still look like.
+"""Every name of vLLM that Flying Serving patches at start: why, and what it must still look like.
 
 A patch wraps: it gets the original as its first argument. `install` compares each signature with the one written here
 and refuses another vLLM with one clear line; `uninstall` undoes everything, for tests.
