@@ -1,15 +1,10 @@
 """Fits find the coefficients that made the data."""
 
 import dataclasses
-import json
 import random
-import re
 
 import pytest
 
-from experiments import points, report
-from experiments.common import RESULTS
-from experiments.fit_hardware import HARDWARE
 from experiments.fitting import StepObservation, fit, fit_line, fit_steps, replaced
 from flying_serving.errors import ConfigError
 from flying_serving.sim import models
@@ -67,14 +62,6 @@ def test_a_line_ignores_outliers() -> None:
     latency, slope = fit_line(sizes, seconds)
     assert (latency, slope) == (pytest.approx(5.0, rel=0.05), pytest.approx(3.0, rel=0.05))
     assert fit_line(sizes, [5.0] * len(sizes))[1] == pytest.approx(1.0, rel=1e-3)
-
-
-def test_the_page_of_the_cost_model_is_that_of_its_coefficients() -> None:
-    text = (RESULTS / "cost_model.md").read_text(encoding="utf-8")
-    at = re.search(r"at commit ([0-9a-f]{7} of \S+);", text)
-    assert at
-    written = {name: load(name) for name in json.loads(HARDWARE.read_text(encoding="utf-8"))}
-    assert report.table(written, points.read(), at[1]) == text
 
 
 def test_observations_are_values() -> None:
