@@ -3,7 +3,7 @@
 A NUMA node is what vLLM's CPU users treat as a card: a device uses the cores and the memory of one node.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
@@ -67,14 +67,16 @@ def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tupl
         ConfigError: naming the variable, its value and what is allowed, if the wishes cannot be satisfied here.
     """
     count = engines * devices
-    topology = _visible(topology, wishes, count)
+    topology = _visible(topology, wishes)
     allowed = tuple(cpu.number for cpu in topology.cpus)
     if wishes.bind == NOBIND:
         threads = [max(1, topology.usable_cores // count)] * count
         lists: list[tuple[int, ...]] = [()] * count
     elif wishes.bind == AUTO:
-        shares = _without_reserved(list(_shares(topology, wishes, count)), wishes, devices)
-        threads = [1 if shares.count(share) > 1 else len(share) for share in shares]
+        shares = _shares(topology, wishes, count)
+        shared = any(shares.count(share) > 1 for share in shares)
+        shares = _without_reserved(shares, wishes, devices)
+        threads = [1 if shared else min(map(len, shares))] * count  # a group waits for its slowest device
         lists = [tuple(cpu.number for cpu in share) for share in shares]
     else:
         lists = cpus_by_device(wishes, count, allowed)
@@ -89,8 +91,8 @@ def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tupl
     )
 
 
-def _visible(topology: Topology, wishes: Wishes, count: int) -> Topology:
-    """The topology with those memory nodes alone that a user lets vLLM use, which wants one for each device."""
+def _visible(topology: Topology, wishes: Wishes) -> Topology:
+    """The topology with those memory nodes alone that a user lets vLLM use."""
     if wishes.memory_nodes is None:
         return topology
     given = f"{MEMORY_NODES}={','.join(map(str, wishes.memory_nodes))}"
@@ -98,23 +100,53 @@ def _visible(topology: Topology, wishes: Wishes, count: int) -> Topology:
     if not nodes:
         allowed = format_cpus(topology.memory_nodes)
         raise ConfigError(f"{given}: must have one of the nodes that this process may use, {allowed}")
-    if len(wishes.memory_nodes) < count:
-        raise ConfigError(f"{given}: must have {count} nodes, one for each device of each engine")
     return replace(topology, memory_nodes=nodes)
 
 
-def _shares(topology: Topology, wishes: Wishes, count: int) -> Iterator[Sequence[Cpu]]:
-    """The cores of each device.
+def _shares(topology: Topology, wishes: Wishes, count: int) -> list[Sequence[Cpu]]:
+    """The cores of each device: an even share of its node's, or all of them if devices of a node have to share cores.
 
-    Neighbours share a node if there are fewer nodes than devices, so that small groups exchange data within one; they
-    share its cores evenly, and all of them if it has fewer cores than they are.
+    Neighbours share a node, so that small groups exchange data within one.
     """
     nodes = _simulated(topology, count) if wishes.simulated else _nodes(topology)
-    hosts = [index * len(nodes) // count if count > len(nodes) else index for index in range(count)]
-    for index, host in enumerate(hosts):
-        cores, guests, place = nodes[host], hosts.count(host), index - hosts.index(host)
-        size = len(cores) // guests
-        yield cores[place * size : (place + 1) * size] if size else cores
+    shares: list[Sequence[Cpu]] = []
+    for cores, guests in zip(nodes, _guests(list(map(len, nodes)), count), strict=True):
+        size = len(cores) // guests if guests else 0
+        shares += [cores[place * size : (place + 1) * size] if size else cores for place in range(guests)]
+    return shares
+
+
+def _guests(cores: Sequence[int], count: int) -> list[int]:
+    """How many of `count` devices each node hosts; `cores`: of each node.
+
+    A group runs at the pace of its slowest device: so the smallest share of a device is as large as possible. Nodes
+    that have room for one share more get a device each, again and again, as each has memory of its own. Where the last
+    devices are fewer than such nodes, they are spread evenly.
+    """
+    by_cores = sorted(range(len(cores)), key=lambda node: cores[node], reverse=True)
+    room = _room([size if node in by_cores[:count] else 0 for node, size in enumerate(cores)], count)
+    guests = [0] * len(cores)
+    while left := count - sum(guests):
+        hosts = [node for node, most in enumerate(room) if guests[node] < most]
+        more = min(left, len(hosts))
+        for index in range(more):
+            guests[hosts[index * len(hosts) // more]] += 1
+    return guests
+
+
+def _room(cores: Sequence[int], count: int) -> list[int]:
+    """How many devices each node has room for, if each of `count` devices has as many threads as possible."""
+    sizes = [size for size in range(1, max(cores) + 1) if sum(node // size for node in cores) >= count]
+    if not sizes:
+        each = -(-count // sum(cores))
+        return [node * each for node in cores]
+    share = max(sizes, key=_unspared)  # the smallest one of those with equally many threads
+    return [node // share for node in cores]
+
+
+def _unspared(cores: int) -> int:
+    """How many of a device's cores its threads use, unless a user reserves some."""
+    return cores - 1 if cores >= SPARES_CORE_CORES else cores
 
 
 def _nodes(topology: Topology) -> list[Sequence[Cpu]]:
@@ -140,7 +172,7 @@ def _without_reserved(shares: list[Sequence[Cpu]], wishes: Wishes, devices: int)
     Those of an engine are taken from its devices evenly, and from its last ones first, as vLLM does.
     """
     if wishes.reserved_cores is None:
-        return [share[:-1] if len(share) >= SPARES_CORE_CORES else share for share in shares]
+        return [share[: _unspared(len(share))] for share in shares]
     most = devices * (min(map(len, shares)) - 1)
     if wishes.reserved_cores > most:
         allowed = f"must be at most {most}, so that each device has a core"

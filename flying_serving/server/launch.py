@@ -19,6 +19,7 @@ from flying_serving.policy.policies import POLICIES
 from flying_serving.server.rundir import make_run_dir
 from flying_serving.server.support import choose_group_sizes, keep_all_kv, refuse_unsupported
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
+from flying_serving.vllm_adapter.numa import let_devices_share_nodes
 from flying_serving.worker.admission import obstacles
 
 _WORKERS = {
@@ -70,6 +71,7 @@ def prepare(config: Any, client_count: int) -> Any:
     parallel.worker_cls = _WORKERS[parallel.worker_cls]
     config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)
     if current_platform.is_cpu():
+        let_devices_share_nodes(parallel)
         _preload()
     if deployment.devices > 1:
         return MultiprocExecutor

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable
 from mmap import mmap
+from typing import Any
 
 from vllm.utils.numa_utils import get_libnuma
 
@@ -23,6 +24,16 @@ def leave_placement_to_workers() -> None:
     """
     os.environ[BIND] = NOBIND
     os.environ.pop(SIMULATED, None)
+
+
+def let_devices_share_nodes(parallel: Any) -> None:
+    """Give each device of all engines of a ParallelConfig a number by its place.
+
+    vLLM else counts devices in the variable that says which memory nodes it may use, and ends if there are fewer nodes
+    than devices. On the CPU it uses the numbers for nothing more.
+    """
+    if parallel.assigned_physical_gpu_ids is None:
+        parallel.assigned_physical_gpu_ids = list(range(parallel.data_parallel_size * parallel.tensor_parallel_size))
 
 
 def interleave(memory: mmap, nodes: Iterable[int]) -> None:

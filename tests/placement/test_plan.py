@@ -1,11 +1,12 @@
 """Which cores, threads and memory each device gets, on machines of one and of several NUMA nodes."""
 
-from itertools import combinations
+from itertools import combinations, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.placement.plan import Placement, bind_string, device_name, plan
+from flying_serving.placement.plan import SPARES_CORE_CORES, Placement, bind_string, device_name, plan
 from flying_serving.placement.topology import Topology
 from flying_serving.placement.wishes import Wishes
 from tests.placement.machines import machine
@@ -71,8 +72,8 @@ def test_simulated_nodes_are_as_many_as_devices() -> None:
 
 
 def test_reserved_cores_are_the_last_ones_of_the_last_devices() -> None:
-    """Three of an engine with two devices, as vLLM takes them."""
-    assert of(machine(6, 6), 1, 2, Wishes(reserved_cores=3)) == [("0-4", 5, 0), ("6-9", 4, 1)]
+    """Three of an engine with two devices, as vLLM takes them; both have the threads of the smaller one."""
+    assert of(machine(6, 6), 1, 2, Wishes(reserved_cores=3)) == [("0-4", 4, 0), ("6-9", 4, 1)]
 
 
 def test_nodes_whose_memory_is_not_visible_get_no_engine() -> None:
@@ -114,9 +115,61 @@ def test_devices_of_a_node_have_equally_many_cores(topology: Topology, sizes: tu
 
 
 @given(MACHINES, SIZES)
-def test_devices_are_on_as_many_nodes_as_there_are(topology: Topology, sizes: tuple[int, int]) -> None:
+def test_all_devices_have_equally_many_threads(topology: Topology, sizes: tuple[int, int]) -> None:
+    """A group is as fast as its slowest device."""
+    assert len({placement.threads for placement in plan(topology, AUTO, *sizes)}) == 1
+
+
+@given(MACHINES, SIZES)
+def test_devices_share_cores_only_if_there_are_fewer_cores(topology: Topology, sizes: tuple[int, int]) -> None:
     planned = plan(topology, AUTO, *sizes)
-    assert len({placement.node for placement in planned}) == min(len(planned), len(topology.memory_nodes))
+    used = [cpu for placement in planned for cpu in placement.cpus]
+    assert (len(used) == len(set(used))) == (len(topology.cores) >= len(planned))
+
+
+def best_threads(cores: tuple[int, ...], count: int) -> int:
+    """Of all ways to spread devices over nodes, the most threads that the device with the fewest cores can have."""
+    ways = (way for way in product(range(count + 1), repeat=len(cores)) if sum(way) == count)
+    least = max(min(size // guests for size, guests in zip(cores, way, strict=True) if guests) for way in ways)
+    return max(1, least - 1 if least >= SPARES_CORE_CORES else least)
+
+
+NODES = st.lists(CORES, min_size=1, max_size=3).map(tuple)
+
+
+@given(NODES, st.sampled_from((1, 2, 4, 8)))
+def test_no_other_spread_over_the_nodes_gives_all_devices_more_threads(cores: tuple[int, ...], engines: int) -> None:
+    (threads,) = {placement.threads for placement in plan(machine(*cores), AUTO, engines, devices=1)}
+    assert threads == best_threads(cores, engines)
+
+
+@given(st.integers(1, 9), CORES, SIZES)
+def test_nodes_of_equally_many_cores_get_devices_in_order(nodes: int, cores: int, sizes: tuple[int, int]) -> None:
+    """Devices that are next to each other are on one node, or on nodes that are."""
+    planned = plan(machine(*[cores] * nodes), AUTO, *sizes)
+    count = len(planned)
+    hosts = [index * nodes // count if count > nodes else index for index in range(count)]
+    assert [placement.node for placement in planned] == hosts
+
+
+@pytest.mark.parametrize(
+    ("cores", "engines", "expected"),
+    [
+        ((7, 1), 2, [("0-2", 3, 0), ("3-5", 3, 0)]),
+        ((4, 1), 4, [("0", 1, 0), ("1", 1, 0), ("2", 1, 0), ("4", 1, 1)]),
+        ((4, 4, 4), 4, [("0-1", 2, 0), ("2-3", 2, 0), ("4-7", 2, 1), ("8-11", 2, 2)]),
+        ((8, 4), 2, [("0-7", 4, 0), ("8-11", 4, 1)]),
+        ((33, 15), 2, [("0-31", 15, 0), ("33-47", 15, 1)]),
+        ((2, 8, 8), 2, [("2-9", 8, 1), ("10-17", 8, 2)]),
+        ((2, 1), 8, [("0-1", 1, 0)] * 5 + [("2", 1, 1)] * 3),
+    ],
+    ids=["one node is faster", "in proportion", "even", "as fast on two", "spared core", "small node", "too few cores"],
+)
+def test_uneven_nodes_give_all_devices_as_many_threads_as_possible(
+    cores: tuple[int, ...], engines: int, expected: list[tuple[str, int, int]]
+) -> None:
+    """On more nodes if that makes no device slower: each has memory of its own."""
+    assert of(machine(*cores), engines) == expected
 
 
 @given(MACHINES, SIZES)

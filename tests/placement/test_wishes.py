@@ -59,10 +59,6 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
             "CPU_VISIBLE_MEMORY_NODES='a': must be numbers of NUMA nodes with commas between",
         ),
         (
-            {"CPU_VISIBLE_MEMORY_NODES": "0"},
-            "CPU_VISIBLE_MEMORY_NODES=0: must have 2 nodes, one for each device of each engine",
-        ),
-        (
             {"CPU_VISIBLE_MEMORY_NODES": "3"},
             "CPU_VISIBLE_MEMORY_NODES=3: must have one of the nodes that this process may use, 0",
         ),
@@ -75,6 +71,11 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
 def test_a_wish_that_cannot_be_satisfied_is_one_line(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         plan(machine(8), read_wishes(variables), engines=2, devices=1)
+
+
+def test_fewer_memory_nodes_than_devices_are_shared() -> None:
+    wishes = read_wishes({"CPU_VISIBLE_MEMORY_NODES": "1", BIND: "nobind"})
+    assert [one.node for one in plan(machine(4, 4), wishes, engines=2, devices=1)] == [1, 1]
 
 
 def test_more_simulated_nodes_than_cores_are_refused() -> None:
