@@ -10,6 +10,14 @@ from flying_serving.placement.topology import format_cpus, parse_cpus
 BIND, RESERVED, SIMULATED = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_SIM_MULTI_NUMA"
 THREADS, MEMORY_NODES = "OMP_NUM_THREADS", "CPU_VISIBLE_MEMORY_NODES"
 AUTO, NOBIND = "auto", "nobind"
+PROC_BIND, PLACES, GOMP_AFFINITY, KMP_AFFINITY = "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"
+_HARMLESS = {
+    PROC_BIND: ("", "false"),
+    PLACES: ("",),
+    GOMP_AFFINITY: (),  # libgomp takes an empty value for one CPU
+    KMP_AFFINITY: ("", "none", "disabled"),
+}
+"""Variables by which OpenMP's libraries bind threads, and their values that bind none."""
 _WHOLE = re.compile(r"(\d+)")
 _NESTED = re.compile(r"(\d+)(,\d+)*")
 """As OpenMP has it: threads of the outermost region, then of those inside."""
@@ -35,6 +43,7 @@ def read_wishes(variables: Mapping[str, str]) -> Wishes:
     Raises:
         ConfigError: naming the variable, its value and what is allowed.
     """
+    _refuse_binding_by_openmp(variables)
     wishes = Wishes(
         bind=variables.get(BIND, AUTO).strip(),
         threads=_number(THREADS, variables.get(THREADS, ""), 1, _NESTED),
@@ -65,6 +74,22 @@ def cpus_by_device(wishes: Wishes, devices: int, allowed: tuple[int, ...]) -> li
     if len(found) != devices:
         raise _wrong(wishes.bind, f"{len(found)} {'list' if len(found) == 1 else 'lists'}", devices)
     return found
+
+
+def _refuse_binding_by_openmp(variables: Mapping[str, str]) -> None:
+    """Raise ConfigError if OpenMP's library would bind the main thread to one place as it is loaded, with torch.
+
+    The affinity that the plan then reads, and that engines are forked with, is that place alone.
+    """
+    given = {name: variables[name].strip().lower() for name in _HARMLESS if name in variables}
+    binding = [name for name, value in given.items() if value not in _HARMLESS[name]]
+    if given.get(PROC_BIND) == "false":  # libgomp then reads neither of these
+        binding = [name for name in binding if name not in (PLACES, GOMP_AFFINITY)]
+    if binding:
+        name = binding[0]
+        allowed = "must be unset or 'false'" if name == PROC_BIND else "must be unset"
+        problem = "it would bind all engines to the same cores"
+        raise ConfigError(f"{name}={variables[name]!r}: {allowed}, as {problem}; {BIND} gives each its own")
 
 
 def _wrong(bind: str, problem: str, devices: int) -> ConfigError:

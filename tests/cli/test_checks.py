@@ -63,6 +63,12 @@ def test_a_placement_that_no_number_of_engines_can_have_is_bad() -> None:
     assert "CPU 4 is not one of those that this process may use, 0-3" in row.reason
 
 
+def test_binding_by_openmp_is_bad_for_every_number_of_engines() -> None:
+    (row,) = checks.placements(machine(4), {"OMP_PROC_BIND": "true"})
+    assert (row.state, row.what) == ("bad", "placement")
+    assert row.reason.startswith("OMP_PROC_BIND='true': must be unset or 'false'")
+
+
 @pytest.mark.parametrize(("free", "state"), [(1, "bad"), (4 * GIB, "warn"), (64 * GIB, "ok")])
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
     """Little memory is a warning, next to none is bad."""

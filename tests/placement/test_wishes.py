@@ -1,6 +1,9 @@
 """Variables that vLLM's CPU users set: honoured, or refused with the variable, its value and what is allowed."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -71,6 +74,66 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
 def test_a_wish_that_cannot_be_satisfied_is_one_line(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         plan(machine(8), read_wishes(variables), engines=2, devices=1)
+
+
+COMMON = f"as it would bind all engines to the same cores; {BIND} gives each its own"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"OMP_PROC_BIND": "true"}, f"OMP_PROC_BIND='true': must be unset or 'false', {COMMON}"),
+        ({"OMP_PROC_BIND": "close,spread"}, f"OMP_PROC_BIND='close,spread': must be unset or 'false', {COMMON}"),
+        ({"OMP_PLACES": "cores"}, f"OMP_PLACES='cores': must be unset, {COMMON}"),
+        ({"GOMP_CPU_AFFINITY": "0-3"}, f"GOMP_CPU_AFFINITY='0-3': must be unset, {COMMON}"),
+        ({"GOMP_CPU_AFFINITY": ""}, f"GOMP_CPU_AFFINITY='': must be unset, {COMMON}"),
+        ({"KMP_AFFINITY": "compact"}, f"KMP_AFFINITY='compact': must be unset, {COMMON}"),
+        ({"OMP_PROC_BIND": "false", "KMP_AFFINITY": "compact"}, f"KMP_AFFINITY='compact': must be unset, {COMMON}"),
+    ],
+)
+@pytest.mark.parametrize("bind", ["auto", "nobind", "0-3|4-7"])
+def test_binding_by_openmp_is_refused(variables: dict[str, str], message: str, bind: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        read_wishes({**variables, BIND: bind})
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMP_PROC_BIND": "false"},
+        {"OMP_PROC_BIND": " FALSE "},
+        {"OMP_PROC_BIND": ""},
+        {"OMP_PLACES": ""},
+        {"OMP_PROC_BIND": "false", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0"},
+        {"KMP_AFFINITY": "disabled"},
+    ],
+)
+def test_variables_of_openmp_that_bind_nothing_are_allowed(variables: dict[str, str]) -> None:
+    assert read_wishes(variables) == Wishes()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMP_PROC_BIND": "true"},
+        {"OMP_PROC_BIND": "", "OMP_PLACES": ""},
+        {"OMP_PLACES": "cores"},
+        {"GOMP_CPU_AFFINITY": ""},
+        {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "{0}", "GOMP_CPU_AFFINITY": "0"},
+    ],
+)
+def test_torch_narrows_the_affinity_by_no_variable_that_is_allowed(variables: dict[str, str]) -> None:
+    """By those that are refused it does, where there is more than one CPU."""
+    code = "import os; before = os.sched_getaffinity(0); import torch; print(before == os.sched_getaffinity(0))"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    environment = kept | variables | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    try:
+        read_wishes(variables)
+    except ConfigError:
+        assert done.stdout.strip() == str(len(os.sched_getaffinity(0)) == 1)
+    else:
+        assert done.stdout.strip() == "True"
 
 
 def test_fewer_memory_nodes_than_devices_are_shared() -> None:

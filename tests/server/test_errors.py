@@ -234,6 +234,11 @@ def _variable(name: str, value: str, problem: str) -> Start:
     return placement, Case(what, f"{name}={value!r}: {problem}", 2, {name: value})
 
 
+def _openmp(name: str, value: str, allowed: str) -> Start:
+    problem = f"{allowed}, as it would bind all engines to the same cores; {BIND} gives each its own"
+    return _variable(name, value, problem)
+
+
 FLAG_CASES: tuple[Start, ...] = (
     _engines(3),
     _engines(16),
@@ -287,6 +292,10 @@ FLAG_CASES: tuple[Start, ...] = (
     _variable(BIND, "0-3", "1 list; must be 'auto', 'nobind' or 2 lists of CPUs"),
     _variable(BIND, "0-9", "CPU 8 is not one of those that this process may use, 0-7"),
     _variable("OMP_NUM_THREADS", "all", "must be a whole number from 1"),
+    _openmp("OMP_PROC_BIND", "true", "must be unset or 'false'"),
+    _openmp("OMP_PLACES", "cores", "must be unset"),
+    _openmp("GOMP_CPU_AFFINITY", "0-3", "must be unset"),
+    _openmp("KMP_AFFINITY", "compact", "must be unset"),
     (starting, Case("`--port 8000`, which is in use", "--host=127.0.0.1 --port=8000: address already in use", 2)),
 )
 FRONT_END_CASES: tuple[Start, ...] = (
