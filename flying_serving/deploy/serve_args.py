@@ -74,8 +74,9 @@ def environment_of(node: int, nodes: int, args: ServeArgs, base: Mapping[str, st
     own = placements_here(nodes * args.engines, args.devices, base)[node * each : (node + 1) * each]
     made = {name: value for name, value in base.items() if name != SIMULATED}  # it has had its effect
     made[BIND] = bind_string(own)
-    if any(placement.threads != len(placement.cpus) for placement in own):  # else it finds that itself
-        made[THREADS] = str(min(placement.threads for placement in own))
+    threads = [placement.threads for placement in own]
+    if len(set(threads)) == 1 or threads != [len(placement.cpus) for placement in own]:  # else its lists say them
+        made[THREADS] = str(min(threads))
     visible = base.get(DEVICES, ",".join(map(str, range(nodes * each))))
     if visible:  # else all are hidden
         names = visible.split(",")

@@ -62,7 +62,7 @@ BIND, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 @pytest.mark.parametrize(
     ("base", "expected"),
     [
-        ({}, [("0-3|4-7", None), ("8-11|12-15", None)]),
+        ({}, [("0-3|4-7", "4"), ("8-11|12-15", "4")]),
         ({THREADS: "3"}, [("0-3|4-7", "3"), ("8-11|12-15", "3")]),
         ({BIND: "nobind"}, [("nobind", "4"), ("nobind", "4")]),
         ({BIND: "0-1|2|4-6|8"}, [("0-1|2", None), ("4-6|8", None)]),
