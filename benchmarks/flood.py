@@ -24,7 +24,6 @@ time tell what refusing takes.
 
 import argparse
 import asyncio
-import os
 import random
 import time
 from collections import Counter
@@ -40,6 +39,7 @@ import uvloop
 from benchmarks.client import poisson
 from benchmarks.flood_client import Clients, Mix, Outcome
 from benchmarks.systems import ROOT, System, commit
+from flying_serving.placement.topology import read_topology
 from flying_serving.testing.tiny import make_model
 
 NAME, ENGINES, CLIENTS, TIMES, SEED = "tiny", 4, 32, 10, 28
@@ -68,6 +68,7 @@ class Watch:
     def __init__(self, server: int) -> None:
         root = psutil.Process(server)
         self._processes = [root, *root.children(recursive=True)]
+        self._topology = read_topology()
         self._before = self._processor_s()
         self.server_s = 0.0
         """Processor time of the server between the last two calls of `shares`."""
@@ -77,17 +78,18 @@ class Watch:
 
     def _processor_s(self) -> tuple[float, float, float, float]:
         spent = [one.cpu_times() for one in self._processes]
-        all_of_them = psutil.cpu_times()
-        busy_s = sum(all_of_them) - all_of_them.idle - all_of_them.iowait - all_of_them.guest
+        numbers = {cpu.number for cpu in self._topology.cpus}
+        usable = [times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in numbers]
+        busy_s = sum(sum(times) - times.idle - times.iowait - times.guest for times in usable)
         return sum(one.user + one.system for one in spent), time.process_time(), busy_s, time.monotonic()
 
     def shares(self) -> str:
-        """Shares of all cores since the last call."""
+        """Shares of the CPU time that server and client could use since the last call."""
         before, self._before = self._before, self._processor_s()
         server_s, client_s, busy_s, passed_s = (now - then for now, then in zip(self._before, before, strict=True))
-        cores_s = passed_s * (os.cpu_count() or 1)
+        usable_s = passed_s * self._topology.usable_cpus
         others_s, self.server_s = max(0.0, busy_s - server_s - client_s), server_s
-        return f"server {server_s / cores_s:.3f}, client {client_s / cores_s:.3f}, others {others_s / cores_s:.3f}"
+        return f"server {server_s / usable_s:.3f}, client {client_s / usable_s:.3f}, others {others_s / usable_s:.3f}"
 
     def look(self) -> float:
         """MiB of all processes, now."""

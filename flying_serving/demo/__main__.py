@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ from flying_serving.bench.view import lag_warning
 from flying_serving.demo import layouts, traffic
 from flying_serving.demo.server import Shown
 from flying_serving.errors import BenchError, ServerFailed
+from flying_serving.placement.topology import Topology, read_topology
 from flying_serving.testing.servers import CPU_ENVIRONMENT
 from flying_serving.testing.signals import ended_by_signals
 
@@ -29,7 +31,7 @@ CHECKOUT = Path(flying_serving.__file__).resolve().parents[1]
 INTERRUPTED = 130
 COLUMNS = 80
 LOOK_S = 1.0
-FEW_CORES = 0.25
+FEW_CPUS = 0.25
 """What other programs may use without being told."""
 
 
@@ -57,21 +59,25 @@ def main() -> int:
         return 1
 
 
-def others_note(percent: float, cores: int) -> str | None:
-    """What to say of other programs that used `percent` of `cores` before the demo began; None if it was little."""
-    used = percent / 100 * cores
-    if used < FEW_CORES:
+def others_note(percents: Sequence[float], topology: Topology) -> str | None:
+    """What to say of other programs that were at work before the demo began; None if they used little.
+
+    `percents`: how busy each CPU of the machine was. Those that the demo may run on count.
+    """
+    numbers = {cpu.number for cpu in topology.cpus}
+    used = sum(percent for number, percent in enumerate(percents) if number in numbers) / 100
+    if used < FEW_CPUS:
         return None
     return (
-        f"Note: other programs use {used:.1f} of {cores} cores. They slow what is measured here, most of all engines "
-        "together, as these wait for each other."
+        f"Note: other programs use {used:.1f} of {len(numbers)} CPUs that the demo may run on. They slow what is "
+        "measured here, most of all engines together, as these wait for each other."
     )
 
 
 def _demo(console: Console, options: argparse.Namespace) -> int:
     """Run the chosen parts; the exit code."""
     begun = time.monotonic()
-    if note := others_note(psutil.cpu_percent(interval=LOOK_S), psutil.cpu_count() or 1):
+    if note := others_note(psutil.cpu_percent(LOOK_S, percpu=True), read_topology()):
         console.print(note)
     shown: list[Shown] = []
     if not options.auto:

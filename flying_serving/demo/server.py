@@ -1,7 +1,6 @@
 """The demo's servers: their flags, what they do while they start, and what is wrong in their results."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from flying_serving.bench.replay import SUMMARY, SWITCHES
 from flying_serving.config import MAX_ENGINES
+from flying_serving.placement.topology import read_topology
 from flying_serving.results.metrics import Summary
 from flying_serving.testing.servers import ServerProcess
 
@@ -24,7 +24,7 @@ def engines_for(cores: int) -> int:
     return max(2, min(MAX_ENGINES, 1 << (cores.bit_length() - 1)))
 
 
-ENGINES = engines_for(len(os.sched_getaffinity(0)))
+ENGINES = engines_for(read_topology().usable_cores)
 SIZES = tuple(1 << power for power in range(ENGINES.bit_length()))
 """Of groups: from engines apart to all together."""
 READY_S = 180.0

@@ -45,6 +45,11 @@ class Topology:
         """How many cores' worth of threads can run at once: cores, as far as the quota reaches."""
         return max(1, self.within_quota(len(self.cores)))
 
+    @property
+    def usable_cpus(self) -> float:
+        """How many CPUs' worth of time there is: the logical CPUs, as far as the quota reaches."""
+        return min(len(self.cpus), self.quota_cpus or len(self.cpus))
+
     def within_quota(self, cores: int, devices: int = 1) -> int:
         """As many of a device's cores as its share of the quota has time for; `devices`: how many share it."""
         return cores if self.quota_cpus is None else min(cores, int(self.quota_cpus / devices))

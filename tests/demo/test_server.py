@@ -1,12 +1,16 @@
 """What the demo shows of a start, and what it takes for wrong in results as `bench` writes them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flying_serving.bench.replay import SUMMARY, SWITCHES
 from flying_serving.demo.server import phases, problems
+
+ROOT = Path(__file__).parents[2]
 
 
 def results(path: Path, problem: str | None = None, **counts: int) -> Path:
@@ -35,6 +39,17 @@ def test_missing_files_are_wrong(tmp_path: Path) -> None:
     assert problems(tmp_path) == ["there are no results"]
     (results(tmp_path, failed=1) / SWITCHES).unlink()
     assert problems(tmp_path) == ["1 requests failed", "there is no log of its switches"]
+
+
+def test_the_demo_has_no_more_engines_than_the_quota_has_cores() -> None:
+    """As in a container of 2 CPUs on a machine of 16."""
+    code = (
+        "from flying_serving.placement import topology; from tests.placement.machines import machine\n"
+        "topology.read_topology = lambda: machine(16, quota_cpus=2.5)\n"
+        "from flying_serving.demo.server import ENGINES; print(ENGINES)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2"]
 
 
 def test_the_display_follows_the_log() -> None:

@@ -17,6 +17,7 @@ from flying_serving.results.metrics import summarise
 from flying_serving.results.record import Record
 from flying_serving.results.results import Results, Run
 from flying_serving.workload.model import Request
+from tests.placement.machines import machine
 
 TOOK_S = {"static-dp": (1.3, 1.1), "static-tp": (0.8, 3.0), "auto": (0.9, 1.2)}
 """Of a request in the quiet phase and in the burst."""
@@ -90,10 +91,16 @@ def test_the_first_part_ends_with_what_switches_meant_for_streams() -> None:
     assert text.endswith("No stream stood still for longer than 0.12 s with mode weave, 1.05 s with mode hard.")
 
 
-@pytest.mark.parametrize(("percent", "cores", "used"), [(50.0, 2, "1.0 of 2 cores"), (20.0, 8, "1.6 of 8 cores")])
-def test_other_programs_that_are_at_work_are_told(percent: float, cores: int, used: str) -> None:
-    assert used in (others_note(percent, cores) or "")
+@pytest.mark.parametrize(
+    ("percents", "cores", "used"), [([50.0, 50.0], 2, "1.0 of 2 CPUs"), ([20.0] * 8, 8, "1.6 of 8 CPUs")]
+)
+def test_other_programs_that_are_at_work_are_told(percents: list[float], cores: int, used: str) -> None:
+    assert used in (others_note(percents, machine(cores)) or "")
+
+
+def test_other_programs_on_cpus_that_the_demo_may_not_use_are_not_told() -> None:
+    assert others_note([5.0, 5.0, 100.0, 100.0], machine(2)) is None
 
 
 def test_a_quiet_machine_is_not_worth_a_note() -> None:
-    assert others_note(5.0, 2) is None
+    assert others_note([5.0, 5.0], machine(2)) is None

@@ -89,6 +89,13 @@ def test_usable_cores_are_whole_ones_within_the_quota(quota_cpus: float | None, 
     assert machine(8, threads_per_core=2, quota_cpus=quota_cpus).usable_cores == usable
 
 
+@pytest.mark.parametrize(
+    ("quota_cpus", "usable"), [(None, 16), (0.5, 0.5), (12.5, 12.5), (100.0, 16)], ids=["none", "half", "some", "more"]
+)
+def test_usable_cpus_are_all_threads_of_cores_within_the_quota(quota_cpus: float | None, usable: float) -> None:
+    assert machine(8, threads_per_core=2, quota_cpus=quota_cpus).usable_cpus == usable
+
+
 def test_vllm_finds_the_same_on_this_machine() -> None:
     from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_visible_memory_node
     from vllm.utils.torch_utils import _cgroup_cpu_limit
