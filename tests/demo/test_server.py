@@ -44,6 +44,7 @@ def test_missing_files_are_wrong(tmp_path: Path) -> None:
 def test_the_demo_has_no_more_engines_than_the_quota_has_cores() -> None:
     """As in a container of 2 CPUs on a machine of 16."""
     code = (
+        "import os; os.sched_getaffinity = lambda _: set(range(16))\n"
         "from flying_serving.placement import topology; from tests.placement.machines import machine\n"
         "topology.read_topology = lambda: machine(16, quota_cpus=2.5)\n"
         "from flying_serving.demo.server import ENGINES; print(ENGINES)"
