@@ -46,9 +46,12 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
+    from flying_serving.server.turns import own_priority
 
     given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
     client, prompt = given["self"].engine_core, given["prompt"]
+    if isinstance(client, FlyingClient) and "priority" in kwargs:
+        kwargs["priority"] = given["priority"] = own_priority(kwargs["priority"])
     generator = original(*args, **kwargs)
     if isinstance(client, FlyingClient):
         client.shell.calls.channel.outputs = given["self"].output_processor
@@ -64,6 +67,7 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
+    from flying_serving.server.turns import note_priority
 
     given = dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
     client, prompt = self.engine_client.engine_core, given["engine_input"]
@@ -71,8 +75,9 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(client, FlyingClient):
         first_call = f"{given['request_id']}_0"
         named = ("request_id", "sampling_params", "priority")
-        asked = {name: given[name] for name in named if name in given}
-        client.shell.checks.let_in_ahead(first_call, fields_of(asked, prompt), generator)
+        fields = fields_of({name: given[name] for name in named if name in given}, prompt)
+        note_priority(fields["priority"])
+        client.shell.checks.let_in_ahead(first_call, fields, generator)
     return generator
 
 
