@@ -46,7 +46,7 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
-    from flying_serving.server.turns import own_priority
+    from flying_serving.server.priorities import own_priority
 
     given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
     client, prompt = given["self"].engine_core, given["prompt"]
@@ -67,7 +67,7 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
-    from flying_serving.server.turns import note_priority
+    from flying_serving.server.priorities import note_priority
 
     given = dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
     client, prompt = self.engine_client.engine_core, given["engine_input"]

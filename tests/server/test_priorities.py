@@ -20,7 +20,7 @@ PROMPT = {"prompt_token_ids": list(range(10))}
 
 
 class Engine:
-    """vLLM's engine client under our hook: `generate` hands requests with the priority that it is given to the shell."""
+    """vLLM's engine client under our hook: `generate` hands the shell a request with the priority that it is given."""
 
     def __init__(self, *, has_key: bool, **flying: Any) -> None:
         self.server = Server()
@@ -56,7 +56,6 @@ class Context:
     def __init__(self, calls: int) -> None:
         self._calls = calls
         self.request_metrics: Any = None
-        self.request_metrics_cover_all_generation_turns = True
 
     def append_output(self, _: Any) -> None: ...
 
@@ -120,7 +119,7 @@ async def test_a_turn_of_a_call_that_is_not_urgent_counts_as_not_urgent() -> Non
     assert not any(state.spec.urgent for state in engine.server.controller.started.values())
 
 
-async def test_a_call_whose_client_may_not_set_its_priority_is_refused_before_its_first_turn() -> None:
+async def test_a_priority_beyond_the_clients_rights_is_refused_at_once() -> None:
     with pytest.raises(VLLMValidationError, match=r"^priority=-1: clients may not set it on this server"):
         respond(Engine(has_key=True), -1)
 
