@@ -23,7 +23,7 @@ LOAN_SHARE = 0.05
 """Of an engine's time, for pieces of weights that go or come while requests run."""
 TOLD_S = 5.0
 """How long after an engine counts as lost the others may not know it."""
-Steering = Literal["priority", "tp_degree", "split_at", "none"]
+Steering = Literal["priority", "tp_degree", "split_at", "expected_tokens", "none"]
 """Fields of a request that steer the node: its layout, and which request it serves first."""
 PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"]
 
@@ -60,8 +60,8 @@ class FlyingConfig(BaseModel):
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
     """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual 0; default: none."""
     clients_may_set: tuple[Steering, ...] | None = None
-    """Fields that clients may set in their requests: priority, tp_degree, split_at, or none; if not given: all without
-    an API key; with one none, except priority where --most-urgent-priority is given."""
+    """Fields that clients may set in their requests: priority, tp_degree, split_at, expected_tokens, or none; if not
+    given: all without an API key; with one none, except priority where --most-urgent-priority is given."""
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
     weave_steps: int = Field(default=1, ge=1, le=1000)

@@ -23,7 +23,7 @@ WAIT_S = 60.0
 KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
 """An idle connection is not used again after a second: the server closes it after five, and may be about to."""
 KEY = "a-key"
-CLIENTS_MAY_SET_ALL = "--clients-may-set=priority,tp_degree,split_at"
+CLIENTS_MAY_SET_ALL = "--clients-may-set=priority,tp_degree,split_at,expected_tokens"
 """For servers with a key: without this flag their clients may set none of it."""
 BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4
 """Of the tiny llama's KV: layers, KV heads, tokens, keys and values, head size, bytes of a float32."""

@@ -7,11 +7,12 @@ from vllm.exceptions import VLLMValidationError
 
 from flying_serving.config import FlyingConfig
 from flying_serving.server.encoding import shown
-from flying_serving.server.xargs import DEGREE_KEY, SPLIT_KEY
+from flying_serving.server.xargs import DEGREE_KEY, EXPECTED_KEY, SPLIT_KEY
 
 FLAG = "--clients-may-set"
 PRIORITY = "priority"
-EVERYTHING = frozenset({PRIORITY, DEGREE_KEY, SPLIT_KEY})
+_XARGS = (DEGREE_KEY, SPLIT_KEY, EXPECTED_KEY)
+EVERYTHING = frozenset({PRIORITY, *_XARGS})
 _USUAL_PRIORITY = 0
 
 
@@ -54,7 +55,7 @@ class ClientRights:
         if self._most_urgent is not None and priority < self._most_urgent:
             says = f"must be {self._most_urgent} or more on this server (--most-urgent-priority)"
             raise VLLMValidationError(f"{PRIORITY}={priority}: {says}", parameter=PRIORITY)
-        for key in (DEGREE_KEY, SPLIT_KEY):
+        for key in _XARGS:
             if key in extra and key not in allowed:
                 raise _refused(f"vllm_xargs.{key}", extra[key])
 

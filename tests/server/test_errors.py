@@ -276,7 +276,9 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
     _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
     _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),
-    _flag("clients-may-set", "degree", "'degree' must be 'priority', 'tp_degree', 'split_at' or 'none'"),
+    _flag(
+        "clients-may-set", "degree", "'degree' must be 'priority', 'tp_degree', 'split_at', 'expected_tokens' or 'none'"
+    ),
     _flag("clients-may-set", "none,priority", "none stands alone"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
@@ -509,6 +511,7 @@ RIGHTS_CASES = (
     _right("X-Vllm-Priority: -1", "priority", -1, priority=-1),
     _right('"tp_degree": 2', "vllm_xargs.tp_degree", 2, extra={"tp_degree": 2}),
     _right('"split_at": 9', "vllm_xargs.split_at", 9, extra={"split_at": 9}),
+    _right('"expected_tokens": 9', "vllm_xargs.expected_tokens", 9, extra={"expected_tokens": 9}),
 )
 BODY_CASES = (
     LONG_BODY := Case(

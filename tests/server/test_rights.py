@@ -19,6 +19,7 @@ from tests.server.doubles import Server as Double
 PRIORITY = {"priority": -1}
 DEGREE = {"tp_degree": 2}
 SPLIT = {"split_at": 1}
+EXPECTED = {"expected_tokens": 3}
 FLAG = "(--clients-may-set)"
 
 
@@ -37,7 +38,8 @@ def rights(*, has_key: bool = False, **flying: Any) -> ClientRights:
         (True, {"most_urgent_priority": -3}, {"priority"}),
         (True, {"clients_may_set": ("tp_degree", "split_at")}, {"tp_degree", "split_at"}),
         (True, {"clients_may_set": ("tp_degree",), "most_urgent_priority": -3}, {"tp_degree"}),
-        (True, {"clients_may_set": ("priority", "tp_degree", "split_at")}, EVERYTHING),
+        (True, {"clients_may_set": ("expected_tokens",)}, {"expected_tokens"}),
+        (True, {"clients_may_set": ("priority", "tp_degree", "split_at", "expected_tokens")}, EVERYTHING),
         (False, {"clients_may_set": ("none",)}, set()),
         (False, {"clients_may_set": ("priority",)}, {"priority"}),
     ],
@@ -57,6 +59,7 @@ def test_what_may_be_set_follows_the_key_unless_the_flag_says_it(
         (0, {"tp_degree": 2}, f"vllm_xargs.tp_degree=2: clients may not set it on this server {FLAG}"),
         (0, {"tp_degree": None}, f"vllm_xargs.tp_degree=None: clients may not set it on this server {FLAG}"),
         (0, {"split_at": 9}, f"vllm_xargs.split_at=9: clients may not set it on this server {FLAG}"),
+        (0, {"expected_tokens": 9}, f"vllm_xargs.expected_tokens=9: clients may not set it on this server {FLAG}"),
     ],
 )
 def test_what_clients_may_not_set_is_refused_by_name(priority: int, extra: dict[str, Any], says: str) -> None:
@@ -66,7 +69,7 @@ def test_what_clients_may_not_set_is_refused_by_name(priority: int, extra: dict[
     assert refused.value.parameter == says.partition("=")[0]
 
 
-@pytest.mark.parametrize("extra", [{}, {"expected_tokens": 5}, {"queue_deadline_s": 1}, {"another": 1}], ids=str)
+@pytest.mark.parametrize("extra", [{}, {"queue_deadline_s": 1}, {"another": 1}], ids=str)
 def test_what_steers_nothing_may_always_be_set(extra: dict[str, Any]) -> None:
     rights(has_key=True).check(0, extra)
 
@@ -92,7 +95,7 @@ def test_the_most_urgent_priority_bounds_what_clients_may_set() -> None:
         made.check(-4, {})
 
 
-@pytest.mark.parametrize("asked", [PRIORITY, DEGREE, SPLIT], ids=str)
+@pytest.mark.parametrize("asked", [PRIORITY, DEGREE, SPLIT, EXPECTED], ids=str)
 async def test_the_shell_takes_from_clients_what_they_may_set(asked: dict[str, int]) -> None:
     """Whatever route a request comes by, and before it is booked."""
     shell = Double().shell
@@ -194,16 +197,16 @@ def test_no_way_in_takes_a_priority_from_a_header(keyed: Server, name: str) -> N
 
 @pytest.mark.server
 @pytest.mark.parametrize("name", [name for name in WAYS if name not in NO_XARGS])
-@pytest.mark.parametrize("asked", [DEGREE, SPLIT], ids=str)
-def test_no_way_in_takes_a_degree_or_a_split(keyed: Server, name: str, asked: dict[str, int]) -> None:
+@pytest.mark.parametrize("asked", [DEGREE, SPLIT, EXPECTED], ids=str)
+def test_no_way_in_takes_a_degree_a_split_or_a_length(keyed: Server, name: str, asked: dict[str, int]) -> None:
     path, fields = body(keyed, name)
     answer = keyed.http.post(path, json=fields | {"vllm_xargs": asked})
     expect_refused(answer, f"vllm_xargs.{next(iter(asked))}")
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("asked", [DEGREE, SPLIT], ids=str)
-def test_sampling_parameters_of_tokens_take_no_degree_or_split(keyed: Server, asked: dict[str, int]) -> None:
+@pytest.mark.parametrize("asked", [DEGREE, SPLIT, EXPECTED], ids=str)
+def test_sampling_parameters_of_tokens_take_no_degree_split_or_length(keyed: Server, asked: dict[str, int]) -> None:
     path, fields = body(keyed, "tokens")
     answer = keyed.http.post(path, json=fields | {"sampling_params": {"max_tokens": 2, "extra_args": asked}})
     expect_refused(answer, f"vllm_xargs.{next(iter(asked))}")
