@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.places import Origin, Place, Places
@@ -46,6 +47,13 @@ class Pace:
         return ahead * self._passed_s / self._count if self._count else math.inf
 
 
+class Waiting(NamedTuple):
+    """Requests that wait, and tokens of prompts that do."""
+
+    requests: int
+    prompt_tokens: int
+
+
 class Admission:
     """Refuses requests while too many wait; an urgent one counts only those that are urgent too.
 
@@ -71,7 +79,9 @@ class Admission:
 
     def check(self, *, urgent: bool = False) -> None:
         """Raise PoolFull if no more requests of this kind may wait; who asks is refused then."""
-        problem = self.problem(urgent=urgent)
+        self._refuse(self.problem(urgent=urgent))
+
+    def _refuse(self, problem: str | None) -> None:
         if problem is not None:
             self.refused += 1
             raise PoolFull(problem)
@@ -81,14 +91,21 @@ class Admission:
 
         Raises PoolFull unless its last request may wait, with the others of the call before it.
         """
+        waiting = self._waiting(urgent=place.urgent)
         others = replace(place, left=place.left - 1)
         if others.left:
             self.places.hold(others)
         try:
-            self.check(urgent=place.urgent)
+            problem = self._problem(waiting, self._waiting(urgent=place.urgent), place)
         finally:
             self.places.give_back(others)
+        self._refuse(problem)
         self.places.hold(place)
+
+    def most_at_once(self, place: Place) -> int:
+        """How many requests a call like this one may have, which is let in while no other request is there."""
+        beyond_tokens = (self._most_waiting_tokens(urgent=place.urgent) - 1) // max(1, place.prompt_tokens)
+        return self._most_running + min(self._settings.most_waiting, beyond_tokens + 1)
 
     def enter(self, origin: Origin, *, urgent: bool) -> None:
         """A request arrives. Raises PoolFull as `check`, unless it has a place."""
@@ -97,6 +114,37 @@ class Admission:
 
     def problem(self, *, urgent: bool = False) -> str | None:
         """Why no more requests of this kind may wait; None if they may."""
+        waiting = self._waiting(urgent=urgent)
+        return self._problem(waiting, waiting, Place("", urgent=urgent))
+
+    def _problem(self, before: Waiting, now: Waiting, place: Place) -> str | None:
+        """Why the last request of a call may not wait: by what waits `now`, when the others of the call have places."""
+        settings = self._settings
+        adds, adds_tokens = "", ""
+        if place.left > 1:
+            adds = f", and n={place.left} adds {place.left}"
+            adds_tokens = f", and n={place.left} adds {place.left * place.prompt_tokens}"
+        if now.requests >= settings.most_waiting:
+            return f"{before.requests} requests wait already{adds} (--max-waiting-requests)"
+        if now.prompt_tokens >= self._most_waiting_tokens(urgent=place.urgent):
+            return f"{before.prompt_tokens} prompt tokens wait already{adds_tokens} (--max-waiting-tokens)"
+        wait_s = self.pace.wait_s(now.requests)
+        if wait_s > settings.most_wait_s and now.requests >= self._least:
+            return f"{before.requests} requests wait already{adds}, {wait_s:.0f} s from now on (--max-queue-wait-s)"
+        return None
+
+    def _most_waiting_tokens(self, *, urgent: bool) -> int:
+        return self._settings.most_waiting_tokens * (1 + urgent)
+
+    @property
+    def _most_running(self) -> int:
+        """Requests that all groups run together, in the layout of most groups that this server may have."""
+        sizes = self._settings.capacity.tokens
+        pinned = self._settings.policy.pinned_size
+        return self._settings.engines // (pinned or min)(list(sizes)) * self._least
+
+    def _waiting(self, *, urgent: bool) -> Waiting:
+        """What waits ahead of a request of this kind."""
         settings, pool = self._settings, self._pool
         ahead, tokens = pool.urgent if urgent else len(pool) - pool.urgent, pool.prompt_tokens
         if not settings.limits.capped:
@@ -106,14 +154,7 @@ class Admission:
         free = self._free()
         ahead += max(0, self.places.requests[urgent] - free)
         tokens += self.places.tokens_beyond(free)
-        if ahead >= settings.most_waiting:
-            return f"{ahead} requests wait already (--max-waiting-requests)"
-        if tokens >= settings.most_waiting_tokens * (1 + urgent):
-            return f"{tokens} prompt tokens wait already (--max-waiting-tokens)"
-        wait_s = self.pace.wait_s(ahead)
-        if wait_s > settings.most_wait_s and ahead >= self._least:
-            return f"{ahead} requests wait already, {wait_s:.0f} s from now on (--max-queue-wait-s)"
-        return None
+        return Waiting(ahead, tokens)
 
     def _free(self) -> int:
         """How many requests that come now would begin at once, by their number; none while others wait."""

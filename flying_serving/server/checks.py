@@ -48,7 +48,8 @@ class Checks:
         `answer` is what begins the requests when it is read.
 
         Raises:
-            VLLMValidationError: as `spec`, or if no layout of this server can run them (HTTP 400).
+            VLLMValidationError: as `spec`, or if no layout of this server can run them, or `n` is more than it ever
+                lets in at once (HTTP 400).
             GracefulHTTPError: if too many wait (429), or the server ends (503).
         """
         if not self._places.claim(call):
@@ -66,9 +67,18 @@ class Checks:
         place.left = getattr(fields["sampling_params"], "n", 1)
         with refused(spec):
             self._controller.placing.sizes(spec)
+            self._check_outputs(place)
             self._controller.admission.hold(place)
         # an answer that nobody reads, as its client has left, is never begun, so no code of it runs
         finalize(answer, self._places.give_back, place).atexit = False
+
+    def _check_outputs(self, place: Place) -> None:
+        """Raise VLLMValidationError for more outputs than are ever let in together."""
+        most = self._controller.admission.most_at_once(place)
+        if place.left > most:
+            bounds = "that many run and wait at most (--max-num-seqs, --max-waiting-requests, --max-waiting-tokens)"
+            says = f"must be a whole number from 1 to {most} on this server: {bounds}"
+            raise VLLMValidationError(f"n={place.left}: {says}", parameter="n")
 
     def check_end(self, call: str | None) -> None:
         """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it was let in before."""

@@ -164,9 +164,43 @@ def test_a_call_is_let_in_with_all_its_requests_or_not_at_all(count: int, fits: 
         found.hold(Place("c", 10, count))
         assert found.places.requests[False] == count
     else:
-        with pytest.raises(PoolFull, match="3 requests wait already"):
+        with pytest.raises(PoolFull, match=rf"^0 requests wait already, and n={count} adds {count} \(--max-waiting-"):
             found.hold(Place("c", 10, count))
         assert not found.places
+
+
+def test_a_refused_call_is_told_what_waits_without_it() -> None:
+    found = admission(2, settings(most_waiting=5))
+    with pytest.raises(PoolFull, match=r"^2 requests wait already, and n=4 adds 4 \(--max-waiting-requests\)$"):
+        found.hold(Place("c", 10, 4))
+
+
+def test_a_refused_call_is_told_what_prompt_tokens_wait_without_it() -> None:
+    found = admission(2, replace(settings(), most_waiting_tokens=50))
+    with pytest.raises(PoolFull, match=r"^20 prompt tokens wait already, and n=4 adds 40 \(--max-waiting-tokens\)$"):
+        found.hold(Place("c", 10, 4))
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+@pytest.mark.parametrize(("bound", "bound_tokens"), [(3, 4_000_000), (1, 4_000_000), (100, 1), (100, 50), (100, 51)])
+@pytest.mark.parametrize("prompt_tokens", [1, 10, 100])
+def test_what_is_let_in_at_once_at_most_is_what_an_idle_server_lets_in(
+    urgent: bool, bound: int, bound_tokens: int, prompt_tokens: int
+) -> None:
+    """With as many groups as engines: so much and no more."""
+    chosen = replace(settings("manual", 4, most_waiting=bound), most_waiting_tokens=bound_tokens)
+    groups = [(0,), (1,), (2,), (3,)]
+    found = Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups)
+    place = Place("c", prompt_tokens, urgent=urgent)
+    most = found.most_at_once(place)
+    found.hold(replace(place, left=most))
+    with pytest.raises(PoolFull):
+        Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups).hold(replace(place, left=most + 1))
+
+
+def test_where_all_engines_stay_in_one_group_fewer_requests_run() -> None:
+    chosen = settings("static-tp", 4, most_waiting=3)
+    assert Admission(chosen, TaskPool(AGING_S), Loads(), tuple).most_at_once(Place("c", 10)) == LEAST + 3
 
 
 def test_a_place_that_is_given_back_counts_no_more() -> None:

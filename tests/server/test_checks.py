@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.exceptions import GracefulHTTPError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from flying_serving.server.client import FlyingClient, add
@@ -95,6 +95,28 @@ async def test_all_outputs_of_a_call_have_a_place() -> None:
         engine.generate("c")
     assert await asyncio.gather(*(anext(answer) for answer in answers)) == ["a", "b"]
     assert len(engine.server.controller.open_requests) == AT_ONCE + MOST_WAITING
+
+
+@pytest.mark.parametrize("n", [AT_ONCE + MOST_WAITING + 1, 1000])
+async def test_more_outputs_than_ever_fit_are_refused_for_good(n: int) -> None:
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    with pytest.raises(VLLMValidationError) as refused:
+        engine.generate("a", n=n)
+    most = AT_ONCE + MOST_WAITING
+    assert str(refused.value).startswith(f"n={n}: must be a whole number from 1 to {most} on this server")
+    assert refused.value.parameter == "n"
+    assert not engine.server.controller.admission.places
+
+
+async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> None:
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    first = engine.generate("a")
+    with pytest.raises(GracefulHTTPError, match="0 requests wait already, and n=36 adds 36") as refused:
+        engine.generate("b", n=AT_ONCE + MOST_WAITING)
+    assert refused.value.http_status == 429
+    del first
+    gc.collect()
+    engine.generate("b", n=AT_ONCE + MOST_WAITING)
 
 
 @pytest.mark.parametrize("how", ["generate", "responses"])
