@@ -27,6 +27,19 @@ REFUSALS = (ValueError, TypeError, NotImplementedError, OSError, AssertionError,
 """What vLLM raises for values of its flags, while it looks at nothing but them."""
 WHILE_STARTING = (ValueError, KeyError, NotImplementedError, ImportError)
 """What vLLM raises for names that it finds only as it starts, of tokenizers, parsers and plugins."""
+READS_FLAGS = frozenset(
+    {
+        "create_engine_config",
+        "cached_tokenizer_from_config",
+        "from_vllm_config",
+        "import_tool_parser",
+        "import_reasoning_parser",
+        "get_uvicorn_log_config",
+        "build_app",
+        "init_app_state",
+    }
+)
+"""Functions of vLLM that read flags: the configuration, then in a start names of tokenizers, parsers and plugins."""
 
 
 def main(argv: list[str]) -> None:
@@ -98,10 +111,14 @@ def refused_in_one_line() -> Iterator[None]:
         raise ConfigError(_in_one_line(error)) from error
 
 
-def _while_making_configuration(error: BaseException) -> bool:
-    """Whether vLLM raised it while it made its configuration of the flags: nothing but their values can be wrong."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_name == "create_engine_config" for frame, _ in frames)
+def _is_of_a_flag(error: BaseException) -> bool:
+    """Whether vLLM raised it, and not our code, while it read flags; in its configuration nothing else can be wrong."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [name.partition(".")[0] for frame in frames if (name := frame.f_globals.get("__name__", ""))]
+    last = next((owner for owner in reversed(owners) if owner in ("vllm", "flying_serving")), None)
+    reading = {frame.f_code.co_name for frame in frames} & READS_FLAGS
+    is_refusal = isinstance(error, WHILE_STARTING) or "create_engine_config" in reading
+    return is_refusal and last == "vllm" and bool(reading)
 
 
 def _of_a_setting(problem: Mapping[str, Any]) -> str:
@@ -119,7 +136,10 @@ def _in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(args: Any) -> Iterator[None]:
-    """While the body starts a server with these flags, a user's mistake, or wish, is told in one line."""
+    """While the body runs a server with these flags, a user's mistake in them, or wish, is told in one line.
+
+    What is raised where no flag is read, as while the server serves, keeps its traceback.
+    """
     from flying_serving.server.support import no_model
 
     try:
@@ -134,14 +154,14 @@ def explained(args: Any) -> Iterator[None]:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             place = f"--host={args.host or ''} --port={args.port}"
             raise ConfigError(f"{place}: {os.strerror(error.errno).lower()}") from None
-        if error.errno is not None:
+        if error.errno is not None or not _is_of_a_flag(error):
             raise
         reason = str(error).split("\n")[0]  # of transformers, or of the hub
         if not Path(args.model).exists():
             raise no_model(args.model, reason) from None
         raise ConfigError(f"--tokenizer={args.tokenizer or args.model}: {reason}") from None
     except Exception as error:
-        if not (isinstance(error, WHILE_STARTING) or _while_making_configuration(error)):
+        if not _is_of_a_flag(error):
             raise
         logger.debug("the server does not start", exc_info=True)
         raise ConfigError(f"{_in_one_line(error)} (VLLM_LOGGING_LEVEL=DEBUG shows where)") from None

@@ -2,7 +2,9 @@
 
 import argparse
 import errno
-from types import SimpleNamespace
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,15 +140,56 @@ class ModelConfig(BaseModel):
     max_model_len: int = Field(le=10)
 
 
-def start(args: SimpleNamespace, error: BaseException) -> None:
-    """A server that ends with an error while it starts."""
+ARGS = SimpleNamespace(model="m", host=None, port=80)
+CONFIGURES = ("vllm.engine.arg_utils", "create_engine_config")
+STARTS = ("vllm.v1.engine.async_llm", "from_vllm_config")
+SERVES = ("vllm.entrypoints.launchers.launcher", "serve_http")
+OURS = ("flying_serving.server.launch", "prepare")
+THEIRS = ("transformers.models", "load")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def start(args: SimpleNamespace, error: BaseException, *callers: tuple[str, str]) -> None:
+    """A server that ends with an error, whose traceback has these functions (module, name), the innermost last."""
+    call: Callable[[], None] = partial(_raise, error)
+    for module, name in reversed(callers):
+        caller = FunctionType(_call.__code__.replace(co_name=name), {"__name__": module})
+        call = partial(caller, call)
     with explained(args):
-        raise error
+        call()
+
+
+def _call(call: Callable[[], None]) -> None:
+    call()
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError])
+@pytest.mark.parametrize("callers", [(CONFIGURES,), (STARTS,), (STARTS, THEIRS), (STARTS, OURS, STARTS)], ids=str)
+def test_what_vllm_raises_where_it_reads_flags_is_one_line(
+    kind: type[Exception], callers: tuple[tuple[str, str], ...]
+) -> None:
+    with pytest.raises(ConfigError, match=r"^no such name \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$"):
+        start(ARGS, kind("no such name"), *callers)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, OSError, ImportError])
+@pytest.mark.parametrize("callers", [(), (SERVES,), (OURS,), (STARTS, OURS), (SERVES, THEIRS)], ids=str)
+def test_what_is_raised_where_no_flag_is_read_keeps_its_traceback(
+    kind: type[Exception], callers: tuple[tuple[str, str], ...]
+) -> None:
+    """While the server serves, or in our own code."""
+    error = kind("x")
+    with pytest.raises(kind) as raised:
+        start(ARGS, error, *callers)
+    assert raised.value is error
 
 
 def test_what_vllm_refuses_is_one_line() -> None:
     """No traceback of its configuration; a port in use too; and an interrupt is the user's wish."""
-    args = SimpleNamespace(model="m", host=None, port=80)
+    args = ARGS
     with pytest.raises(ValidationError) as wrong:
         ModelConfig(max_model_len=11)
     with pytest.raises(ConfigError, match=r"^--max-model-len=11: Input should be less than or equal to 10$"):
@@ -158,16 +201,16 @@ def test_what_vllm_refuses_is_one_line() -> None:
         with pytest.raises(
             ConfigError, match=r"^No tokenizer registered for it \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$"
         ):
-            start(args, refusal)
+            start(args, refusal, STARTS)
     with pytest.raises(ConfigError, match=r"--port=80: address already in use"):
         start(args, OSError(errno.EADDRINUSE, "x"))
     with pytest.raises(ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"):
-        start(args, OSError("We couldn't\nCheck your internet connection"))
+        start(args, OSError("We couldn't\nCheck your internet connection"), CONFIGURES)
     for interrupt, code in ((KeyboardInterrupt("terminated"), 143), (KeyboardInterrupt(), 130)):
         with pytest.raises(SystemExit) as ended:
             start(args, interrupt)
         assert ended.value.code == code
     for error in (OSError(errno.ENOSPC, "x"), TypeError("x")):  # not of a user's making: the traceback stays
         with pytest.raises(type(error)) as raised:
-            start(args, error)
+            start(args, error, STARTS)
         assert raised.value is error
