@@ -23,8 +23,10 @@ Grow = Callable[[int], None]
 class Room:
     """Memory in bytes. An address may hold at most as much as is left free: alone half, beside n others less.
 
-    So no address, and no number of them, takes all: another one always finds some. A share that is fixed would either
-    keep a router, whose clients have one address, from most of the room, or leave it all to a few addresses.
+    So one address leaves half, and each further one that takes all it may halves the rest: another one finds room for a
+    short body, but not for every body. Five addresses whose bodies of 16 MiB are being read leave too little of 512 MiB
+    for such a body of a sixth. A share that is fixed would either keep a router, whose clients have one address, from
+    most of the room, or leave it all to a few addresses.
     """
 
     def __init__(self, size_bytes: int) -> None:

@@ -1,5 +1,7 @@
 """Room for bodies that are being read: no address takes all of it, and the longest body fits in alone."""
 
+from contextlib import ExitStack, suppress
+
 import pytest
 from fastapi import HTTPException
 from hypothesis import given
@@ -24,6 +26,20 @@ def test_another_address_always_finds_as_much_as_any_one_holds(asked: list[tuple
         else:
             held[address] += count
             assert size_bytes - sum(held.values()) >= held[address]
+
+
+def test_five_addresses_with_long_bodies_leave_room_for_short_ones_only() -> None:
+    length = 2**24
+    rooms = BodyRooms(length)
+    with ExitStack() as held:
+        for address in "abcde":
+            with suppress(HTTPException):
+                while True:
+                    held.enter_context(rooms.held(address))(length)
+        with rooms.held("f") as grow:
+            grow(room.START_BYTES)
+            with pytest.raises(HTTPException):
+                grow(length)
 
 
 def test_one_address_alone_may_hold_half() -> None:
