@@ -28,12 +28,14 @@ class Stream:
     """One request as the client asked for it.
 
     `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
-    that outputs of the old engine are recognised as stale. `capped`: its group may end it for want of room.
+    that outputs of the old engine are recognised as stale. `past_ids`: those that it had in engines that it has left.
+    `capped`: its group may end it for want of room.
     """
 
     request: EngineCoreRequest
     tokens: list[int] = field(default_factory=list)
     engine_id: str = ""
+    past_ids: set[str] = field(default_factory=set)
     dispatches: int = 0
     capped: bool = False
 
@@ -46,6 +48,7 @@ class Streams:
         self._max_model_len = max_model_len
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
+        self._past_ids: dict[str, str] = {}
         self._prefixes: dict[str, str] = {}
         self._ahead: set[int] = set()
 
@@ -88,6 +91,8 @@ class Streams:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._ids.pop(stream.engine_id, None)
+            for engine_id in stream.past_ids:
+                self._past_ids.pop(engine_id, None)
 
     def engine_id(self, request_id: str) -> str:
         """The id of a request in the engine that runs it."""
@@ -96,7 +101,9 @@ class Streams:
     def recall(self, request_id: str) -> str:
         """Treat further outputs of the request's engine as stale. Returns its id there."""
         stream = self._streams[request_id]
-        self._ids.pop(stream.engine_id, None)
+        if self._ids.pop(stream.engine_id, None) is not None:
+            stream.past_ids.add(stream.engine_id)
+            self._past_ids[stream.engine_id] = request_id
         return stream.engine_id
 
     def leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
@@ -170,8 +177,11 @@ class Streams:
         return engine_id
 
     def begun(self, engine_id: str) -> str | None:
-        """The request that has begun with what an engine knows by this id; None if that is stale."""
-        return self._ids.get(engine_id) or self._prefixes.get(engine_id)
+        """The request that has begun with what an engine knows, or knew, by this id; None if it is over.
+
+        An engine may say so when the request has left it: it has begun all the same.
+        """
+        return self._ids.get(engine_id) or self._prefixes.get(engine_id) or self._past_ids.get(engine_id)
 
     def prefix_ended(self, output: EngineCoreOutput) -> str | None:
         """The request of which an output ends a prefix, if it does."""
