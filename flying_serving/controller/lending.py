@@ -164,4 +164,5 @@ class WeightLending:
 
 def needed_tokens(state: RequestState) -> int:
     """Tokens that a request needs room for: one that is open-ended, for the next token."""
-    return max(state.spec.tokens, state.context_tokens + 1) if state.output_tokens else state.spec.tokens
+    needed = state.spec.needed_tokens
+    return max(needed, state.context_tokens + 1) if state.output_tokens else needed

@@ -58,7 +58,7 @@ class Placing:
     def sizes(self, spec: RequestSpec) -> tuple[int, ...]:
         """Group sizes that a request may have. Raises RequestError if no layout ever holds all that it may take."""
         self.check(spec.longest_tokens, spec.degree)
-        return self.check(spec.tokens, spec.degree)
+        return self.check(spec.needed_tokens, spec.degree)
 
     def place(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flying_serving.controller.suspicion import Suspicion
 from flying_serving.layout.groups import Group
@@ -13,8 +13,8 @@ from flying_serving.layout.groups import Group
 class RequestSpec:
     """What a client asks for.
 
-    `tokens`: that its group has to hold for certain: its prompt and one token, or the output that it is sure to have
-    (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks
+    `tokens`: that it is sure to have: its prompt and one token, or the least output that was asked for (`min_tokens`,
+    `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks
     for (`tp_degree`). `priority`: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
     `deadline_s`: longest wait until a scheduler has it in a step: see `Deadlines`. `can_migrate`: whether another group
     can go on with it, with its KV or after prefilling prompt and outputs again. `expected_tokens`: output tokens that
@@ -50,9 +50,10 @@ class RequestSpec:
         """Whether any group may go on with it: it can migrate, and asks for no degree."""
         return self.can_migrate and self.degree is None
 
-    def in_one_group(self) -> RequestSpec:
-        """The same of a request that no other group can go on with: the first one has to hold all that it may take."""
-        return replace(self, can_migrate=False, tokens=self.longest_tokens)
+    @property
+    def needed_tokens(self) -> int:
+        """Tokens that its group has to hold: all that it may take, if no other group can go on with it."""
+        return self.tokens if self.may_change_group else self.longest_tokens
 
 
 @dataclass(frozen=True)

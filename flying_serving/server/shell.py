@@ -75,7 +75,7 @@ class Shell:
         self.checks.check_end(request.external_req_id)
         spec = self.checks.spec({name: getattr(request, name) for name in request.__struct_fields__})
         can_migrate = why_not_migratable(request, self.model_config) is None
-        spec = replace(spec if can_migrate else spec.in_one_group(), prompt_splits=not request.mm_features)
+        spec = replace(spec, can_migrate=can_migrate, prompt_splits=not request.mm_features)
         with refused(spec):
             commands = self.controller.arrived(request.request_id, spec, self.clock(), origin_of(request))
         self.streams.open(request)

@@ -308,7 +308,7 @@ class Shell:
 
     def _needed(self, stream: Stream) -> int:
         """Tokens that a request needs room for."""
-        return max(stream.spec.tokens, stream.spec.prompt_tokens + stream.tokens + 1)
+        return max(stream.spec.needed_tokens, stream.spec.prompt_tokens + stream.tokens + 1)
 
     def _holds(self, group: Group, needed: int = 0) -> int:
         """What a request may have in a group that needs so many tokens; its engines have the weights for it."""
@@ -329,7 +329,7 @@ class Shell:
         assert group in self.layout.groups or spec.degree == len(group) or goes_on_there or self.is_apart(command)
         assert spec.degree in (None, len(group))
         assert goes_on_there or not self._keeps_narrow_waiting(command.request_id, group)
-        assert spec.tokens <= holds
+        assert spec.needed_tokens <= holds
         assert command.output_tokens == stream.tokens
         most = holds - spec.prompt_tokens
         assert stream.tokens < command.limit_tokens <= most, "no room for a further token"

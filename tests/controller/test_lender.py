@@ -166,6 +166,17 @@ def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
     assert shell.open["open"].limit == 310
 
 
+def test_a_degree_with_max_tokens_has_the_loan_that_it_may_need() -> None:
+    """No other group can go on with it: without the loan it would end where the whole group is full."""
+    shell = together()
+    shell.arrive("degree", RequestSpec(40, 41, 560, 4, most_tokens=600))
+    assert shell.weights[GROUP] == "lending"
+    shell.answer_weights(GROUP)
+    assert shell.open["degree"].limit == 660
+    shell.token("degree", 559)
+    assert shell.open["degree"].tokens == 559
+
+
 def test_engines_that_could_not_lend_have_weights_come_back() -> None:
     """All engines of the group are told; the request goes on waiting, and the next try follows."""
     shell = together()

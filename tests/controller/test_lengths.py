@@ -108,8 +108,8 @@ def test_what_no_group_ever_holds_is_refused(most_tokens: int, degree: int | Non
 
 def test_a_request_that_cannot_go_on_elsewhere_needs_all_that_it_may_take() -> None:
     """It would be cut short where it fills its group."""
-    one = AGENT.in_one_group()
-    assert (one.tokens, one.can_migrate) == (160, False)
+    one = replace(AGENT, can_migrate=False)
+    assert one.needed_tokens == 160
     assert sizes("auto", one) == (2, 4)
 
 
