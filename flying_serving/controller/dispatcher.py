@@ -188,7 +188,8 @@ class Dispatcher:
         """Book a request in a group, with its KV if that can migrate."""
         if self.placing.migration(state, group, lanes) is None:
             state.kv = None
-        self.loads.add(state, group, self.lengths.tokens(state), kept=state.kv is not None)
+        booked_tokens = self.placing.booked_tokens(state, group, self.lengths.tokens(state))
+        self.loads.add(state, group, booked_tokens, kept=state.kv is not None)
         return self._send(state, group)
 
     def _send(self, state: RequestState, group: Group) -> Dispatch:

@@ -93,7 +93,8 @@ class Placing:
         short = {
             engine
             for group in self._suitable(state, layout, loads)
-            if self._has_slot(state, loads[group], kept=kept) and not self._has_memory(group, loads, expected_tokens)
+            if self._has_slot(state, loads[group], kept=kept)
+            and not self._has_memory(group, loads, self.booked_tokens(state, group, expected_tokens))
             for engine in group
         }
         return [group for group in layout.groups if not short.isdisjoint(group)]
@@ -135,7 +136,12 @@ class Placing:
         work = loads[group]
         if not work.requests or not (self.limits.capped or self.lending.is_called_back(group)):
             return True
-        return self._has_slot(state, work, kept=kept) and self._has_memory(group, loads, expected_tokens)
+        booked_tokens = self.booked_tokens(state, group, expected_tokens)
+        return self._has_slot(state, work, kept=kept) and self._has_memory(group, loads, booked_tokens)
+
+    def booked_tokens(self, state: RequestState, group: Group, expected_tokens: float) -> float:
+        """Tokens that are booked in a group for a request of which so many are expected: no more than it gets there."""
+        return min(expected_tokens, self.lending.room(state, group))
 
     def _has_slot(self, state: RequestState, work: GroupWork, *, kept: bool) -> bool:
         """Whether one more request may run there, and its prompt be computed soon."""
@@ -146,11 +152,9 @@ class Placing:
         waits = work.prefill_tokens > 0 and not state.spec.urgent
         return not waits or ahead <= STEPS_AHEAD * self.limits.max_num_batched_tokens
 
-    def _has_memory(self, group: Group, loads: Loads, expected_tokens: float) -> bool:
+    def _has_memory(self, group: Group, loads: Loads, tokens: float) -> bool:
         """Whether its engines have room for so many tokens beside what runs."""
-        return all(
-            self._share(engine, loads) + expected_tokens / self.lending.shared(group, loads) <= 1.0 for engine in group
-        )
+        return all(self._share(engine, loads) + tokens / self.lending.shared(group, loads) <= 1.0 for engine in group)
 
     def _share(self, engine: int, loads: Loads) -> float:
         """Share of an engine's KV memory that is spoken for."""

@@ -74,7 +74,8 @@ class Splitter(Dispatcher):
 
     def _split(self, state: RequestState, at: int, first: Group, second: Group) -> list[Command]:
         request_id, kv = state.request_id, KVOffer(first, next(self._offers))
-        if self.splits.begin(state, at, kv, second, self.lengths.tokens(state)).in_prompt:
+        booked_tokens = self.placing.booked_tokens(state, second, self.lengths.tokens(state))
+        if self.splits.begin(state, at, kv, second, booked_tokens).in_prompt:
             return [DispatchPrefix(request_id, first, at, kv.number), self._send(state, second)]
         self.started[request_id] = state
         limit = at + 1 - state.spec.prompt_tokens

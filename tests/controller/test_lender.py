@@ -177,6 +177,17 @@ def test_a_degree_with_max_tokens_has_the_loan_that_it_may_need() -> None:
     assert shell.open["degree"].tokens == 559
 
 
+def test_weights_come_back_whatever_is_expected_of_a_request() -> None:
+    """No more is booked for it than it may have."""
+    shell = lent()
+    shell.finish("long")
+    shell.arrive("open", RequestSpec(10, 11, 2000, expected_tokens=1900))
+    shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
+    shell.tick()
+    shell.tick()
+    assert shell.weights[GROUP] == "fetching"
+
+
 def test_engines_that_could_not_lend_have_weights_come_back() -> None:
     """All engines of the group are told; the request goes on waiting, and the next try follows."""
     shell = together()
