@@ -15,24 +15,33 @@ class ExpectedLengths:
         self._demand = demand
 
     def tokens(self, state: RequestState) -> float:
-        """Tokens at its end: its prompt, and as many outputs as its client expects or as requests have had, or more."""
-        outputs = max(state.spec.expected_tokens or self._demand.output_tokens, state.output_tokens + 1.0)
-        return state.spec.prompt_tokens + min(outputs, state.spec.max_output_tokens)
+        """Tokens at its end: its prompt, and as many outputs as its client expects or as requests have had, or more.
+
+        At least those that it is sure to have.
+        """
+        spec = state.spec
+        outputs = max(spec.expected_tokens or self._demand.output_tokens, state.output_tokens + 1.0)
+        return max(spec.tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
 
     def goes_on(self, state: RequestState) -> bool:
         """Whether another group may go on with a request that has as many tokens as its group holds."""
         return state.spec.may_change_group and not self._settings.loses_groups
 
     def of_new(self, state: RequestState, formable: Sequence[int]) -> RequestState:
-        """Set which group sizes are for a request that arrives, and how long it will probably be.
+        """Set which group sizes are for a request that arrives (see `sizes`), and how long it will probably be."""
+        expected = self.tokens(state)
+        state.likely_tokens = expected if self.goes_on(state) else max(expected, state.spec.longest_tokens)
+        state.sizes = self.sizes(state, state.sizes, formable)
+        return state
+
+    def sizes(self, state: RequestState, holding: Sequence[int], formable: Sequence[int]) -> tuple[int, ...]:
+        """Which of the group sizes that hold a request are for it.
 
         Where a group is formed for it, that is one which holds what is expected of it, if engines that are there can
         form one: `formable`. Else it goes on in a wider group when it fills its own, or ends there.
         """
-        settings, expected = self._settings, self.tokens(state)
-        state.likely_tokens = expected if self.goes_on(state) else max(expected, state.spec.longest_tokens)
-        if settings.forms_groups and state.spec.degree is None:
-            most_tokens = settings.capacity.most_tokens
-            needed = min(expected, max((most_tokens[size] for size in formable), default=0))
-            state.sizes = tuple([size for size in state.sizes if most_tokens[size] >= needed])
-        return state
+        if not self._settings.forms_groups or state.spec.degree is not None:
+            return tuple(holding)
+        most_tokens = self._settings.capacity.most_tokens
+        needed = min(self.tokens(state), max((most_tokens[size] for size in formable), default=0))
+        return tuple([size for size in holding if most_tokens[size] >= needed])

@@ -75,9 +75,22 @@ class TaskPool:
         self._waiting[state.request_id] = state
         self.prompt_tokens += spec.prompt_tokens
         self.urgent += spec.urgent
+        self._queue(state)
+
+    def _queue(self, state: RequestState) -> None:
         kind = self._kind(state)
-        heapq.heappush(self._queues.setdefault(kind, []), (spec.priority, state.order, state.request_id))
+        heapq.heappush(self._queues.setdefault(kind, []), (state.spec.priority, state.order, state.request_id))
         heapq.heappush(self._ages.setdefault(kind, []), (state.order, state.request_id))
+
+    def revise(self, change: Callable[[RequestState], object]) -> None:
+        """Change what is known of each request that waits; it keeps its place among those that the same groups suit."""
+        for state in self._waiting.values():
+            before = self._kind(state)
+            change(state)
+            if self._kind(state) != before:
+                self._queue(state)
+                self._gone += 1
+        self._forget_gone()
 
     def remove(self, request_id: str) -> RequestState | None:
         """Take a request out; None if it does not wait."""
@@ -103,7 +116,7 @@ class TaskPool:
 
     def _of_waiting(self, queues: dict[Kind, list[Any]]) -> dict[Kind, list[Any]]:
         """The queues without entries of others; a sorted list is a heap."""
-        left = {kind: sorted(entry for entry in queue if self._waits(entry, kind)) for kind, queue in queues.items()}
+        left = {kind: sorted({entry for entry in queue if self._waits(entry, kind)}) for kind, queue in queues.items()}
         return {kind: queue for kind, queue in left.items() if queue}
 
     def take(self, place: Callable[[RequestState], bool], now_s: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flying_serving.controller.commands import Command, Fail
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.lending import needed_tokens
 from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
@@ -166,6 +167,13 @@ class SurvivingController(Controller):
         every = Layout.all(self.settings.engines, self._sizes)
         self._layouts = list(dict.fromkeys(one.without(self.lost) for one in every))
         self.formable = sorted({size for one in self._layouts for size in one.shape})
+        self.pool.revise(self._size_again)
+
+    def _size_again(self, state: RequestState) -> None:
+        """A request that waits has no use for groups that cannot be formed, and for wider ones once they can be."""
+        most_tokens, needed = self.settings.capacity.most_tokens, needed_tokens(state)
+        holding = [size for size in self.placing.sizes(state.spec) if most_tokens[size] >= needed]
+        state.sizes = self.lengths.sizes(state, holding, self.formable)
 
 
 def _lost_while(state: RequestState) -> str:

@@ -118,3 +118,13 @@ def test_nothing_is_expected_of_engines_that_are_lost() -> None:
     shell = Shell(settings("auto"), WIDE_IS_WORSE)
     state = RequestState("r", replace(AGENT, expected_tokens=90), (1, 2, 4), 1, 0.0)
     assert shell.controller.lengths.of_new(state, [1]).sizes == (1, 2, 4)
+
+
+def test_what_a_request_is_sure_to_have_is_booked() -> None:
+    """Where others have had less: two would preempt each other on an engine of 100 tokens."""
+    shell = Shell(settings("manual", 2), WIDE_IS_WORSE)
+    for _ in range(50):
+        shell.controller.demand.finished(5)
+    for number in range(3):
+        shell.arrive(f"r{number}", RequestSpec(10, 90, 80, most_tokens=90))
+    assert shell.waiting() == ["r2"]

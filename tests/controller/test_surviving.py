@@ -14,7 +14,7 @@ from tests.controller.mortal import MortalShell
 from tests.controller.shell import settings
 from tests.policy.costs import costs
 
-SHORT, TINY = RequestSpec(10, 30, 20), RequestSpec(1, 3, 2)
+SHORT, TINY = RequestSpec(10, 30, 20), RequestSpec(1, 2, 2)
 APART, PAIRS = Layout.uniform(4, 1), Layout.uniform(4, 2)
 WITHOUT_LAST = Layout(((0, 1), (2,)))
 
@@ -24,6 +24,32 @@ def manual() -> MortalShell:
     shell = MortalShell(settings("manual", 4))
     shell.controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
     return shell
+
+
+LIKELY_WIDE = RequestSpec(40, 41, 120, expected_tokens=90, most_tokens=160)
+"""An engine would hold it, but not what is expected of it."""
+
+
+def test_no_expected_length_has_a_request_wait_for_a_lost_engine() -> None:
+    """It goes on as one that arrives after the loss, on the engine that is left."""
+    shell = MortalShell(settings("auto", 2), costs((1, 2), fixed=2.0, rest=1.5))
+    shell.arrive("before", LIKELY_WIDE)
+    shell.acknowledge()
+    assert shell.open["before"].group == (0, 1)
+    shell.lose(0)
+    assert shell.open["before"].group == (1,)
+
+
+def test_a_request_that_waits_when_an_engine_returns_is_sized_again() -> None:
+    """As one that arrives after the return."""
+    shell = MortalShell(settings("auto", 2, max_num_seqs=1), costs((1, 2), fixed=2.0, rest=1.5))
+    shell.lose(0)
+    shell.arrive("first", SHORT)
+    shell.arrive("waits", LIKELY_WIDE)
+    assert [state.sizes for state in shell.controller.pool] == [(1, 2)]
+    shell.revive(0)
+    assert [state.sizes for state in shell.controller.pool] == [(2,)]
+    shell.settle(20)
 
 
 @pytest.mark.parametrize("mode", ["sequential", "soft"])
