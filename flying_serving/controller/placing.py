@@ -102,25 +102,33 @@ class Placing:
     def _suitable(self, state: RequestState, layout: Layout, loads: Loads) -> list[Group]:
         """Groups that hold it, whatever else they have to do."""
         groups = [group for group in layout.groups if len(group) in state.sizes]
-        if state.is_suspect or (state.spec.degree is not None and not groups):
-            every = Layout.uniform(self._engines, state.sizes[0]).groups
-            groups = [group for group in every if self.lost.isdisjoint(group)]
-        if state.suspicion is not None and state.suspicion.company is not None:
-            groups = self._for_suspect(state.suspicion, groups, loads)
+        if state.suspicion is not None and state.is_suspect:
+            groups = self._for_suspect(state, state.suspicion, loads)
+        elif state.spec.degree is not None and not groups:
+            groups = self._there(state.sizes[0])
         needed, lending = needed_tokens(state), self.lending
         return [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
 
-    def _for_suspect(self, suspicion: Suspicion, narrow: list[Group], loads: Loads) -> list[Group]:
+    def _there(self, size: int) -> list[Group]:
+        """Groups of a size whose engines are there, in the layout or not."""
+        return [group for group in Layout.uniform(self._engines, size).groups if self.lost.isdisjoint(group)]
+
+    def _for_suspect(self, state: RequestState, suspicion: Suspicion, loads: Loads) -> list[Group]:
         """Of the groups of the fewest engines that hold a request which may have killed some, those that may have it.
 
         If there are any, none of its last group, whose loss may be noticed one engine after the other; no group with as
-        many suspects as it, or one of them, may have beside itself. After a second loss it gets no group without which
-        no engine is left, while others may come back.
+        many suspects as it, or one of them, may have beside itself.
         """
-        if suspicion.losses > 1 and self.lost:
-            narrow = [group for group in narrow if len(group) + len(self.lost) < self._engines]
+        narrow = [] if self.is_cornered(state) else self._there(state.sizes[0])
         groups = [group for group in narrow if suspicion.avoids.isdisjoint(group)] or narrow
         return [group for group in groups if _admits(loads[group], suspicion)]
+
+    def is_cornered(self, state: RequestState) -> bool:
+        """Whether a suspect has to wait for engines to come back: no group is there without which an engine is left."""
+        suspicion = state.suspicion
+        if suspicion is None or not suspicion.spares_last or not self.lost:
+            return False
+        return not self._there(state.sizes[0]) or state.sizes[0] + len(self.lost) >= self._engines
 
     def may_exceed(self, state: RequestState, group: Group) -> bool:
         """Whether there are groups that hold a request which is as long as `group` holds."""

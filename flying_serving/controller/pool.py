@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from flying_serving.controller.requests import RequestState
+from flying_serving.controller.suspicion import Trial
 from flying_serving.layout.groups import Group
 
-Kind = tuple[int | None, tuple[int, ...], bool, bool]
+Kind = tuple[int | None, tuple[int, ...], bool, Trial | None]
 
 SOONER = 10
 """A request that is wider than all groups of the layout is overdue after this part of the time of others: it needs room
@@ -164,4 +165,5 @@ class TaskPool:
         return state is not None and self._kind(state) == kind
 
     def _kind(self, state: RequestState) -> Kind:
-        return state.spec.degree, state.sizes, self._needs_loan(state), state.is_suspect
+        trial = None if state.suspicion is None else state.suspicion.trial
+        return state.spec.degree, state.sizes, self._needs_loan(state), trial

@@ -33,6 +33,8 @@ class SurvivingController(Controller):
         self.lost = self.placing.lost
         self._step_tokens = settings.limits.max_num_batched_tokens
         self.orphans = OrphanCounts()
+        self._cornered_s: dict[str, float] = {}
+        """Suspects that wait since a time for engines to come back, as they may not have the last one."""
         self._restored: Layout | None = None
         """What an operator, or a fixed policy, has ordered, and an engine is missing for."""
 
@@ -43,7 +45,7 @@ class SurvivingController(Controller):
         """
         self.lost.update(engines)
         commands: list[Command] = []
-        self._suspect(engines, now_s, killed=killed)
+        self._suspect(engines, killed=killed)
         for request_id, split in list(self.splits.open.items()):
             if not self.lost.isdisjoint((*split.kv.group, *split.second)):
                 commands += self._unsplit(request_id, undone=True)
@@ -61,6 +63,7 @@ class SurvivingController(Controller):
         if self._restored is None and (self.settings.dry_run or not self.settings.policy.decides):
             self._restored = self.layout
         self._regroup(self.layout)
+        self._note_cornered(now_s)
         return commands + self._dispatch(now_s) + self._decide(now_s)
 
     def engine_back(self, engine: int, now_s: float) -> list[Command]:
@@ -72,6 +75,10 @@ class SurvivingController(Controller):
         if change is not None and not change.is_ordered:  # once engines are told, `layout` is the new one
             change.switch.new = change.switch.new.beside(engine)
         self._regroup(self.layout.beside(engine))
+        for state in self.started.values():
+            _trust(state, engine)
+        self.pool.revise(lambda state: _trust(state, engine))
+        self._note_cornered(now_s)
         return self._dispatch(now_s) + self._restore(now_s) + self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Command]:
@@ -80,9 +87,15 @@ class SurvivingController(Controller):
 
     def _give_up(self, now_s: float) -> list[Command]:
         """Fail suspects that wait for engines which do not come back."""
-        suspects = [state for state in self.pool if state.losses > 1 and state.is_suspect] if self.lost else []
-        overdue = [one for one in suspects if one.suspicion and now_s - one.suspicion.since_s > MOST_WAIT_S]
+        if not self._cornered_s:
+            return []
+        overdue = [one for one in self.pool if now_s - self._cornered_s.get(one.request_id, now_s) > MOST_WAIT_S]
         return [self._fail(state, f"{_lost_while(state)}, and others are not back", now_s) for state in overdue]
+
+    def _note_cornered(self, now_s: float) -> None:
+        """Engines are lost or back: keep since when each suspect that waits may have none of those that are there."""
+        cornered = [state.request_id for state in self.pool if self.placing.is_cornered(state)]
+        self._cornered_s = {request_id: self._cornered_s.get(request_id, now_s) for request_id in cornered}
 
     def _go_on(self, now_s: float) -> list[Command]:
         """As the controller; once engines are told of a layout, what was ordered before is not made again."""
@@ -129,7 +142,7 @@ class SurvivingController(Controller):
         self.switches.ended(state.request_id, now_s)
         return Fail(state.request_id, why)
 
-    def _suspect(self, engines: Collection[int], now_s: float, *, killed: bool) -> None:
+    def _suspect(self, engines: Collection[int], *, killed: bool) -> None:
         """Engines are lost whose groups may have computed the prompts of these requests, or parts of them.
 
         An engine that was killed from outside, by the kernel for want of memory or by an operator, makes those suspects
@@ -150,11 +163,11 @@ class SurvivingController(Controller):
         for state in states:
             groups = computed[state.request_id]
             if killed and not state.losses:
-                state.suspicion = Suspicion.of_killed(now_s)
+                state.suspicion = Suspicion.of_killed()
             else:
                 members = frozenset(engine for group in groups for engine in group)
                 most = max(beside[group] for group in groups)
-                state.suspicion = suspected(state.suspicion, most, members, now_s)
+                state.suspicion = suspected(state.suspicion, most, members)
 
     def _forget_kv(self, state: RequestState) -> None:
         """What a group offers that has lost an engine is nobody's."""
@@ -174,6 +187,12 @@ class SurvivingController(Controller):
         most_tokens, needed = self.settings.capacity.most_tokens, needed_tokens(state)
         holding = [size for size in self.placing.sizes(state.spec) if most_tokens[size] >= needed]
         state.sizes = self.lengths.sizes(state, holding, self.formable)
+
+
+def _trust(state: RequestState, engine: int) -> None:
+    """An engine is back: one that was suspected there may have it again."""
+    if state.suspicion is not None:
+        state.suspicion = state.suspicion.without(engine)
 
 
 def _lost_while(state: RequestState) -> str:

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from flying_serving.controller.pool import SOONER, Kind, TaskPool
 from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.suspicion import Suspicion
 
 AGING_S = 30.0
 KINDS: list[Kind] = [(None, (1, 2)), (None, (2,)), (1, (1,)), (2, (2,))]
@@ -62,6 +63,29 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
     pool.take(place, 0.0)
     assert tried == ["r0", "r1", "r2", "r3", "r5"]
     assert {one.request_id for one in pool} == {"r2", "r4"}
+
+
+@pytest.mark.parametrize("other", [Suspicion(1, 1, frozenset({0})), Suspicion(2, 2, frozenset()), None])
+def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(other: Suspicion | None) -> None:
+    """Which groups it may have depends on its losses, its company and the engines that it avoids."""
+    pool, suspects = TaskPool(AGING_S), [state(0), state(1)]
+    for one, suspicion in zip(suspects, (Suspicion(2, 1, frozenset({0})), other), strict=True):
+        one.suspicion = suspicion
+        pool.add(one)
+    pool.take(lambda one: one is not suspects[0], 0.0)
+    assert [one.request_id for one in pool] == ["r0"]
+
+
+def test_a_request_of_which_more_is_known_is_queued_anew_in_its_place() -> None:
+    pool = TaskPool(AGING_S)
+    for number in range(4):
+        pool.add(state(number, kind=KINDS[number % 2]))
+    pool.revise(lambda one: setattr(one, "sizes", KINDS[1][1]))
+    assert pool.oldest_s == 0.0
+    assert taken(pool, 1) == ["r0"]
+    pool.revise(lambda one: setattr(one, "sizes", KINDS[0][1]))
+    assert taken(pool) == ["r1", "r2", "r3"]
+    assert not pool._queues and not pool._ages
 
 
 def test_a_request_that_comes_back_has_its_old_place() -> None:

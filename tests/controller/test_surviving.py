@@ -241,3 +241,35 @@ def test_after_two_losses_a_suspect_does_not_get_the_last_engine(is_revived: boo
     else:
         shell.tick(MOST_WAIT_S + 0.1)
         assert deadly in shell.failed
+
+
+def test_a_suspect_that_waits_for_room_outlives_the_loss_of_another_engine() -> None:
+    """However long it has waited by then: there are engines that it may have."""
+    shell = MortalShell(settings("manual", 4))
+    for number in range(16):
+        shell.arrive(f"r{number}", TINY)
+    for name in shell.running():
+        if shell.open[name].group != (0,):
+            shell.token(name)
+    for _ in range(2):
+        shell.lose(0)
+        shell.revive(0)
+    waits = [name for name in shell.waiting() if shell.strikes[name] == 2]
+    assert waits
+    shell.tick(MOST_WAIT_S + 1)
+    shell.lose(3)
+    shell.tick()
+    assert shell.failed == []
+
+
+def test_a_suspect_may_have_the_engine_that_it_was_on_once_that_is_back() -> None:
+    """The others are busy, and may be for long."""
+    shell = MortalShell(settings("manual", 4, max_num_seqs=1))
+    for number in range(4):
+        shell.arrive(f"r{number}", SHORT)
+    for number in range(1, 4):
+        shell.token(f"r{number}")
+    shell.lose(0)
+    assert shell.waiting() == ["r0"]
+    shell.revive(0)
+    assert shell.open["r0"].group == (0,)

@@ -13,26 +13,26 @@ GROUP = frozenset({0})
 @given(suspects=st.integers(1, 300), beside=st.data())
 def test_a_deadly_prompt_costs_few_groups(suspects: int, beside: st.DataObject) -> None:
     """At most as many as its first suspects can be halved, and one, however many others are with it."""
-    found = suspected(None, suspects, GROUP, 0.0)
+    found = suspected(None, suspects, GROUP)
     while not found.is_certain:
         fresh = beside.draw(st.integers(1, 300))
-        found = suspected(found, fresh, GROUP, 0.0)
+        found = suspected(found, fresh, GROUP)
     assert found.losses <= max(2, 1 + math.floor(math.log2(suspects)))
 
 
 def test_a_request_that_was_alone_twice_is_tried_no_more() -> None:
-    once = suspected(None, 1, GROUP, 0.0)
+    once = suspected(None, 1, GROUP)
     assert not once.is_certain
-    assert suspected(once, 1, GROUP, 0.0).is_certain
+    assert suspected(once, 1, GROUP).is_certain
 
 
 def test_half_as_many_suspects_are_together_each_time() -> None:
-    first = suspected(None, 20, GROUP, 0.0)
+    first = suspected(None, 20, GROUP)
     assert first.company == 10
-    assert suspected(first, 7, GROUP, 0.0).company == 3
+    assert suspected(first, 7, GROUP).company == 3
 
 
 def test_a_kill_from_outside_counts_from_the_second_on() -> None:
-    killed = Suspicion.of_killed(1.0)
+    killed = Suspicion.of_killed()
     assert killed.company is None
-    assert suspected(killed, 8, GROUP, 2.0) == Suspicion(2, 4, GROUP, 2.0)
+    assert suspected(killed, 8, GROUP) == Suspicion(2, 4, GROUP)
