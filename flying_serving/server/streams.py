@@ -63,8 +63,7 @@ class Streams:
         extra = params.extra_args or {}
         xargs.check_names(extra)
         # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
-        left = self._left(prompt)
-        most = left if params.max_tokens is None else min(params.max_tokens, left)
+        left, most = self._left(prompt), self._most_outputs(prompt, params)
         sure = most if params.ignore_eos else min(params.min_tokens, most)
         return RequestSpec(
             prompt,
@@ -133,7 +132,7 @@ class Streams:
             )
             stream.dispatches += 1
         self._ids[stream.engine_id] = dispatch.request_id
-        most = self._most_outputs(stream.request)
+        most = self._most_outputs_of(stream.request)
         stream.capped = most > dispatch.limit_tokens
         told: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
         if kv is not None:
@@ -167,7 +166,7 @@ class Streams:
         self._ahead.add(command.kv.number)
         engine_id = part_id(command.request_id, command.kv.number)
         told = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
-        return _sent(stream.request, engine_id, command.group, self._most_outputs(stream.request), told)
+        return _sent(stream.request, engine_id, command.group, self._most_outputs_of(stream.request), told)
 
     def drop_part(self, request_id: str, offer: int) -> str:
         """Forget the part of a split request. Returns its id in its engine."""
@@ -187,9 +186,12 @@ class Streams:
         """The request of which an output ends a prefix, if it does."""
         return self._prefixes.pop(output.request_id, None) if output.finish_reason is not None else None
 
-    def _most_outputs(self, request: EngineCoreRequest) -> int:
-        params = request.sampling_params
-        left = self._left(prompt_length(request.prompt_token_ids, request.prompt_embeds))
+    def _most_outputs_of(self, request: EngineCoreRequest) -> int:
+        prompt = prompt_length(request.prompt_token_ids, request.prompt_embeds)
+        return self._most_outputs(prompt, request.sampling_params)
+
+    def _most_outputs(self, prompt: int, params: SamplingParams | None) -> int:
+        left = self._left(prompt)
         return left if params is None or params.max_tokens is None else min(params.max_tokens, left)
 
     def take(self, output: EngineCoreOutput) -> bool:
