@@ -1,4 +1,4 @@
-"""What engines let each other see without a message: when each ended its last step in each lane, and held blocks."""
+"""What engines let each other see without a message: when each ended its steps in each lane, and what groups run."""
 
 from collections.abc import Iterable
 
@@ -8,15 +8,16 @@ _LANES = 4  # group sizes 1, 2, 4, 8
 
 
 class StepBoard(MappedArray):
-    """Times of the last steps of all engines of a server, and blocks of their groups, in one small file that they map.
+    """Times of the last steps of all engines of a server, requests and blocks of their groups, in a file that they map.
 
     Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer, and a double that
     is written whole is read whole, so there is no lock.
     """
 
     def __init__(self, path: str, engines: int) -> None:
-        super().__init__(path, 2 * engines * _LANES, "d")
+        super().__init__(path, 3 * engines * _LANES, "d")
         self._blocks_at = engines * _LANES
+        self._requests_at = 2 * engines * _LANES
 
     def ended(self, engine: int, size: int, now: float) -> None:
         """Note that a step of the lane for groups of `size` has ended on an engine."""
@@ -35,3 +36,11 @@ class StepBoard(MappedArray):
     def held(self, leader: int, size: int) -> int:
         """How many blocks that was when the leader last noted it; 0 before."""
         return int(self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1])
+
+    def run(self, leader: int, size: int, requests: int) -> None:
+        """Note how many requests run in a group of `size`."""
+        self.numbers[self._requests_at + leader * _LANES + size.bit_length() - 1] = requests
+
+    def running(self, leader: int, size: int) -> int:
+        """How many requests that was when the leader last noted it; 0 before."""
+        return int(self.numbers[self._requests_at + leader * _LANES + size.bit_length() - 1])

@@ -59,8 +59,8 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
                 None if pool is None else Leader(group, pool, channel, flying.lend_blocks),
             )
         )
-    all_lanes = Lanes(lanes)
     board = StepBoard(f"{run_dir}/steps", deployment.engines)
+    all_lanes = Lanes(lanes, board)
     report, steps = Report(all_lanes, board), StepLog(board)
     _watch(core, all_lanes, steps)
     trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)

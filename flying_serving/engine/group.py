@@ -62,8 +62,6 @@ class Member:
         self._own = own
         self._channel = channel
         self.lent = LentBlocks(own, shown)
-        self.in_use = 0
-        """Lent blocks that requests of the group hold, as its last step said."""
         self._needed_at = 0.0
 
     def spare(self, ask: ReserveBlocks) -> int:
@@ -85,7 +83,7 @@ class Member:
     def dissolve(self) -> None:
         """A member is lost: all blocks are this engine's own again."""
         self.lent.take_all_back()
-        self.in_use, self._needed_at = 0, 0.0
+        self._needed_at = 0.0
 
     def want_back(self, count: int, now: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
@@ -153,7 +151,7 @@ class Leader:
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self.outstanding = True
-        self._channel.send(self.group, RunStep(self.group, plan, grammar, more, self.borrowed.in_use))
+        self._channel.send(self.group, RunStep(self.group, plan, grammar, more))
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:
@@ -167,12 +165,13 @@ class Leader:
             self._ask(now, missing)
 
     def _ask(self, now: float, ahead: int = 0) -> bool:
-        missing = self.pool.missing_for_next() + ahead
-        if not missing or not self.borrowed.room():
+        room = self.borrowed.room()
+        missing = self.pool.missing_for_next() + ahead if room else 0  # counted only where there is room to ask for
+        if not missing:
             return False
         self._grants = {}
         needed = self.pool.missing_for_running(1) if self.scheduler.running else missing
-        count = min(max(missing, self._lend_blocks), self.borrowed.room())
+        count = min(max(missing, self._lend_blocks), room)
         self._channel.send(self.group, ReserveBlocks(self.group, count, min(needed, count)))
         return True
 

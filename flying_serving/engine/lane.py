@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flying_serving.comm.board import StepBoard
 from flying_serving.engine.group import Leader, Member
 from flying_serving.layout.groups import Group
 from flying_serving.vllm_adapter.blocks import SchedulerPool
@@ -34,9 +35,13 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of an engine, lane 1 first: all of them by group size, and those that have certain parts."""
+    """The lanes of an engine, lane 1 first: all of them by group size, and those that have certain parts.
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    `board`: where the leader of a group notes what the group runs, for its members.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], board: StepBoard) -> None:
+        self._board = board
         self.by_size = {len(lane.group): lane for lane in lanes}
         self.schedulers = {size: lane.pool.scheduler for size, lane in self.by_size.items() if lane.pool is not None}
         """vLLM's, of the groups that this engine leads."""
@@ -54,8 +59,21 @@ class Lanes:
 
     def active(self) -> int:
         """How many lanes have requests that this engine steps."""
-        sizes = {size for size, scheduler in self.schedulers.items() if scheduler.running}
-        return len(sizes | {size for size, member in self.members.items() if member.in_use})
+        own = sum(bool(scheduler.running) for scheduler in self.schedulers.values())
+        return own + sum(self._runs(member) for size, member in self.members.items() if size not in self.schedulers)
+
+    def _runs(self, member: Member) -> bool:
+        """Whether requests run in a group that another engine leads; a lost leader cannot say that they have left."""
+        return member.lent.lent_count > 0 and self._board.running(member.group[0], len(member.group)) > 0
+
+    def note(self) -> None:
+        """Let members of the groups that this engine leads see how many requests run, and the blocks that they hold.
+
+        Requests leave a group without a step, so no message of the group would say so.
+        """
+        for size, leader in self.leaders.items():
+            self._board.run(leader.group[0], size, len(leader.scheduler.running))
+            self._board.hold(leader.group[0], size, leader.borrowed.in_use)
 
     def check(self) -> None:
         """Raise IntegrityError if the blocks of any lane do not add up."""

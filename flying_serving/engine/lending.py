@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from flying_serving.engine.lane import Lanes
 from flying_serving.engine.messages import BlocksReserved, LendBlocks, RecallBlocks, ReserveBlocks, ReturnBlocks
+from flying_serving.vllm_adapter.blocks import may_start
 
 LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
 
@@ -11,12 +12,19 @@ LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | Re
 class BlockLending:
     """The blocks of one engine in all its lanes.
 
-    `yield_blocks` is told the size of a lane that has no block for a request that needs one: if it keeps blocks of
-    requests which have left it, it frees some.
+    `keeps` says of a lane, by its size, whether it keeps blocks of requests that have left it. `yield_blocks` is told
+    the size of a lane that has no block for a request that needs one: it frees some of these.
     """
 
-    def __init__(self, lanes: Lanes, yield_blocks: Callable[[int], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        keeps: Callable[[int], bool],
+        yield_blocks: Callable[[int], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._lanes = lanes
+        self._keeps = keeps
         self._yield_blocks = yield_blocks
         self._clock = clock
 
@@ -66,9 +74,14 @@ class BlockLending:
             self._yield_blocks(size)
 
     def yield_if_all_are_lent(self, size: int) -> None:
-        """Before a group steps: its requests may lack blocks, and the members have lent all that the group can have."""
+        """Before a group steps: its requests may lack blocks, and the members have lent all that the group can have.
+
+        What is missing is counted only where something is kept that could yield: the count looks at each request.
+        """
         leader = self._lanes.leaders[size]
-        if not leader.borrowed.room() and leader.pool.missing_for_next():
+        if leader.borrowed.room() or not self._keeps(size):
+            return
+        if leader.pool.missing_for_next(may_start(leader.scheduler)):
             self._yield_blocks(size)
 
     def _recall(self, missing: int, *, but: int) -> None:

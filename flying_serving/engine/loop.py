@@ -63,7 +63,7 @@ class EngineLoop:
         self.instruments = instruments
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
-        self.lending = BlockLending(lanes, self._yield_blocks, clock)
+        self.lending = BlockLending(lanes, self._keeps, self._yield_blocks, clock)
         admit, ask = self.requests.admit, self.lending.ask
         self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
@@ -79,6 +79,7 @@ class EngineLoop:
         """Observe, decide, act, until the engine ends."""
         while self._host.serves_on():
             self._observe(None)
+            self.lanes.note()
             self._advance_migrations()
             if self.residency:
                 self.residency.advance(self.clock(), self.clock)
@@ -140,6 +141,9 @@ class EngineLoop:
                 self.lending.handle(message)
                 self._own_at_s = 0.0 if isinstance(message, ReturnBlocks) else self._own_at_s
 
+    def _keeps(self, size: int) -> bool:
+        return self.migrations.source.keeps(size)
+
     def _yield_blocks(self, size: int) -> None:
         self.migrations.source.yield_blocks(size, self.clock())
 
@@ -156,7 +160,6 @@ class EngineLoop:
         began_s = self.clock()
         self._require_weights(size, message.plan.total_num_scheduled_tokens)
         member, leader = self.lanes.members[size], self.lanes.leaders.get(size)
-        member.in_use = message.in_use
         plan = in_physical_blocks(message.plan, member.lent)
         output = self._host.call_workers(WorkerLanes.execute, size, plan, message.grammar)
         if isinstance(output, StepLost):

@@ -16,8 +16,6 @@ class RunStep:
     grammar: Any
     more: bool
     """The leader will order another step at once."""
-    in_use: int
-    """Blocks of the group that its requests hold, on each member."""
 
 
 @dataclass(frozen=True)

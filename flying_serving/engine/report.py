@@ -47,8 +47,7 @@ class Report:
 
         Members of the groups that this engine leads see from then on what theirs hold.
         """
-        for size, leader in self._lanes.leaders.items():
-            self._board.hold(leader.group[0], size, leader.borrowed.in_use)
+        self._lanes.note()
         own, members = self._lanes.own, self._lanes.members.values()
         free = own.free_count() + sum(member.lent.lent_count + len(member.lent.offered) for member in members)
         in_use = sum(min(self._board.held(one.group[0], len(one.group)), one.lent.lent_count) for one in members)

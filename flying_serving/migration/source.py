@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from flying_serving.migration.offers import OfferTable
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.blocks import SchedulerPool, may_start
 
 RETAIN_S = 5.0
 """How long the KV of requests that have left is kept while nobody pulls any of it, and no request needs its blocks."""
@@ -159,6 +159,10 @@ class Source:
         self.running = {name: one for name, one in self.running.items() if not one.early}
         self.release_all()
 
+    def keeps(self, size: int) -> bool:
+        """Whether KV of a request is kept that has left the lane of `size`."""
+        return any(one.size == size for one in self.retained.values())
+
     def yield_blocks(self, size: int, now_s: float) -> bool:
         """A request needs blocks of this lane: free those of one that has left it. False if none of them can be freed.
 
@@ -187,11 +191,14 @@ class Source:
             self._release_lane(size)
 
     def _lacks_own_blocks(self) -> bool:
-        """Whether a request waits in lane 1 for want of blocks, and not because as many run as may."""
+        """Whether a request waits in lane 1 for want of blocks, and not because as many run as may.
+
+        What is missing is counted only where something is kept that could yield: the count looks at each request.
+        """
         scheduler = self._pools[1].scheduler
         waits = scheduler.waiting or scheduler.kv_holding_waiting
-        may_run = len(scheduler.running) < scheduler.max_num_running_reqs
-        return bool(waits) and may_run and self._pools[1].missing_for_next() > 0
+        most = may_start(scheduler)
+        return self.keeps(1) and bool(waits) and most > 0 and self._pools[1].missing_for_next(most) > 0
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Seconds until something is overdue; None if nothing is retained."""

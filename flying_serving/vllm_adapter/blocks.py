@@ -1,6 +1,7 @@
 """vLLM's block pool behind the protocol that lending needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import Any
 
 from flying_serving.errors import IntegrityError
@@ -17,6 +18,11 @@ def report_through(scheduler: Any, complete: Callable[[Any], None]) -> None:
         return stats
 
     scheduler.make_stats = made
+
+
+def may_start(scheduler: Any) -> int:
+    """How many requests that wait may run beside the running ones."""
+    return max(0, int(scheduler.max_num_running_reqs) - len(scheduler.running))
 
 
 class SchedulerPool:
@@ -194,16 +200,16 @@ class SchedulerPool:
         begun = (*self.scheduler.running, *self.scheduler.kv_holding_waiting)
         return sum(self._lacks(request, request.num_tokens + 1) for request in begun)
 
-    def missing_for_next(self) -> int:
-        """Blocks that are missing to begin all that waits, and for one token more than the next step needs."""
-        scheduler = self.scheduler
-        return self._missing((*scheduler.running, *scheduler.kv_holding_waiting, *scheduler.waiting), 1)
+    def missing_for_next(self, most: int | None = None) -> int:
+        """Blocks that are missing to begin the first `most` that wait, or all; one token more than a step needs."""
+        waiting = chain(self.scheduler.kv_holding_waiting, self.scheduler.waiting)
+        return self._missing(chain(self.scheduler.running, islice(waiting, most)), 1)
 
     def missing_for_running(self, ahead: int = 0) -> int:
         """Blocks without which the next step would preempt a request, were each `ahead` tokens longer."""
         return self._missing(self.scheduler.running, ahead)
 
-    def _missing(self, requests: Sequence[Any], ahead: int) -> int:
+    def _missing(self, requests: Iterable[Any], ahead: int) -> int:
         needed = 0
         for request in requests:
             tokens = min(
@@ -216,5 +222,5 @@ class SchedulerPool:
 
     def _lacks(self, request: Any, tokens: int) -> int:
         """Blocks that a request needs beside its own to hold `tokens` tokens."""
-        owned = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]  # a view: their ids are a copy
         return max(0, -(-tokens // self.scheduler.block_size) - len(owned))

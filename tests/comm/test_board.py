@@ -42,6 +42,18 @@ def test_the_end_of_a_step_is_seen_by_all_and_of_all_other_lanes(
             assert not elsewhere(board, range(8), other, 5.0)
 
 
+def test_what_a_group_runs_and_holds_is_seen_by_all_engines(boards: tuple[StepBoard, StepBoard]) -> None:
+    """Each number has a place of its own, apart from times."""
+    places = [(leader, size) for size in (1, 2, 4, 8) for leader in range(0, 8, size)]
+    assert all(boards[1].held(*place) == boards[1].running(*place) == 0 for place in places)
+    for number, place in enumerate(places, 1):
+        boards[0].hold(*place, number)
+        boards[0].run(*place, 100 + number)
+    assert [boards[1].held(*place) for place in places] == [*range(1, 16)]
+    assert [boards[1].running(*place) for place in places] == [*range(101, 116)]
+    assert not any(elsewhere(boards[1], range(8), size, 0.0) for size in (1, 2, 4, 8))
+
+
 def test_the_last_end_counts_and_that_of_each_lane_stays(boards: tuple[StepBoard, StepBoard]) -> None:
     """A step of the lane that is asked about does not hide one of another."""
     board = boards[0]

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,10 @@ class Manager:
         """Return the blocks of a request."""
         request = self.requests.get(request_id) or self.ahead.get(request_id)
         return ([] if request is None else request.blocks,)
+
+    def get_blocks(self, request_id: str) -> Any:
+        """Return the same as vLLM's KVCacheBlocks has it, by group of layers."""
+        return SimpleNamespace(blocks=self.get_block_ids(request_id))
 
     def get_computed_blocks(self, request: Request) -> tuple[list[Any], int, int]:
         """Return what the prefix cache has: nothing."""

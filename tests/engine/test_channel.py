@@ -184,7 +184,7 @@ def test_every_kind_of_message_arrives_as_it_was_sent(run_dir: str) -> None:
     """By value at the others; at the sender itself the very object, which costs nothing."""
     group = (0, 1)
     messages: list[Message] = [
-        RunStep(group, {"plan": [1, 2]}, None, more=True, in_use=5),
+        RunStep(group, {"plan": [1, 2]}, None, more=True),
         ReserveBlocks(group, 7, needed=0),
         LendBlocks(group, [1, 2, 3]),
         ReturnBlocks(group, [3]),

@@ -82,7 +82,6 @@ class Pair:
         if not isinstance(message, RunStep):
             handle(message, member, self.leader, now)
             return None
-        member.in_use = message.in_use
         return in_physical_blocks(message.plan, member.lent)
 
     def serve_all(self, now: float) -> None:

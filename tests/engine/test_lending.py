@@ -12,6 +12,7 @@ from tests.engine.schedulers import BLOCK
 from tests.engine.test_group import GROUP, Pair
 
 BLOCKS = 12  # beside the null block
+NO_BOARD: Any = None  # nothing here asks what other engines run
 
 
 class Keeper:
@@ -22,8 +23,8 @@ class Keeper:
         group = Lane(GROUP, BLOCK, None, self.pair.leader.pool, self.pair.members[0], self.pair.leader)
         self.asked: list[int] = []
         self.kept: dict[int, list[int]] = {1: [], 2: []}
-        lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group])
-        self.lending = BlockLending(lanes, self._yield_blocks, lambda: 1.0)
+        lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group], NO_BOARD)
+        self.lending = BlockLending(lanes, lambda size: bool(self.kept[size]), self._yield_blocks, lambda: 1.0)
 
     def keep(self, size: int, count: int) -> None:
         """Some blocks of a lane are kept from now on."""
@@ -82,3 +83,41 @@ def test_a_group_that_has_all_blocks_frees_what_it_keeps_for_a_request(prompt: i
     keeper.lending.ask(2, 1)
     assert keeper.asked[-1] == 2
     assert keeper.pair.kinds(0) == []
+
+
+def test_a_group_that_keeps_nothing_counts_no_missing_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes before each of its steps, and to count them is to look at each of its requests."""
+    keeper = Keeper()
+    keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
+    keeper.pair.scheduler.add("r", 20 * BLOCK, 2)
+    looked_at = looks(monkeypatch, keeper.pair.scheduler)
+    keeper.lending.yield_if_all_are_lent(2)
+    keeper.pair.leader.order(ASK_AGAIN_S)
+    assert (keeper.asked, looked_at) == ([], [])
+
+
+def test_a_group_frees_nothing_for_a_request_that_may_not_run_yet() -> None:
+    keeper = Keeper()
+    keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
+    keeper.keep(2, BLOCKS - 2)
+    keeper.pair.scheduler.max_num_running_reqs = 1
+    keeper.pair.scheduler.add("r", BLOCK - 1, 2)
+    keeper.pair.scheduler.schedule()
+    keeper.pair.scheduler.add("waits", 3 * BLOCK, 2)
+    keeper.lending.yield_if_all_are_lent(2)
+    assert keeper.asked == []
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, scheduler: Any) -> list[str]:
+    """Return the requests whose blocks are looked at from now on."""
+    looked_at: list[str] = []
+    look = scheduler.kv_cache_manager.get_block_ids
+
+    def noted(request_id: str) -> Any:
+        looked_at.append(request_id)
+        return look(request_id)
+
+    monkeypatch.setattr(scheduler.kv_cache_manager, "get_block_ids", noted)
+    return looked_at

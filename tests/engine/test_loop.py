@@ -41,7 +41,7 @@ class Engine:
         board: Any = SimpleNamespace(ended=lambda *args: None, together_since=lambda group, size, began_s: began_s)
         kv: Any = self.table, self
         host: Any = self
-        own = Lanes([Lane((0,), BLOCK, None, self.lane.pool)])
+        own = Lanes([Lane((0,), BLOCK, None, self.lane.pool)], board)
         instruments = Instruments(board, SimpleNamespace(), None)  # type: ignore[arg-type]
         self.loop = EngineLoop(0, own, host, host, FlyingConfig(), kv, instruments, lambda: self.now_s)
 

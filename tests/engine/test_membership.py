@@ -21,6 +21,7 @@ from tests.engine.schedulers import BLOCK, FakeScheduler
 from tests.engine.test_group import GROUP, Pair
 
 TOLD_IN_S = 7.0
+NO_BOARD: Any = None  # nothing here asks what other engines run
 
 
 class Survivor:
@@ -58,7 +59,7 @@ def lanes_of(pair: Pair, engine: int) -> Lanes:
     pool = pair.leader.pool if engine == 0 else None
     leader = pair.leader if engine == 0 else None
     group = Lane(GROUP, BLOCK, None, pool, pair.members[engine], leader)
-    return Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group])
+    return Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], NO_BOARD)
 
 
 def members_of(engine: int, sizes: tuple[int, ...]) -> Lanes:
@@ -70,7 +71,7 @@ def members_of(engine: int, sizes: tuple[int, ...]) -> Lanes:
         group = aligned_group(engine, size)
         member = Member(group, engine, own, channel, lambda group_block, block: None)
         lanes.append(Lane(group, BLOCK, None, None, member))
-    return Lanes(lanes)
+    return Lanes(lanes, NO_BOARD)
 
 
 class Losses(RuleBasedStateMachine):

@@ -34,7 +34,7 @@ def reports_of(pair: Pair, board: StepBoard) -> list[Report]:
     for engine in GROUP:
         leader = pair.leader if engine == 0 else None
         group = Lane(GROUP, BLOCK, None, leader.pool if leader is not None else None, pair.members[engine], leader)
-        reports.append(Report(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group]), board))
+        reports.append(Report(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board), board))
     return reports
 
 

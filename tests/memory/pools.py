@@ -53,7 +53,9 @@ class StandInScheduler:
         self.owned: dict[str, list[int]] = {}
         self.requests: dict[str, Any] = {}
         self.kv_cache_manager = SimpleNamespace(
-            block_pool=self.pool, get_block_ids=lambda request_id: (self.owned.get(request_id, []),)
+            block_pool=self.pool,
+            get_block_ids=lambda request_id: (self.owned.get(request_id, []),),
+            get_blocks=lambda request_id: SimpleNamespace(blocks=(self.owned.get(request_id, []),)),
         )
 
 

@@ -1,5 +1,7 @@
 """What stays offered of a request that leaves while it is offered, or has just ended."""
 
+from typing import Any
+
 import pytest
 
 from flying_serving.migration.offers import OfferTable
@@ -145,6 +147,46 @@ def test_what_is_kept_does_not_yield_to_a_request_that_may_not_run_yet() -> None
     keeper.lane.pool.take(keeper.lane.free())
     keeper.source.advance(0.0)
     assert keeper.offered() == [1]
+
+
+def test_what_is_kept_yields_to_no_more_requests_than_may_start() -> None:
+    """Three of four run, so one more may; there is room for it, though not for all that wait."""
+    keeper = Keeper(3, 24)
+    for name in ("x", "y", "z"):
+        keeper.lane.scheduler.add_request(make(name, 9, 2, 9))
+    keeper.lane.step()
+    for name in ("first", "second", "third"):
+        keeper.lane.scheduler.add_request(make(name, 8, 3 * BLOCK, 2))
+    keeper.source.advance(0.0)
+    assert keeper.offered() == [1, 2, 3]
+    keeper.lane.step()
+    assert [one.request_id for one in keeper.lane.scheduler.running] == ["x", "y", "z", "first"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_blocks_that_lane_1_lacks_are_counted_only_while_it_keeps_some(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while another lane does: to count them is to look at each request, on each turn of the loop."""
+    keeper, group = Keeper(int(kept), 20), Lane(overlaps=False)
+    source = keeper.source if kept else Source({1: keeper.lane.pool, 2: group.pool}, keeper.table)
+    if not kept:
+        group.scheduler.add_request(make("a", 3, PROMPT, 9))
+        group.step()
+        source.retain("a", NUMBER)
+        assert NUMBER in source.retained
+    keeper.lane.scheduler.add_request(make("new", 9, 2 * BLOCK, 2))
+    looked_at: list[str] = []
+    coordinator = keeper.lane.scheduler.kv_cache_manager.coordinator
+    look = coordinator.get_blocks
+
+    def noted(request_id: str) -> Any:
+        looked_at.append(request_id)
+        return look(request_id)
+
+    monkeypatch.setattr(coordinator, "get_blocks", noted)
+    source.advance(0.0)
+    assert looked_at == (["new"] if kept else [])
 
 
 def test_what_is_being_pulled_yields_last() -> None:

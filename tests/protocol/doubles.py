@@ -61,7 +61,11 @@ class Inbox:
 
 
 class Board:
-    """In place of a StepBoard: steps take as long as they are to, and nobody waits for anybody in the meantime."""
+    """In place of a StepBoard: steps take as long as they are to, and nobody waits for anybody in the meantime.
+
+    A group that another engine leads runs something whenever it has blocks of a member: the member then pulls KV in
+    the smallest pieces, between which most can happen.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -74,6 +78,16 @@ class Board:
     def together_since(self, engines: Sequence[int], size: int, since: float) -> float:
         """Return when a step that ends now began."""
         return NOW_S - TOOK_S[size]
+
+    def run(self, leader: int, size: int, requests: int) -> None:
+        """Note nothing."""
+
+    def running(self, leader: int, size: int) -> int:
+        """Return that a request runs."""
+        return 1
+
+    def hold(self, leader: int, size: int, blocks: int) -> None:
+        """Note nothing."""
 
 
 class Nothing:

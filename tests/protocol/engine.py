@@ -71,10 +71,11 @@ class Engine:
             pool = LanePool(self._make_scheduler(group)) if group[0] == number else None
             leader = None if pool is None else Leader(group, pool, self.channel, settings.lend_blocks)
             lanes.append(Lane(group, BLOCK, None, pool, self._make_member(group, own), leader))
-        instruments: Any = Instruments(Board(self), Nothing(), self)  # type: ignore[arg-type]
+        board: Any = Board(self)
+        instruments: Any = Instruments(board, Nothing(), self)  # type: ignore[arg-type]
         flying = FlyingConfig(weave_steps=1, max_pause_ms=PAUSE_S * 1000)
         kv: Any = (self.table, self.peers)
-        self.loop = EngineLoop(number, Lanes(lanes), self.channel, self, flying, kv, instruments, now)
+        self.loop = EngineLoop(number, Lanes(lanes, board), self.channel, self, flying, kv, instruments, now)
         self.loop.migrations.target.chunks.blocks = 1
         self.loop.migrations.target.chunks.token_s = dict.fromkeys(
             settings.sizes, 1.0

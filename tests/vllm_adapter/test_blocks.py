@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flying_serving.errors import IntegrityError
+from flying_serving.vllm_adapter.blocks import may_start
 from tests.memory.pools import VllmPool
 
 
@@ -114,6 +115,31 @@ def test_blocks_missing_for_the_next_step() -> None:
     pool = pool_with([(request(8, 9, computed=7), 2)], [], blocks=3)
     pool.scheduler.running, pool.scheduler.kv_holding_waiting = [], pool.scheduler.running
     assert (pool.missing_for_next(), pool.missing_for_running()) == (1, 0)
+
+
+def test_blocks_missing_to_start_are_those_of_requests_that_may_run() -> None:
+    """First what came with its KV, then the first that wait: as many as may run beside the running ones."""
+    running, waiting = [(request(8, 9, computed=8, output=1), 2)], [request(8, 4), request(9, 4), request(10, 4)]
+    pool = pool_with(running, waiting, blocks=3)
+    for most, missing in ((1, 1), (2, 1 + 3), (3, 1 + 3 + 3), (9, 1 + 3 + 3 + 3)):
+        pool.scheduler.max_num_running_reqs = most
+        assert pool.missing_for_next(may_start(pool.scheduler)) == missing
+    assert pool.missing_for_next() == 10
+    pool.scheduler.running, pool.scheduler.kv_holding_waiting = [], pool.scheduler.running
+    pool.scheduler.max_num_running_reqs = 1
+    assert pool.missing_for_next(may_start(pool.scheduler)) == 1
+
+
+def test_blocks_of_requests_are_counted_without_a_copy_of_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups count before each step, and requests have thousands of blocks."""
+    pool = pool_with([(request(8, 9, computed=8, output=1), 2)], [request(8, 4)], blocks=3)
+
+    def copied(request_id: str) -> Any:
+        raise AssertionError(f"the block ids of {request_id} are copied")
+
+    monkeypatch.setattr(pool.scheduler.kv_cache_manager, "get_block_ids", copied)
+    counts = (pool.missing_for_next(), pool.missing_for_running(), pool.needed_by_running(), pool.reserved())
+    assert counts == (4, 1, 1, 6)
 
 
 @given(
