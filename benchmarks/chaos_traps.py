@@ -224,7 +224,7 @@ class Traps:
         _wrap(SurvivingController, "engines_lost", before=self._between_groups)
         _wrap(SurvivingController, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))
 
-    def _between_groups(self, controller: Any, engines: Any, now_s: float) -> None:
+    def _between_groups(self, controller: Any, engines: Any, now_s: float, *, killed: bool) -> None:
         """Note streams that migrate when engines are lost, or that those have a part of."""
         for state in [*controller.pool, *controller.started.values()]:
             split = controller.splits.open.get(state.request_id)

@@ -98,7 +98,8 @@ class FlyingClient(AsyncMPClient):
         parent, loop = self._parent, asyncio.get_running_loop()
         assert parent is not None
         multiprocessing.active_children()  # reaps the one before, if this process has forked it
-        deployment = self._calls.deployment.model_copy(update={"incarnations": incarnations, "restarts": True})
+        later = {"incarnations": tuple(incarnations), "restarts": True}
+        deployment = self._calls.deployment.model_copy(update=later)
         config = restart.again(self.vllm_config, deployment, self._blocks[engine])
         known: list[EngineProcess] = []
 
