@@ -29,6 +29,7 @@ WHILE_STARTING = (ValueError, KeyError, NotImplementedError, ImportError)
 """What vLLM raises for names that it finds only as it starts, of tokenizers, parsers and plugins."""
 READS_FLAGS = frozenset(
     {
+        "from_cli_args",
         "create_engine_config",
         "cached_tokenizer_from_config",
         "from_vllm_config",

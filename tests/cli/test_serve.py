@@ -141,6 +141,7 @@ class ModelConfig(BaseModel):
 
 
 ARGS = SimpleNamespace(model="m", host=None, port=80)
+READS = ("vllm.engine.arg_utils", "from_cli_args")
 CONFIGURES = ("vllm.engine.arg_utils", "create_engine_config")
 STARTS = ("vllm.v1.engine.async_llm", "from_vllm_config")
 SERVES = ("vllm.entrypoints.launchers.launcher", "serve_http")
@@ -167,7 +168,9 @@ def _call(call: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError])
-@pytest.mark.parametrize("callers", [(CONFIGURES,), (STARTS,), (STARTS, THEIRS), (STARTS, OURS, STARTS)], ids=str)
+@pytest.mark.parametrize(
+    "callers", [(READS,), (CONFIGURES,), (STARTS,), (STARTS, THEIRS), (STARTS, OURS, STARTS)], ids=str
+)
 def test_what_vllm_raises_where_it_reads_flags_is_one_line(
     kind: type[Exception], callers: tuple[tuple[str, str], ...]
 ) -> None:
