@@ -118,7 +118,7 @@ def _is_of_a_flag(error: BaseException) -> bool:
     owners = [name.partition(".")[0] for frame in frames if (name := frame.f_globals.get("__name__", ""))]
     last = next((owner for owner in reversed(owners) if owner in ("vllm", "flying_serving")), None)
     reading = {frame.f_code.co_name for frame in frames} & READS_FLAGS
-    is_refusal = isinstance(error, WHILE_STARTING) or "create_engine_config" in reading
+    is_refusal = isinstance(error, (*WHILE_STARTING, OSError)) or "create_engine_config" in reading
     return is_refusal and last == "vllm" and bool(reading)
 
 
