@@ -19,7 +19,9 @@ pytestmark = pytest.mark.server
 COUNT, PREFIXES, CLIENTS = 200, 40, 16
 HELD, HELD_TOKENS, ROUND, ROUNDS = 14, 1900, 10, 40
 """Streams that keep one node busy, their tokens, and new requests in a round: 1 round in 1,024 is right by chance."""
-MAX_DIFFERENCE, MIN_HITS = 0.2, 0.9
+MAX_DIFFERENCE, MIN_HITS = 0.5, 0.9
+"""Of requests: at most twice as many on one node, as nodes of a busy machine differ in speed (docs/nodes.md has what
+was measured); of prefix hits: as a share of those on one node alone."""
 GONE_S = 60.0
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 BODIES = mixed(COUNT, PREFIXES, seed=29)
