@@ -19,6 +19,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ AT = {
     "measured": "Commit",
     "recorded": "The measured commit was not noted; recorded in",
     "before": "The measured commit was not noted; before",
+    "between": "No commit has what was measured; before and after it:",
 }
 """What a run's commits are."""
 WIDTH = 120
@@ -55,6 +57,7 @@ class Run:
         columns: the first is that of the rows' names.
         rows: figures as they were published, by name.
         rounds, setting, beside: how; empty if nothing is known.
+        summary: whether its rows are figures of other runs, which have the commands.
     """
 
     title: str
@@ -66,6 +69,7 @@ class Run:
     rounds: str = ""
     setting: str = ""
     beside: str = ""
+    summary: bool = False
 
     def cell(self, row: str, column: str) -> str:
         """A figure without its spread and bar. Raises ConfigError, naming what there is."""
@@ -144,12 +148,18 @@ def _number(place: str, runs: Mapping[str, Run]) -> str:
     key, row, column = (part.strip() for part in place.split("|"))
     top, _, bottom = (part.strip() for part in row.partition(" over "))
     value = runs[key].cell(top, column)
-    return f"{float(value) / float(runs[key].cell(bottom, column)):.2f}" if bottom else value
+    return _ratio(value, runs[key].cell(bottom, column)) if bottom else value
+
+
+def _ratio(top: str, bottom: str) -> str:
+    """As by hand: a half is rounded up."""
+    return str((Decimal(top) / Decimal(bottom)).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
 def _shown(key: str, run: Run, lost: Mapping[str, str]) -> list[str]:
     """How a run was measured, and its rows."""
-    command = f"`{run.command}`" if run.command else "The command was not noted"
+    unknown = "Commands: as each run says" if run.summary else "The command was not noted"
+    command = f"`{run.command}`" if run.command else unknown
     beside = f"Running beside it: {run.beside}" if run.beside else ""
     how = [command, f"{AT[run.commit_is]} {_commits(run, lost)}", run.rounds, run.setting, beside]
     said = " ".join(f"{part[0].upper()}{part[1:]}." for part in how if part)

@@ -2,7 +2,11 @@
 
 import json
 import re
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -44,7 +48,7 @@ def test_run_is_on_the_page_with_its_command_and_commit(key: str) -> None:
 @pytest.mark.parametrize("key", RUNS)
 def test_run_names_a_command_that_there_is(key: str) -> None:
     command = RUNS[key].command
-    assert (command is None) == (key in NOT_NOTED)
+    assert (command is None) == (key in NOT_NOTED or RUNS[key].summary)
     if command is not None:
         found = re.match(COMMANDS, command)
         assert found, command
@@ -87,3 +91,102 @@ def test_a_run_that_loses_a_row_changes_the_page(tmp_path: Path, monkeypatch: py
     changed = live.read(path)
     monkeypatch.setattr(live, "read", lambda: changed)
     assert live.page() != live.PAGE.read_text(encoding="utf-8")
+
+
+LAYOUTS = ("stock, data parallel", "stock, tensor parallel", "static-dp", "static-tp")
+COMPARED = [key for key, run in RUNS.items() if "auto" in run.rows and set(LAYOUTS) & set(run.rows)]
+STATED = re.compile(r"(?:(?P<before>static-\w+): )?(?P<ratio>\d+\.\d+)(?: of (?P<after>[a-z -]*[a-z]))?")
+MEDIAN = re.compile(r"\d+(\.\d+)?")
+BAR = re.compile(r"bar (\d+\.\d+)")
+OF_ROUNDS = re.compile(r"((?:[\d.]+, )+[\d.]+) \(median ([\d.]+)\)")
+
+
+def median_of(run: live.Run, row: str, column: str) -> Decimal | None:
+    """The median in a cell, if there is one."""
+    match = MEDIAN.match(run.cell(row, column))
+    return Decimal(match[0]) if match else None
+
+
+def layouts_of(run: live.Run, named: str, column: str) -> list[str]:
+    """The layouts that a ratio may be over: the one that is named, or the better one in the column."""
+    rows = [name for name in LAYOUTS if name in run.rows and median_of(run, name, column)]
+    if "better layout" not in named:
+        short = {name: name.removeprefix("stock, ") for name in rows}
+        return [name for name in rows if short[name] in named]
+    best = max if column == "tokens/s" else min
+    return [best(rows, key=lambda name: median_of(run, name, column))] if rows else []
+
+
+def rounded(value: Decimal) -> tuple[Decimal, Decimal]:
+    """Between which values it was before it was rounded."""
+    half = Decimal(1).scaleb(int(value.as_tuple().exponent)) / 2
+    return value - half, value + half
+
+
+def stated(key: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """(run, row, column, layout as named, ratio) of each ratio of `auto` in a table beside layouts."""
+    run = RUNS[key]
+    for row in run.rows:
+        for column, cell in zip(run.columns[1:], run.rows[row], strict=True):
+            if row.startswith("auto /") and column != "switches":
+                for part in cell.split("; "):
+                    if match := STATED.match(part):
+                        yield key, row, column, match["before"] or match["after"] or row, match["ratio"]
+
+
+@pytest.mark.parametrize(("key", "row", "column", "named", "ratio"), [case for key in COMPARED for case in stated(key)])
+def test_a_stated_ratio_is_that_of_the_medians(key: str, row: str, column: str, named: str, ratio: str) -> None:
+    run = RUNS[key]
+    (layout,) = layouts_of(run, named, column)
+    ours, other = median_of(run, "auto", column), median_of(run, layout, column)
+    assert ours is not None and other is not None
+    ratios = [a / b for a, b in product(rounded(ours), rounded(other))]
+    low, high = rounded(Decimal(ratio))
+    assert min(ratios) <= high and max(ratios) >= low, f"{ours} / {other} is not {ratio}"
+
+
+@pytest.mark.parametrize("key", COMPARED)
+def test_each_column_has_the_ratio_over_its_better_layout(key: str) -> None:
+    """None is left out where `auto` is behind."""
+    run = RUNS[key]
+    over = {(column, layout) for _, _, column, named, _ in stated(key) for layout in layouts_of(run, named, column)}
+    for column in run.columns[1:]:
+        better = layouts_of(run, "better layout", column)
+        if column not in ("switches", "tokens/s") and better and median_of(run, "auto", column):
+            assert (column, better[0]) in over, column
+
+
+@pytest.mark.parametrize("key", COMPARED)
+def test_a_ratio_is_marked_as_missed_if_it_is_beyond_its_bar(key: str) -> None:
+    run = RUNS[key]
+    for row in run.rows:
+        for column, cell in zip(run.columns[1:], run.rows[row], strict=True):
+            is_rate = column == "tokens/s"
+            bar = BAR.search(cell) or (None if is_rate else BAR.search(row))
+            if row.startswith("auto /") and bar and (match := STATED.match(cell)):
+                above = Decimal(match["ratio"]) - Decimal(bar[1])
+                assert ("missed" in cell) == (above < 0 if is_rate else above > 0), (row, column)
+
+
+def test_the_median_of_rounds_is_theirs() -> None:
+    cells = [cell for run in RUNS.values() for figures in run.rows.values() for cell in figures]
+    found = [match for cell in cells if (match := OF_ROUNDS.search(cell))]
+    assert len(found) > 10
+    for match in found:
+        assert median(map(float, match[1].split(", "))) == float(match[2]), match[0]
+
+
+def test_ratios_by_rounds_are_on_the_page_with_their_median() -> None:
+    for run in RUNS.values():
+        for cell in run.rows.get("by rounds", ()):
+            assert not cell or "(median " in cell
+
+
+@pytest.mark.parametrize("key", [name.strip("`") for name in RUNS["other-loads"].rows])
+def test_a_summary_has_the_ratios_of_its_runs(key: str) -> None:
+    summary, run = RUNS["other-loads"], RUNS[key]
+    row = next(name for name in run.rows if name.startswith("auto /"))
+    for column in summary.columns[1:]:
+        where = f"burst, {column}" if column == "P90 TTFT" else f"low, {column}"
+        shown = summary.cell(f"`{key}`", column).strip("*")
+        assert shown == run.cell(row, column if column in run.columns else where), column
