@@ -8,6 +8,7 @@ python -m experiments --pages       only the pages, from the numbers that are ke
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections import defaultdict
@@ -101,13 +102,27 @@ def write_live() -> None:
     ledger.enter()
 
 
+def options(arguments: list[str]) -> argparse.Namespace:
+    """What the command line asks for. Exits with a message if it is wrong."""
+    parser = argparse.ArgumentParser(
+        "python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = f"experiments to run, all by default: {', '.join(ALL)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("--pages", action="store_true", help="run none, only write the pages")
+    parsed = parser.parse_args(arguments)
+    if unknown := sorted(set(parsed.names) - set(ALL)):
+        parser.error(f"{unknown[0]}: not one of {', '.join(ALL)}")
+    if parsed.pages and parsed.names:
+        parser.error("--pages runs no experiment: leave out the names")
+    return parsed
+
+
 def main() -> None:
     """Exit with a message if the command line is wrong, or if not all numbers are there yet."""
-    chosen = sys.argv[1:] or list(ALL)
-    if chosen != ["--pages"]:
-        if unknown := sorted(set(chosen) - set(ALL)):
-            sys.exit(f"{unknown[0]}: not one of {', '.join(ALL)}")
-        measure(chosen)
+    asked = options(sys.argv[1:])
+    if not asked.pages:
+        measure(asked.names or list(ALL))
     if missing := [name for name in ALL if not numbers_path(name).exists()]:
         sys.exit(f"no pages yet: nothing was measured of {', '.join(missing)}")
     write_pages(RESULTS)

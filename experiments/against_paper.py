@@ -7,7 +7,19 @@ from pathlib import Path
 
 from experiments import oracle
 from experiments.common import KERNELS, SEEDS, Kept, template
-from experiments.rows import Row, label, markdown, number, page, paragraph, published, reasons_of, spread, write
+from experiments.rows import (
+    OF_REASONS,
+    Row,
+    label,
+    markdown,
+    number,
+    page,
+    paragraph,
+    published,
+    reasons_of,
+    spread,
+    write,
+)
 
 PAGES = {
     "fig8_fig9": "[fig8](fig8.md), [fig9](fig9.md)",
@@ -42,6 +54,7 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         *markdown(HEADINGS, [_cells(one, PAGES[name]) for name, found in compared.items() for one in found]),
         "## Why it is worse, or differs by more than 20 %",
         "",
+        *paragraph(OF_REASONS),
         *reasons_of(all_rows),
         "",
         "## Not compared",

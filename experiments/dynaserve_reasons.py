@@ -27,7 +27,7 @@ _PREEMPTED_KV = (
 _KV = (
     "the paper's KV memory is 95 % full with 101 to 125 requests of 952 tokens in flight, as if it held 123,000 "
     "tokens; ours holds 215,000. With 123,000 it is 3.8 requests/s colocated. The rest is in the steps: at 101 "
-    " requests the model's take 43 ms, the paper's 48."
+    "requests the model's take 43 ms, the paper's 48."
 )
 _NOT_FULL = (
     "the paper's rate saturates its server and not ours, which sustains more (above): fewer requests are in flight, "

@@ -156,8 +156,8 @@ def _verdicts(found: Kept) -> list[str]:
         ),
         *paragraph(
             "The best static layout is one of three, known when all have been tried with the same requests. It is",
-            f"{_winners(found)}. In the row in which it is farthest from the best static layout, each system's latency",
-            f"over that layout's is: {_worst(found)}.",
+            f"{_winners(found)}. Each system's latency over the best static layout's, in its worst row:",
+            f"{_worst(found)}.",
         ),
     ]
 

@@ -13,6 +13,12 @@ from experiments.common import Kept, Numbers, template
 NOTABLE = 0.2
 """A number that differs by more than this from the paper's needs a sentence that says why."""
 EQUAL = 0.005
+OF_REASONS = (
+    "Figures in this list that no table has are of simulations that were changed to find the reason, or of arithmetic. "
+    "Commands and commits of those simulations were not noted."
+)
+RENAMED = {("release_switches", "3ed38bf"): "fig10"}
+"""What an experiment was called at the commit of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,8 @@ def table(rows: Sequence[Row], source: str = "paper") -> list[str]:
         cells.append([one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one)])
     lines = [*markdown(headings, cells), *_known_of(rows)]
     if reasons := reasons_of(rows):
-        lines += ["Why numbers are worse, or differ by more than 20 %:", "", *reasons, ""]
+        why = "Why numbers are worse, or differ by more than 20 %."
+        lines += [*paragraph(why, OF_REASONS), *reasons, ""]
     return lines
 
 
@@ -203,12 +210,16 @@ def page(title: str, sources: Mapping[str, Kept], lines: Sequence[str], notices:
         notices: templates of the first paragraph, which says what the product does not have.
     """
     notice = paragraph(*(template(name) for name in notices))
-    made = [
-        f"- `make experiments ARGS={name}` at commit {found.at}: [numbers](numbers/{name}.json)"
-        for name, found in sources.items()
-    ]
+    made = [_source(name, found) for name, found in sources.items()]
     head = [f"# {title}", "", *notice, "Simulated, as [simulator.md](../simulator.md) says, by:", "", *made, ""]
     return "\n".join([*head, *lines]).rstrip() + "\n"
+
+
+def _source(name: str, found: Kept) -> str:
+    """The command that finds the numbers of an experiment again, at the commit that has it."""
+    then = RENAMED.get((name, found.commit), name)
+    today = "" if then == name else f" (today `ARGS={name}`)"
+    return f"- `make experiments ARGS={then}` at commit {found.at}: [numbers](numbers/{name}.json){today}"
 
 
 def write(folder: Path, name: str, text: str) -> None:

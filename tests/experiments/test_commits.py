@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from experiments.common import RESULTS, ROOT, kept
 
 COMMIT = re.compile(r"(?<![0-9a-zA-Z.,_/-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7}(?![0-9a-zA-Z_-])")
 """Seven hex digits, letters and numbers among them."""
+MADE = re.compile(r"^- `make experiments ARGS=(\w+)` at commit ([0-9a-f]{7}) ", re.M)
 LOST = live.read()[1]
 
 
@@ -58,6 +60,13 @@ def test_kept_numbers_are_of_a_commit_of_the_history_and_its_date(name: str) -> 
     assert re.fullmatch(r"[0-9a-f]{7}", found.commit)
     assert in_history(found.commit)
     assert _git("log", "-1", "--format=%ad", "--date=short", found.commit).stdout.strip() == found.date
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_command_of_a_page_exists_at_its_commit(path: Path) -> None:
+    """An experiment may have had another name then."""
+    for name, commit in MADE.findall(path.read_text(encoding="utf-8")):
+        assert f'"{name}"' in _git("show", f"{commit}:experiments/__main__.py").stdout, (name, commit)
 
 
 def test_live_runs_give_each_commit_its_date() -> None:

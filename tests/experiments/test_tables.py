@@ -5,7 +5,7 @@ import pytest
 from experiments import reasons
 from experiments.common import Kept
 from experiments.reasons import why
-from experiments.rows import Row, by_construction, number, one_layout, row, spread, table
+from experiments.rows import OF_REASONS, Row, by_construction, number, one_layout, row, spread, table
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
     assert "| near | 10 | 11.9 | 1.19 |  |  |" in lines
     found = [line for line in lines if line.startswith("- ")]
     assert found == ["- far: because", "- open: **not explained yet**", "- worse: **not explained yet**"]
+    assert OF_REASONS in " ".join(lines[: lines.index(found[0])])
 
 
 def test_what_holds_by_construction_is_marked_and_said() -> None:
