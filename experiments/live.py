@@ -158,7 +158,7 @@ def _ratio(top: str, bottom: str) -> str:
 
 def _shown(key: str, run: Run, lost: Mapping[str, str]) -> list[str]:
     """How a run was measured, and its rows."""
-    unknown = "Commands: as each run says" if run.summary else "The command was not noted"
+    unknown = "Commands and rounds: as each run says" if run.summary else "The command was not noted"
     command = f"`{run.command}`" if run.command else unknown
     beside = f"Running beside it: {run.beside}" if run.beside else ""
     how = [command, f"{AT[run.commit_is]} {_commits(run, lost)}", run.rounds, run.setting, beside]

@@ -182,6 +182,14 @@ def test_ratios_by_rounds_are_on_the_page_with_their_median() -> None:
             assert not cell or "(median " in cell
 
 
+@pytest.mark.parametrize("key", RUNS)
+def test_ratios_with_a_spread_say_that_they_are_by_rounds(key: str) -> None:
+    run = RUNS[key]
+    ratios = [n for n, column in enumerate(run.columns[1:]) if column == "ratio" or "/ " in column]
+    if any(" [" in figures[n] for figures in run.rows.values() for n in ratios):
+        assert "by rounds" in run.setting
+
+
 @pytest.mark.parametrize("key", [name.strip("`") for name in RUNS["other-loads"].rows])
 def test_a_summary_has_the_ratios_of_its_runs(key: str) -> None:
     summary, run = RUNS["other-loads"], RUNS[key]
