@@ -16,6 +16,7 @@ from flying_serving.errors import ConfigError
 
 RUNS, LOST = live.read()
 FIGURE = re.compile(r"\d+\.\d+")
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 COMMANDS = r"python -m (benchmarks\.\w+)|make (chaos|fuzz)|(pytest tests/protocol)|(flying-serving simulate)|(curl) "
 NOT_NOTED = {"eight-start", "flood-stock", "mapped-kv", "move-storm", "survival-cost"}
 """Runs of which nobody wrote down the command. No run is to be added here."""
@@ -35,6 +36,17 @@ def test_readme_table_has_the_figures_of_its_run() -> None:
     for name, figures in run.rows.items():
         shown = " | ".join(figure.partition(" [")[0].partition(" (")[0] for figure in figures)
         assert f"| {name} | {shown} |" in live.README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("key", ["soak-860655b", "transform"])
+def test_readme_has_the_figures_of_a_run_that_it_names(key: str) -> None:
+    blocks = re.split(r"\n(?=- )|\n\n", live.README.read_text(encoding="utf-8"))
+    item = next(block for block in blocks if f"(`{key}`):" in block).replace(key, "")
+    run = RUNS[key]
+    known = " ".join([run.rounds, run.setting, *(cell for row in run.rows.values() for cell in row)])
+    figures = set(NUMBER.findall(item))
+    assert len(figures) > 4
+    assert figures <= set(NUMBER.findall(known))
 
 
 @pytest.mark.parametrize("key", RUNS)
