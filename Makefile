@@ -9,7 +9,7 @@ AUDIT_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-LOCKS := requirements/cpu.lock requirements/dev.lock
+LOCKS := requirements/cpu.lock requirements/lab.lock requirements/dev.lock
 # In a directory of its own: vLLM imports Ray where it is, and the other tests are without.
 RAY := $(VENV)/ray
 RAY_LOCK := requirements/ray.lock
@@ -74,7 +74,7 @@ licences: $(RAY_STAMP)
 SERVER := $(sort $(shell grep -rl --include='test_*.py' 'mark\.server' tests))
 WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py losses.py injected_faults.py \
 	splits.py) \
-	tests/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
+	tests/lab/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
 BUSY := $(filter-out $(WAITING),$(SERVER))
 
 test: $(STAMP)
@@ -102,7 +102,7 @@ test-ray: $(RAY_STAMP)
 	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m pytest tests/deploy/test_ray.py tests/supply/test_ray_licences.py
 
 demo: $(STAMP)
-	$(BIN)/python -m flying_serving.demo $(ARGS)
+	$(BIN)/python -m flying_lab.demo $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -121,4 +121,4 @@ zoo: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving tests benchmarks zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving flying_lab tests benchmarks zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -20,11 +20,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.systems import ROOT, System
-from flying_serving.testing.servers import CPU_ENVIRONMENT
-from flying_serving.testing.tiny import make_model
-from flying_serving.workload.files import save_timed_trace
-from flying_serving.workload.model import Workload
-from flying_serving.workload.synth import Poisson, synthesise
+from flying_lab.server_process import CPU_ENVIRONMENT
+from flying_lab.tiny_models import make_model
+from flying_lab.workload.files import save_timed_trace
+from flying_lab.workload.model import Workload
+from flying_lab.workload.synth import Poisson, synthesise
 
 FLAGS = [
     "--dtype=float32",

@@ -13,15 +13,15 @@ import time
 
 import numpy as np
 
-from flying_serving.bench.client import Target
-from flying_serving.bench.options import BenchOptions
-from flying_serving.bench.replay import measure, probe
-from flying_serving.results.metrics import summarise
-from flying_serving.results.results import Results
-from flying_serving.results.timeline import concurrency, tokens_per_s
-from flying_serving.workload.model import Workload
-from flying_serving.workload.synth import parse_synthesis, synthesise
-from tests.bench import mock
+from flying_lab.bench.client import Target
+from flying_lab.bench.options import BenchOptions
+from flying_lab.bench.replay import measure, probe
+from flying_lab.results.metrics import summarise
+from flying_lab.results.results import Results
+from flying_lab.results.timeline import concurrency, tokens_per_s
+from flying_lab.workload.model import Workload
+from flying_lab.workload.synth import parse_synthesis, synthesise
+from tests.lab.bench import mock
 
 LIFE_S = 20.0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from flying_serving.testing.sse import EventStream
+from flying_lab.sse import EventStream
 from tests.streams import RequestFailed, streamed
 
 ANSWER_S = 300.0

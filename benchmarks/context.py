@@ -30,15 +30,15 @@ import numpy as np
 from benchmarks.client import prompt
 from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, REGIMES, flag
 from benchmarks.systems import ROOT, System, Systems
-from flying_serving.bench.client import Target
-from flying_serving.bench.options import BenchOptions
-from flying_serving.bench.replay import measure, probe
-from flying_serving.results.results import Results
-from flying_serving.testing.tiny import SHAPES, make_model
-from flying_serving.workload.files import save
-from flying_serving.workload.model import Request, Workload
-from flying_serving.workload.shape import with_long_prompts
-from flying_serving.workload.synth import Poisson, synthesise
+from flying_lab.bench.client import Target
+from flying_lab.bench.options import BenchOptions
+from flying_lab.bench.replay import measure, probe
+from flying_lab.results.results import Results
+from flying_lab.tiny_models import SHAPES, make_model
+from flying_lab.workload.files import save
+from flying_lab.workload.model import Request, Workload
+from flying_lab.workload.shape import with_long_prompts
+from flying_lab.workload.synth import Poisson, synthesise
 
 MOST_SHORT_TOKENS = LENGTHS["prompt_tokens"][1]
 MODEL = "llama-75m"

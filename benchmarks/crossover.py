@@ -21,16 +21,16 @@ from scipy.optimize import brentq
 from benchmarks.client import prompt
 from benchmarks.policies import FLAGS, LENGTHS, LINKS, OBJECTIVE, OUT, REGIMES, flag
 from benchmarks.systems import ROOT, System
-from flying_serving.bench.client import Target
-from flying_serving.bench.options import BenchOptions
-from flying_serving.bench.replay import measure, probe
+from flying_lab.bench.client import Target
+from flying_lab.bench.options import BenchOptions
+from flying_lab.bench.replay import measure, probe
+from flying_lab.tiny_models import make_model
+from flying_lab.workload.files import save
+from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.forecast import evaluate, first_per_s, forecast
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Work
-from flying_serving.testing.tiny import make_model
-from flying_serving.workload.files import save
-from flying_serving.workload.synth import Poisson, synthesise
 
 ENGINES, MAX_NUM_SEQS, STEP_TOKENS = flag("data-parallel-size"), flag("max-num-seqs"), flag("max-num-batched-tokens")
 PROMPT_TOKENS, OUTPUT_TOKENS = sum(LENGTHS["prompt_tokens"]) / 2, sum(LENGTHS["output_tokens"]) / 2

@@ -39,8 +39,8 @@ import uvloop
 from benchmarks.client import poisson
 from benchmarks.flood_client import Clients, Mix, Outcome
 from benchmarks.systems import ROOT, System, commit
+from flying_lab.tiny_models import make_model
 from flying_serving.placement.topology import read_topology
-from flying_serving.testing.tiny import make_model
 
 NAME, ENGINES, CLIENTS, TIMES, SEED = "tiny", 4, 32, 10, 28
 LEAVING, SLOW, SETTLE_S = 0.1, 0.1, 10.0

@@ -25,8 +25,8 @@ import psutil
 
 from benchmarks.client import prompt, run_streams
 from benchmarks.systems import ROOT, System, Systems
+from flying_lab.tiny_models import make_model
 from flying_serving.config import FlyingConfig
-from flying_serving.testing.tiny import make_model
 
 FLAGS = [
     "--data-parallel-size=2",

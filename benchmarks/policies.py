@@ -23,18 +23,18 @@ from statistics import median
 from typing import Any
 
 from benchmarks.systems import DP, ROOT, TP, System, Systems, commit
-from flying_serving.bench.client import Target
-from flying_serving.bench.options import BenchOptions
-from flying_serving.bench.replay import measure, probe
+from flying_lab.bench.client import Target
+from flying_lab.bench.options import BenchOptions
+from flying_lab.bench.replay import measure, probe
+from flying_lab.results.metrics import summarise
+from flying_lab.tiny_models import make_model
+from flying_lab.workload.files import save
+from flying_lab.workload.model import Workload
+from flying_lab.workload.read import read_workload
+from flying_lab.workload.shape import scale_lengths, scale_time, window, with_priority
+from flying_lab.workload.synth import Paper, Poisson, synthesise
 from flying_serving.config import FlyingConfig
 from flying_serving.predict.work import Objective
-from flying_serving.results.metrics import summarise
-from flying_serving.testing.tiny import make_model
-from flying_serving.workload.files import save
-from flying_serving.workload.model import Workload
-from flying_serving.workload.read import read_workload
-from flying_serving.workload.shape import scale_lengths, scale_time, window, with_priority
-from flying_serving.workload.synth import Paper, Poisson, synthesise
 
 STOCK = {"stock-dp": DP, "stock-tp": TP}
 SHARED = [

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.client import prompt, stream
 from benchmarks.systems import ROOT, System
+from flying_lab.tiny_models import make_model
 from flying_serving.config import MODES
-from flying_serving.testing.tiny import make_model
 
 FLAGS = [
     "--policy=manual",

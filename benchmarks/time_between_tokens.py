@@ -19,7 +19,7 @@ import httpx
 from benchmarks.client import ANSWER_S, Arrival, poisson, prompt, run_streams, serve_arrivals, stream
 from benchmarks.steady_state import APART, FLAGS, OURS
 from benchmarks.systems import ROOT, System, Systems, commit
-from flying_serving.testing.tiny import make_model
+from flying_lab.tiny_models import make_model
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 48
 STEPS, LOAD, CLOSED = 4, 0.8, 16

@@ -21,13 +21,13 @@ from rich.console import Console
 
 from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, PHASES_S, POLICIES, REGIMES, flag, replay, workloads_of
 from benchmarks.systems import ROOT, System, Systems
-from flying_serving.cli.simulation import run
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Options
-from flying_serving.sim.machine import Machine, from_status, load_measured
-from flying_serving.testing.tiny import make_model
-from flying_serving.workload.model import Workload
-from flying_serving.workload.synth import Paper, synthesise
+from flying_lab.cli.simulation import run
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.machine import Machine, from_status, load_measured
+from flying_lab.tiny_models import make_model
+from flying_lab.workload.model import Workload
+from flying_lab.workload.synth import Paper, synthesise
 
 FIGURES = {
     "TTFT p50": ("median_ttft_ms", 0.10),

@@ -22,16 +22,16 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from experiments.common import DATA, MAX_NUM_SEQS
-from flying_serving.results.metrics import summarise
-from flying_serving.sim import hardware, models
-from flying_serving.sim.baselines import build
-from flying_serving.sim.machine import Machine, Modelled, load_measured
-from flying_serving.sim.run import results, simulate
-from flying_serving.sim.system import Options
-from flying_serving.workload import shape
-from flying_serving.workload.model import Workload
-from flying_serving.workload.read import read_workload
-from flying_serving.workload.synth import Alternating, Poisson, synthesise
+from flying_lab.results.metrics import summarise
+from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines import build
+from flying_lab.sim.machine import Machine, Modelled, load_measured
+from flying_lab.sim.run import results, simulate
+from flying_lab.sim.system import Options
+from flying_lab.workload import shape
+from flying_lab.workload.model import Workload
+from flying_lab.workload.read import read_workload
+from flying_lab.workload.synth import Alternating, Poisson, synthesise
 
 SEEDS = range(1, 13)
 WORKLOADS = ("alternating", "azure", "steady")

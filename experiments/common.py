@@ -12,16 +12,16 @@ from statistics import mean
 from typing import Any
 
 from experiments.fitting import replaced
-from flying_serving.cli.simulation import Simulated
-from flying_serving.results.metrics import summarise
-from flying_serving.sim import hardware, models
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Options
-from flying_serving.sim.machine import Modelled
-from flying_serving.sim.node import System
-from flying_serving.sim.run import results, simulate
-from flying_serving.workload.model import Workload
-from flying_serving.workload.synth import Paper, Poisson, synthesise
+from flying_lab.cli.simulation import Simulated
+from flying_lab.results.metrics import summarise
+from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.machine import Modelled
+from flying_lab.sim.node import System
+from flying_lab.sim.run import results, simulate
+from flying_lab.workload.model import Workload
+from flying_lab.workload.synth import Paper, Poisson, synthesise
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"

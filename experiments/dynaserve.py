@@ -25,7 +25,7 @@ from experiments.dynaserve_runs import (
 )
 from experiments.reasons import why
 from experiments.rows import Row, markdown, page, paragraph, row, spread, table, write
-from flying_serving.sim.node import System
+from flying_lab.sim.node import System
 
 TABLE1: dict[str, dict[str, dict[str, float]]] = {
     "P8192-D32": {

@@ -15,15 +15,15 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.common import DATA
-from flying_serving.sim import hardware, models
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Clock, Options
-from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.fleet import feed
-from flying_serving.sim.machine import Modelled
-from flying_serving.sim.node import SimNode, System
-from flying_serving.workload.model import Request
-from flying_serving.workload.read import read_workload
+from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.fleet import feed
+from flying_lab.sim.machine import Modelled
+from flying_lab.sim.node import SimNode, System
+from flying_lab.workload.model import Request
+from flying_lab.workload.read import read_workload
 
 TARGET_S = 0.1
 ARRIVALS_S = 150.0

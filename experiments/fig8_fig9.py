@@ -26,8 +26,8 @@ from experiments.common import (
 )
 from experiments.reasons import why
 from experiments.rows import Known, Row, markdown, one_layout, page, paragraph, row, spread, table, write
-from flying_serving.bench.report.page import pictures
-from flying_serving.cli.simulation import measured
+from flying_lab.bench.report.page import pictures
+from flying_lab.cli.simulation import measured
 
 SYSTEMS = ("auto", "static-dp", "static-tp", "shift-parallel", "fork")
 GROUPED = one_layout(

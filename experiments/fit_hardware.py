@@ -2,7 +2,7 @@
 
     python -m experiments.fit_hardware
 
-Writes flying_serving/sim/data/hardware.json and docs/results/cost_model.md. The order matters: kernels on H100 and
+Writes flying_lab/sim/data/hardware.json and docs/results/cost_model.md. The order matters: kernels on H100 and
 A100 from profiles, then what only a serving system shows (host time, effective bandwidths) from published points.
 """
 
@@ -21,13 +21,13 @@ from experiments import points, report
 from experiments.common import commit, date
 from experiments.fitting import Fit, fit, fit_line, replaced
 from experiments.points import Point
-from flying_serving.sim import models
-from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.hardware import RANKS, Hardware, load, parse_hardware
+from flying_lab.sim import models
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.hardware import RANKS, Hardware, load, parse_hardware
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
-HARDWARE = ROOT / "flying_serving" / "sim" / "data" / "hardware.json"
+HARDWARE = ROOT / "flying_lab" / "sim" / "data" / "hardware.json"
 TABLE = ROOT / "docs" / "results" / "cost_model.md"
 
 MIB = 2**20

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares
 
+from flying_lab.sim.cost import Execution, LaneCost, Prefill
+from flying_lab.sim.hardware import Coefficient, Coefficients, Hardware
+from flying_lab.sim.models import Model
 from flying_serving.errors import ConfigError
-from flying_serving.sim.cost import Execution, LaneCost, Prefill
-from flying_serving.sim.hardware import Coefficient, Coefficients, Hardware
-from flying_serving.sim.models import Model
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "gemm_efficiency": (0.02, 1.0),

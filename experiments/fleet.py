@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from experiments.tally import Totals
-from flying_serving.sim import hardware, models
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Options
-from flying_serving.sim.fleet import Fleet
-from flying_serving.sim.machine import Modelled
-from flying_serving.workload.model import Request
-from flying_serving.workload.synth import Alternating, synthesise
+from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.fleet import Fleet
+from flying_lab.sim.machine import Modelled
+from flying_lab.workload.model import Request
+from flying_lab.workload.synth import Alternating, synthesise
 
 NODES = 64
 NODE_RATE_RPS = 60.0

@@ -9,12 +9,12 @@ from experiments.common import Numbers
 from experiments.gyges_runs import ACTIVATIONS_BYTES, machine
 from experiments.points import predict, read
 from experiments.report import matching
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.hardware import load
+from flying_lab.sim.memory import group_tokens, kv_pool_bytes
+from flying_lab.sim.transformation import CHUNK_BYTES, Transformation, Work
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.padding import PAGE_BYTES, PagedUnits, packed, padded
-from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.hardware import load
-from flying_serving.sim.memory import group_tokens, kv_pool_bytes
-from flying_serving.sim.transformation import CHUNK_BYTES, Transformation, Work
 
 DEGREES = (1, 2, 4)
 SEQUENCES = 8

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from experiments.common import DATA, Numbers
-from flying_serving.sim import hardware, models
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Clock, Options
-from flying_serving.sim.fleet import feed
-from flying_serving.sim.machine import Modelled
-from flying_serving.sim.node import SimNode, System
-from flying_serving.sim.requests import SimRequest
-from flying_serving.workload.model import Request
+from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.fleet import feed
+from flying_lab.sim.machine import Modelled
+from flying_lab.sim.node import SimNode, System
+from flying_lab.sim.requests import SimRequest
+from flying_lab.workload.model import Request
 
 ACTIVATIONS_BYTES = 14.3e9
 OPTIONS = Options(max_num_seqs=256, max_num_batched_tokens=2048)

@@ -23,15 +23,15 @@ import numpy as np
 
 from experiments.common import SEEDS, Numbers
 from experiments.gyges_runs import ACTIVATIONS_BYTES, OPTIONS, SHORT
+from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Clock
+from flying_lab.sim.fleet import feed
+from flying_lab.sim.machine import Modelled
+from flying_lab.sim.node import SimNode
+from flying_lab.sim.requests import SimRequest
+from flying_lab.workload.model import Request
 from flying_serving.controller.lending import WeightLending
-from flying_serving.sim import hardware, models
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Clock
-from flying_serving.sim.fleet import feed
-from flying_serving.sim.machine import Modelled
-from flying_serving.sim.node import SimNode
-from flying_serving.sim.requests import SimRequest
-from flying_serving.workload.model import Request
 
 PERIOD_S, FIRST_S = 30.0, 15.0
 UNTIL_S, WARM_S = 300.0, 30.0

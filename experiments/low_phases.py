@@ -10,8 +10,8 @@ from statistics import mean, median
 
 from experiments.common import MODELS, Kept, Numbers, Setting, kept, paper_workload, run, system, template
 from experiments.rows import Row, markdown, page, paragraph, spread, write
-from flying_serving.sim.requests import SimRequest
-from flying_serving.workload.model import Workload
+from flying_lab.sim.requests import SimRequest
+from flying_lab.workload.model import Workload
 
 SYSTEMS = ("auto", "static-dp", "static-tp")
 AFTER_S = 10.0

@@ -26,7 +26,7 @@ from experiments.nodes_runs import (
 )
 from experiments.rows import Row, markdown, number, page, paragraph, write
 from experiments.tenants import Tenants
-from flying_serving.workload.model import MOONCAKE_BLOCK_TOKENS
+from flying_lab.workload.model import MOONCAKE_BLOCK_TOKENS
 
 
 def measure(setting: Setting) -> Numbers:

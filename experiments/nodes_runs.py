@@ -8,10 +8,10 @@ import numpy as np
 
 from experiments.common import FIRST, Numbers, Setting, system
 from experiments.tenants import Tenants
-from flying_serving.sim.fleet import Fleet
-from flying_serving.sim.requests import SimRequest
-from flying_serving.sim.routing import RouterName, make_router
-from flying_serving.workload.model import MOONCAKE_BLOCK_TOKENS
+from flying_lab.sim.fleet import Fleet
+from flying_lab.sim.requests import SimRequest
+from flying_lab.sim.routing import RouterName, make_router
+from flying_lab.workload.model import MOONCAKE_BLOCK_TOKENS
 
 MODEL = "llama-3-70b"
 FIRST_S, COUNTED_S, LAST_S = 30.0, 30.0, 10.0

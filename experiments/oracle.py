@@ -17,13 +17,13 @@ from statistics import mean
 from experiments.common import FIRST, MAX_NUM_SEQS, Kept, Numbers, Setting, machine, run, system
 from experiments.rows import Row, markdown, page, paragraph, spread, write
 from experiments.traces import trace, traces
+from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.fleet import LEAD_S
+from flying_lab.sim.node import SimNode
+from flying_lab.sim.system import flying
+from flying_lab.workload.model import Request
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
-from flying_serving.sim.cluster import Clock, Options
-from flying_serving.sim.fleet import LEAD_S
-from flying_serving.sim.node import SimNode
-from flying_serving.sim.system import flying
-from flying_serving.workload.model import Request
 
 MODEL = "llama-3-70b"
 PLANS = ((2.5, 10.0), (5.0, 20.0))

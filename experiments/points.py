@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.steady import Load, full, prefill_s, tpot_s, ttft_s
-from flying_serving.sim import models
-from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.hardware import Hardware
-from flying_serving.sim.memory import GPU_MEMORY_UTILIZATION, MAX_BATCHED_TOKENS, kv_pool_bytes
+from flying_lab.sim import models
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.hardware import Hardware
+from flying_lab.sim.memory import GPU_MEMORY_UTILIZATION, MAX_BATCHED_TOKENS, kv_pool_bytes
 
 PATH = Path(__file__).parent / "data" / "published.json"
 MAX_SEQUENCES = 1024

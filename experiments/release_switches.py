@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from experiments.common import MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, machine, template
 from experiments.reasons import why
 from experiments.rows import Row, by_construction, markdown, page, paragraph, row, spread, table, write
+from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.fleet import feed
+from flying_lab.sim.node import SimNode
+from flying_lab.sim.system import flying
+from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.config import MODES
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
-from flying_serving.sim.cluster import Clock, Options
-from flying_serving.sim.fleet import feed
-from flying_serving.sim.node import SimNode
-from flying_serving.sim.system import flying
-from flying_serving.workload.synth import Poisson, synthesise
 
 MODEL = "llama-3-70b"
 FIRST_S, EVERY_S, SWITCHES = 20.0, 30.0, 6

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from experiments.fitting import replaced
 from experiments.points import MAX_SEQUENCES, Point, predict
 from experiments.rows import paragraph
-from flying_serving.sim.hardware import RANKS, Coefficient, Hardware
+from flying_lab.sim.hardware import RANKS, Coefficient, Hardware
 
 TOLERANCE = 0.15
 TITLES = {

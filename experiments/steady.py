@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flying_serving.sim.cost import LaneCost, Prefill
-from flying_serving.sim.memory import MAX_BATCHED_TOKENS
+from flying_lab.sim.cost import LaneCost, Prefill
+from flying_lab.sim.memory import MAX_BATCHED_TOKENS
 
 _ITERATIONS = 200
 _CHANGE = 1e-9

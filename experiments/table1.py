@@ -7,8 +7,8 @@ from pathlib import Path
 from experiments.common import PAPER, Kept, Numbers, Setting, peak_tokens_per_s, run, system
 from experiments.reasons import why
 from experiments.rows import Row, markdown, one_layout, page, row, spread, table, write
-from flying_serving.workload import shape
-from flying_serving.workload.synth import Poisson, synthesise
+from flying_lab.workload import shape
+from flying_lab.workload.synth import Poisson, synthesise
 
 MODEL = "llama-3-70b"
 SHARE = 0.1

@@ -10,16 +10,16 @@ from statistics import median
 from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system, template
 from experiments.reasons import why
 from experiments.rows import Row, by_construction, markdown, number, one_layout, page, paragraph, row, table, write
+from flying_lab.sim.baselines import build
+from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.fleet import feed
+from flying_lab.sim.memory import Lent
+from flying_lab.sim.node import SimNode
+from flying_lab.sim.system import flying
+from flying_lab.workload.model import Request, Workload
+from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
-from flying_serving.sim.baselines import build
-from flying_serving.sim.cluster import Clock, Options
-from flying_serving.sim.fleet import feed
-from flying_serving.sim.memory import Lent
-from flying_serving.sim.node import SimNode
-from flying_serving.sim.system import flying
-from flying_serving.workload.model import Request, Workload
-from flying_serving.workload.synth import Poisson, synthesise
 
 LLAMA, NEMOTRON = "llama-3-70b", "nemotron-8b"
 TITLE = "Flying Serving, table 2: context and switching"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from flying_serving.sim.requests import SimRequest
+from flying_lab.sim.requests import SimRequest
 
 _GROWTH = 1.02
 _LEAST_S = 1e-4

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flying_serving.workload.model import MOONCAKE_BLOCK_TOKENS, Request, blocks_of
+from flying_lab.workload.model import MOONCAKE_BLOCK_TOKENS, Request, blocks_of
 
 _FIRST_SHARED_ID = 2**40
 _IDS_PER_PROMPT = 2**10

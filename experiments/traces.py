@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from experiments.common import DATA, SEEDS
-from flying_serving.workload import shape
-from flying_serving.workload.model import Workload
-from flying_serving.workload.read import read_workload
-from flying_serving.workload.synth import Alternating, synthesise
+from flying_lab.workload import shape
+from flying_lab.workload.model import Workload
+from flying_lab.workload.read import read_workload
+from flying_lab.workload.synth import Alternating, synthesise
 
 NAMES = ("alternating", "azure code", "mooncake conversation")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.placement.plan import Placement
-from flying_serving.results.slo import Slo, parse_slo
+from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
 KEY = "flying_serving"

@@ -25,8 +25,9 @@ READ = {
 HEAD = """# Licences
 
 Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in `requirements/` install what
-follows beside it; `dev.lock` is for tests and checks alone, `ray.lock` for nodes behind Ray Serve. The licences are
-those that each distribution's metadata name, written by `make licences`.
+follows beside it: `cpu.lock` a server, `lab.lock` the libraries of the laboratory (`flying_lab/`), `dev.lock` tests and
+checks, `ray.lock` nodes behind Ray Serve. The licences are those that each distribution's metadata name, written by
+`make licences`.
 """
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOCKS = (ROOT / "requirements" / "cpu.lock", ROOT / "requirements" / "dev.lock")
+LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "lab", "dev"))
 """Of the one environment."""
 RAY_LOCK = ROOT / "requirements" / "ray.lock"
 """What Ray Serve needs beside it, in a directory of its own: vLLM imports Ray where it is."""

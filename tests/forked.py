@@ -17,8 +17,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from unittest.mock import patch
 
+from flying_lab.server_process import CPU_ENVIRONMENT, Start
 from flying_serving.cli.serve import allocator_environment
-from flying_serving.testing.servers import CPU_ENVIRONMENT, Start
 from flying_serving.worker.parent import end_with_parent
 
 ROOT = Path(__file__).parents[1]

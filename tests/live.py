@@ -12,9 +12,9 @@ from typing import Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.testing.ports import HOST, ReservedPort
-from flying_serving.testing.servers import ServerProcess, command
-from flying_serving.testing.tiny import make_model
+from flying_lab.server_process import ServerProcess, command
+from flying_lab.tiny_models import make_model
+from flying_serving.deploy.ports import HOST, ReservedPort
 from tests.forked import ENVIRONMENT, ROOT, forked
 
 READY_S = 240.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from flying_serving.testing.sse import EventStream
+from flying_lab.sse import EventStream
 
 WORST_LOGPROB = 1e-4
 """How far logprobs of one request may differ between degrees and batches: float32, some ten times what is seen."""

@@ -1,14 +1,14 @@
-"""Size budget of the package: a file fits in a sitting, a function on a screen, a test's name in a line."""
+"""Size budget of both packages: a file fits in a sitting, a function on a screen, a test's name in a line."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import quantiles
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "flying_serving"
+PACKAGES = ("flying_serving", "flying_lab")
 MAX_FILE_LINES = 300
 MAX_CLASS_LINES = 200
 MAX_FUNCTION_LINES = 50
@@ -58,10 +58,15 @@ def _sizes(node: Definition) -> Iterator[tuple[int, int, str]]:
         yield _parameters(node), most, "parameters"
 
 
+def _sources() -> list[Path]:
+    """Return the source files of both packages, sorted within each."""
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
 def _over_budget() -> dict[str, str]:
     """Return each file, class and function over budget, with its size in words."""
     over: dict[str, str] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in _sources():
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(ROOT).as_posix()
         lines = len(text.splitlines())
@@ -74,8 +79,8 @@ def _over_budget() -> dict[str, str]:
     return over
 
 
-def _all_definitions(folder: Path) -> Iterator[tuple[Path, Definition]]:
-    for path in sorted(folder.rglob("*.py")):
+def _all_definitions(paths: Iterable[Path]) -> Iterator[tuple[Path, Definition]]:
+    for path in paths:
         yield from ((path, node) for _, node in _definitions(ast.parse(path.read_text(encoding="utf-8"))))
 
 
@@ -90,14 +95,14 @@ def test_exceptions_are_needed() -> None:
 
 
 def test_nine_in_ten_functions_are_short() -> None:
-    lines = [_lines(node) for _, node in _all_definitions(PACKAGE) if isinstance(node, Function)]
+    lines = [_lines(node) for _, node in _all_definitions(_sources()) if isinstance(node, Function)]
     assert quantiles(lines, n=10)[-1] <= MAX_P90_FUNCTION_LINES
 
 
 def test_names_of_tests_fit_in_a_line() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: {len(node.name)} characters"
-        for path, node in _all_definitions(ROOT / "tests")
+        for path, node in _all_definitions(sorted((ROOT / "tests").rglob("*.py")))
         if node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
     ]
     assert not long, "\n".join(long)

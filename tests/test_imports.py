@@ -9,28 +9,37 @@ from pathlib import Path
 
 import pytest
 
+from flying_serving.cli.lab import LIBRARIES
+
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "flying_serving"
-ORDER = (
-    *("deploy", "demo", "cli", "bench", "sim", "server", "engine", "controller", "policy", "predict"),
-    *("migration", "worker", "vllm_adapter", "memory", "comm", "config", "layout", "wire", "placement"),
-    *("results", "observe", "testing", "workload", "start_error", "validation", "errors", "log"),
+LABORATORY = (
+    *("demo", "cli", "bench", "sim", "results", "workload"),
+    *("server_process", "signals", "sse", "tiny_models", "errors"),
 )
-"""Packages and modules from the top to the bottom: each imports what is below it, and nothing above."""
+PRODUCT = (
+    *("deploy", "cli", "server", "engine", "controller", "policy", "predict"),
+    *("migration", "worker", "vllm_adapter", "memory", "comm", "config", "slo", "layout", "wire"),
+    *("placement", "observe", "start_error", "validation", "errors", "log"),
+)
+ORDER = {"flying_lab": LABORATORY, "flying_serving": PRODUCT}
+"""Packages, and what each holds, from the top to the bottom: each imports what is below it, and nothing above."""
+FLOORS = [(package, part) for package, parts in ORDER.items() for part in parts]
 PURE = (
-    "sim",
-    "controller",
-    "policy",
-    "predict",
-    "layout",
-    "results",
-    "observe",
-    "server/figures",
-    "workload",
-    "placement",
+    "flying_lab/sim",
+    "flying_lab/results",
+    "flying_lab/workload",
+    "flying_serving/controller",
+    "flying_serving/policy",
+    "flying_serving/predict",
+    "flying_serving/layout",
+    "flying_serving/observe",
+    "flying_serving/server/figures",
+    "flying_serving/placement",
 )
 FORBIDDEN = ("torch", "vllm")
-FILES = sorted(PACKAGE.rglob("*.py"))
+LAB_COMMANDS = "flying_serving/cli/lab.py"
+"""The table of the laboratory's commands, which imports one when it is called."""
+FILES = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def _module_name(path: Path) -> str:
@@ -55,18 +64,20 @@ def _imported(path: Path) -> Iterator[tuple[int, str]]:
 MODULES = {_module_name(path) for path in FILES}
 
 
-def _place(module: str) -> int:
-    """Where a module of ours is in ORDER."""
-    return ORDER.index(module.split(".")[1])
+def _floor(module: str) -> int:
+    """Where a module of ours is in FLOORS; a package itself is above all that it holds."""
+    package, _, rest = module.partition(".")
+    return FLOORS.index((package, rest.split(".")[0] if rest else ORDER[package][0]))
 
 
 def _of_ours(path: Path) -> list[tuple[int, str]]:
-    return [(line, name) for line, name in _imported(path) if name.startswith("flying_serving.")]
+    return [(line, name) for line, name in _imported(path) if name.split(".")[0] in ORDER]
 
 
-def test_the_order_names_every_package_and_module() -> None:
-    found = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert found - {"__init__", "__pycache__", "py"} == set(ORDER)
+@pytest.mark.parametrize("package", ORDER)
+def test_the_order_names_every_package_and_module(package: str) -> None:
+    found = {path.stem for path in (ROOT / package).iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert found - {"__init__", "__pycache__", "py"} == set(ORDER[package])
 
 
 def test_no_import_goes_up() -> None:
@@ -74,9 +85,9 @@ def test_no_import_goes_up() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in FILES
-        if path.parent != PACKAGE or path.stem != "__init__"
+        if path.parent.parent != ROOT or path.stem != "__init__"
         for line, name in _of_ours(path)
-        if _place(name) < _place(_module_name(path))
+        if _floor(name) < _floor(_module_name(path))
     ]
     assert found == []
 
@@ -92,17 +103,36 @@ def test_no_import_statement_names_torch_or_vllm(package: str) -> None:
     """No source file names a forbidden module, not even lazily or for typing."""
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in sorted((PACKAGE / package).rglob("*.py"))
+        for path in sorted((ROOT / package).rglob("*.py"))
         for line, name in _imported(path)
         if name.split(".")[0] in FORBIDDEN
     ]
     assert found == []
 
 
+def test_the_laboratory_is_named_by_one_table() -> None:
+    """Neither an import nor a string of the product names it elsewhere."""
+    product = ROOT / "flying_serving"
+    naming = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted(product.rglob("*.py"))
+        if "flying_lab" in path.read_text(encoding="utf-8")
+    ]
+    assert naming == [LAB_COMMANDS]
+
+
+def test_a_server_loads_neither_the_laboratory_nor_its_libraries() -> None:
+    laboratory = {"flying_lab", *LIBRARIES}
+    code = f"import sys, flying_serving.cli.serve; print(*{laboratory!r} & set(sys.modules))"
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize("package", PURE)
 def test_importing_loads_neither_torch_nor_vllm(package: str) -> None:
     """Importing every module of the package, in a fresh process, loads no forbidden module by any path."""
-    modules = [_module_name(path) for path in sorted((PACKAGE / package).rglob("*.py"))]
+    modules = [_module_name(path) for path in sorted((ROOT / package).rglob("*.py"))]
     code = (
         "import importlib, sys\n"
         f"for name in {modules!r}:\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "flying_serving"
+PACKAGES = (ROOT / "flying_serving", ROOT / "flying_lab")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
 """Modules whose loaders run what they read; yaml's may."""
 CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "execfile", "unsafe_load"}
@@ -56,6 +56,7 @@ def test_what_runs_its_input_is_found(code: str) -> None:
 
 def test_nothing_runs_its_input_but_messages_between_engines() -> None:
     """HTTP bodies, traces and settings are JSON, CSV or msgpack, into types that are declared."""
-    uses = {path: list(found(ast.parse(path.read_text(encoding="utf-8")))) for path in PACKAGE.rglob("*.py")}
+    paths = [path for package in PACKAGES for path in package.rglob("*.py")]
+    uses = {path: list(found(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
     by_module = {str(path.relative_to(ROOT)): what for path, what in uses.items() if what}
     assert by_module == {module: ["pickle"] for module in ALLOWED}

@@ -22,9 +22,9 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
+from flying_lab.server_process import CPU_ENVIRONMENT
 from flying_serving.cli.serve import restart_with_allocator
 from flying_serving.placement.topology import read_topology
-from flying_serving.testing.servers import CPU_ENVIRONMENT
 from zoo import cache
 from zoo.architectures import Model, zoo
 from zoo.page import page

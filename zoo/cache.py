@@ -18,7 +18,7 @@ FOLDER = ROOT / ".zoo"
 STOCK = ("stock-1", "stock-2")
 KINDS = ("checkpoint", *STOCK, "lanes")
 """The folder of a checkpoint; what stock vLLM answered at TP 1 and 2; what became of the server."""
-_ASIDE = ("bench", "demo", "observe", "predict", "results", "sim", "testing", "workload")
+_ASIDE = ("observe", "predict")
 """Packages that no answer depends on: which layout a server chooses is not asked here."""
 
 
@@ -91,7 +91,7 @@ def _versions() -> str:
 
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
-    made_with = _source("checkpoints.py", "../flying_serving/testing/tiny.py")
+    made_with = _source("checkpoints.py", "../flying_lab/tiny_models.py")
     checkpoint = _key(made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers"))
     asked = _source("stock.py", "requests.py"), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())

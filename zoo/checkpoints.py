@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from flying_serving.testing.tiny import STD_AT_256, write_tokenizer
+from flying_lab.tiny_models import STD_AT_256, write_tokenizer
 from zoo.architectures import ADJUSTED, VOCAB, Model, fields_of, model_class
 
 NOISE = 0.1

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import httpx
 
+from flying_lab.server_process import ServerProcess
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
-from flying_serving.testing.ports import HOST, ReservedPort
-from flying_serving.testing.servers import ServerProcess
 from zoo.architectures import MAX_MODEL_LEN
 from zoo.processes import fork
 from zoo.requests import AFTER, BATCH, Request

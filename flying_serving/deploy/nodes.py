@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import httpx
 
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
-from flying_serving.testing.ports import HOST, ReservedPort
 
 LOOK_S = 0.1
 ANSWER_S = 2.0

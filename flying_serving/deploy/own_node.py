@@ -12,10 +12,10 @@ from http import HTTPStatus
 import aiohttp
 
 from flying_serving.deploy.nodes import CHILD, READY, SERVE
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 from flying_serving.placement.wishes import BIND, NOBIND, THREADS
-from flying_serving.testing.ports import HOST, ReservedPort
 
 LOOK_S = 0.2
 """How often a node that starts is asked whether it is ready."""

@@ -1,11 +1,11 @@
 """The command line of a node, and its environment: what many nodes on one machine share, and what they may not."""
 
+import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NoReturn, Self
 
-from flying_serving.bench.servers import ServerParser, with_dashes
 from flying_serving.errors import ConfigError
 from flying_serving.placement.here import placements_here
 from flying_serving.placement.plan import bind_string
@@ -19,6 +19,13 @@ _CHOSEN = {
     "--ssl-keyfile": "routers speak plain HTTP to nodes",
     "--ssl-certfile": "routers speak plain HTTP to nodes",
 }
+
+
+class ServerParser(argparse.ArgumentParser):
+    """Raises ConfigError instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"after --: {message}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,12 @@ def parse_serve_args(line: Sequence[str]) -> ServeArgs:
             raise ConfigError(f"{flag}={value!r} after --: {reason}")
     sizes = (found.data_parallel_size, found.tensor_parallel_size)
     return ServeArgs(tuple(line), *sizes, found.shutdown_timeout, any(found.api_key))
+
+
+def with_dashes(word: str) -> str:
+    """A flag as vLLM's parser takes it too: with dashes for underscores in its name."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 def environment_of(node: int, nodes: int, args: ServeArgs, base: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from flying_serving.testing.ports import ReservedPort
-from flying_serving.testing.servers import ServerProcess, command
+from flying_lab.server_process import ServerProcess, command
+from flying_serving.deploy.ports import ReservedPort
 from tests.forked import ENVIRONMENT, ROOT
 from tests.live import tiny
 

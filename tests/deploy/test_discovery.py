@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.vllm_router.options import SCALE_OUT, SETTINGS
-from flying_serving.testing.ports import HOST, ReservedPort
 from tests.deploy.cluster import NAMESPACE, PIECES, Cluster, Node, serving
 from tests.deploy.manifests import NODES, ROUTER, Object, container, find, probes, rendered
 from tests.live import READY_S, wait_until

@@ -15,8 +15,8 @@ import pytest
 
 from flying_serving.deploy import nodes
 from flying_serving.deploy.nodes import Node, Supervised, serve
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
-from flying_serving.testing.ports import HOST, ReservedPort
 from tests.forked import ROOT
 
 WAIT_S = 60.0

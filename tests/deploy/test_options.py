@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from flying_serving.deploy.ports import ReservedPort
 from flying_serving.deploy.vllm_router.__main__ import check_nodes, reserved_port, without_proxy
 from flying_serving.deploy.vllm_router.options import MISSING, SETTINGS, parse
 from flying_serving.errors import ConfigError
-from flying_serving.testing.ports import ReservedPort
 
 OURS = [word for setting in SETTINGS.items() for word in setting]
 

@@ -32,8 +32,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.scaling import LOAD, by_load
-from flying_serving.testing.ports import HOST, ReservedPort
 from tests.forked import ENVIRONMENT, ROOT
 from tests.live import tiny, wait_until
 from tests.streams import WORST_LOGPROB, RequestFailed, Stream, begin, stream, streamed_body, worst_difference

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from experiments.fitting import StepObservation, fit, fit_line, fit_steps, replaced
+from flying_lab.sim import models
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.hardware import Hardware, load
 from flying_serving.errors import ConfigError
-from flying_serving.sim import models
-from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.hardware import Hardware, load
 
 LLAMA = models.load("llama-3-8b")
 TRUTH = {"gemm_efficiency": 0.4, "memory_efficiency": 0.55, "attention_memory_efficiency": 0.2, "step_overhead_s": 3e-3}

@@ -2,10 +2,10 @@
 
 from experiments import oracle
 from experiments.oracle import World
+from flying_lab.sim.cluster import Clock
+from flying_lab.sim.fleet import LEAD_S
+from flying_lab.workload.synth import Alternating, synthesise
 from flying_serving.layout.groups import Layout
-from flying_serving.sim.cluster import Clock
-from flying_serving.sim.fleet import LEAD_S
-from flying_serving.workload.synth import Alternating, synthesise
 
 SHAPE = Alternating(requests=40, low_s=8.0, burst_s=4.0, low_rate_rps=1.0, burst_rate_rps=12.0)
 REQUESTS = list(synthesise(SHAPE, 1).requests)

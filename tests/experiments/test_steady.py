@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.steady import Load, full, prefill_s, tpot_s, ttft_s
-from flying_serving.sim import models
-from flying_serving.sim.cost import LaneCost
-from flying_serving.sim.hardware import load
+from flying_lab.sim import models
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.hardware import load
 
 LANE = LaneCost(models.load("llama-3-8b"), load("h200"), 1)
 LOAD = Load(prompt_tokens=2000, output_tokens=250)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tally import Tally, Totals
-from flying_serving.sim.requests import SimRequest
+from flying_lab.sim.requests import SimRequest
 
 
 @given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tenants import Tenants
-from flying_serving.workload.model import Workload
+from flying_lab.workload.model import Workload
 
 SECONDS = 400.0
 PHASES = {"low_s": 30.0, "burst_s": 10.0}

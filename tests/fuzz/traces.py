@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flying_serving.errors import WorkloadError
-from flying_serving.workload import files
-from flying_serving.workload.read import read_workload
+from flying_lab.errors import WorkloadError
+from flying_lab.workload import files
+from flying_lab.workload.read import read_workload
 from tests.fuzz.bodies import junk, real, whole
 
 FORMATS = ("azure", "burstgpt", "mooncake", "timed_trace", "flying")

@@ -2,13 +2,13 @@
 
 import random
 
+from flying_lab.sim.cluster import Clock, ClusterShape, Options
+from flying_lab.sim.node import SimNode, System
+from flying_lab.sim.requests import SimStep
+from flying_lab.workload.model import Request
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
-from flying_serving.sim.cluster import Clock, ClusterShape, Options
-from flying_serving.sim.node import SimNode, System
-from flying_serving.sim.requests import SimStep
-from flying_serving.workload.model import Request
 from tests.policy.costs import Costs, measured
 from tests.policy.snapshots import OBJECTIVE
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_lab.workload.model import Request
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES, least_gain, satisfies
 from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
@@ -15,7 +16,6 @@ from flying_serving.policy.switching import leaving
 from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
-from flying_serving.workload.model import Request
 from tests.policy.costs import costs
 from tests.policy.node import arrivals, serve
 from tests.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, decide, load, snapshot

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.testing.tiny import EOS
+from flying_lab.tiny_models import EOS
 from tests.live import BLOCK_BYTES, Server, wait_until
 from tests.paced import Pace, pace
 from tests.stock.requests import tokens

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.testing.sse import EventStream
+from flying_lab.sse import EventStream
 from tests.live import KEEP_ALIVE, KEY, Server, wait_until
 from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed, streamed_body, worst_difference
 

@@ -29,6 +29,7 @@ from flying_serving.cli.admin import app
 from flying_serving.cli.serve import _flying_settings, explained
 from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import MODES, Deployment, FlyingConfig
+from flying_serving.deploy.ports import ReservedPort
 from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
@@ -37,7 +38,6 @@ from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQ
 from flying_serving.server.front_ends import refuse_other_front_ends
 from flying_serving.server.rights import ClientRights
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
-from flying_serving.testing.ports import ReservedPort
 from flying_serving.vllm_adapter import table
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.testing.ports import HOST, ReservedPort
+from flying_serving.deploy.ports import HOST, ReservedPort
 from tests.forked import run
 from tests.live import FLAGS, tiny
 from zoo.architectures import Model

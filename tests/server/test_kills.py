@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from flying_serving.testing.ports import ReservedPort
+from flying_serving.deploy.ports import ReservedPort
 from tests.live import Server, wait_until
 from tests.server.lifetimes import SHARED_MEMORY, Parts, bodies, wait_until_logged
 from tests.streams import begin

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from flying_lab.sse import EventStream
 from flying_serving.config import MODES
-from flying_serving.testing.sse import EventStream
 from tests.live import KEEP_ALIVE, KEY, Server, wait_until
 from tests.stock.requests import REQUESTS, VOCAB, StockRequest, tokens
 from tests.streams import WORST_LOGPROB, Stream, stream, streamed, streamed_body, worst_difference

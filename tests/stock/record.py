@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # run as a script, this folder's requests.py would hide the package of that name
 
-from flying_serving.testing.tiny import make_model, weights_hash  # noqa: E402
+from flying_lab.tiny_models import make_model, weights_hash  # noqa: E402
 from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402
 
 FOLDER = Path(__file__).parent

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flying_serving.cli.lab import LIBRARIES
 from supply.lock import hashes, pip_report
 from supply.pins import LOCKS, RAY_LOCK, ROOT, Pin, locked, normalized, parse
 
@@ -78,3 +79,10 @@ def test_the_extra_for_ray_is_what_is_locked() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (version,) = (pin.version for pin in locked([RAY_LOCK]) if pin.name == "ray")
     assert extras["ray"] == [f"ray[serve]=={version}"]
+
+
+def test_the_laboratory_has_a_lock_file_of_its_own() -> None:
+    """Jinja2 is in that of a server: torch needs it."""
+    of_server, of_laboratory, _ = ({pin.name for pin in locked([path])} for path in LOCKS)
+    assert {"matplotlib", "pyarrow"} <= of_laboratory
+    assert set(LIBRARIES) <= of_server | of_laboratory

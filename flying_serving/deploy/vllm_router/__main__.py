@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from flying_serving.deploy.nodes import ANSWER_S, Node, Supervised, serve
+from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.serve_args import environment_of
 from flying_serving.deploy.vllm_router.options import Options, is_loopback, parse
 from flying_serving.errors import ConfigError, FlyingError
-from flying_serving.testing.ports import HOST, ReservedPort
 
 END_S = 30.0
 """For nodes to end, beyond their --shutdown-timeout."""

@@ -9,9 +9,9 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from flying_serving.deploy.nodes import READY
+from flying_serving.deploy.ports import HOST
 from flying_serving.deploy.serve_args import ServeArgs, parse_serve_args
 from flying_serving.errors import ConfigError
-from flying_serving.testing.ports import HOST
 
 PROGRAM = "python -m flying_serving.deploy.vllm_router"
 NODES, MAX_NODES = 2, 64

@@ -1,0 +1,1 @@
+"""The laboratory: workloads, replays, reports, the simulator and the demo. A server imports none of it."""

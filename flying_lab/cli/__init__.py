@@ -1,0 +1,1 @@
+"""Commands of `flying-serving` that measure, draw or simulate."""

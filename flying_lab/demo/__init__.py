@@ -1,0 +1,1 @@
+"""The demo: `python -m flying_lab.demo`."""

@@ -1,0 +1,86 @@
+"""One engine in the simulator: what it has to do, and what it does next."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+
+from flying_lab.sim.lanes import SimLane
+from flying_lab.sim.loans import SimWeights
+from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
+
+SERVE = ServeMessage()
+step_of = cache(StepLane)
+"""Made once for each size: engines choose at every event."""
+
+
+@dataclass
+class Collective:
+    """What the engines of a group do together, a step or a migration: it begins when every member has entered it."""
+
+    begin: Callable[[], None]
+    missing: int
+
+
+@dataclass
+class SimOrder:
+    """An order to change the layout, on its way to one engine: the size of its group, and who hears of the answer."""
+
+    size: int
+    mode: str
+    weave_steps: int
+    done: Callable[[float], None]
+
+
+@dataclass
+class SimEngine:
+    """One engine: free, busy, or waiting in a collective for the other members.
+
+    Args:
+        arbiter: the production engine's.
+        lanes: those that it leads, by group size.
+        inbox: collectives in the order in which every member enters them.
+        orders: to carry out at the next step boundary.
+        outstanding: sizes of the lanes whose step is ordered and not over.
+        awaits_announcement: requests of its old group may migrate, so it begins no step before it hears which.
+        entered_s: when it began its step or entered its collective.
+        weights: that go and come back, if it may lend any.
+    """
+
+    arbiter: LaneArbiter
+    lanes: dict[int, SimLane] = field(default_factory=dict)
+    inbox: deque[Collective] = field(default_factory=deque)
+    orders: list[SimOrder] = field(default_factory=list)
+    outstanding: set[int] = field(default_factory=set)
+    busy: bool = False
+    awaits_announcement: bool = False
+    entered_s: float = 0.0
+    weights: SimWeights | None = None
+    wakes_at_s: float = -math.inf
+
+    def active_lanes(self) -> int:
+        """Lanes that it leads and that have requests."""
+        return sum(lane.requests > 0 for lane in self.lanes.values())
+
+    def choose(self, now_s: float, starved: Collection[int]) -> ServeMessage | StepLane | Wait:
+        """The arbiter's choice, without asking it where no older lane has work; `starved` lanes lack blocks."""
+        if self.awaits_announcement:
+            return SERVE if self.inbox else Wait(None)
+        ready = []
+        for size, lane in self.lanes.items():
+            if lane.requests and size not in self.outstanding and size not in starved:
+                ready.append(size)
+        if not self.arbiter.holds(now_s) and (not ready or ready == [self.arbiter.present]):
+            if self.inbox:
+                return SERVE
+            if ready:
+                return step_of(ready[0])
+        return self.arbiter.choose(now_s, dict.fromkeys(ready, True), message=bool(self.inbox))
+
+
+def weave(engines: Iterable[SimEngine], kick: Callable[[SimEngine], None]) -> None:
+    """Engines pause older lanes no longer; `kick` lets one choose anew what to do."""
+    for engine in engines:
+        engine.arbiter.weave()
+        kick(engine)

@@ -1,0 +1,55 @@
+"""What engines are told of their weights in the simulator: the shell's part, as `server/weights.py`."""
+
+from collections.abc import Callable
+from functools import partial
+
+from flying_lab.sim.cluster import Cluster
+from flying_lab.sim.engines import SimEngine
+from flying_lab.sim.loans import Loan, SimWeights
+from flying_serving.layout.groups import Group
+
+RETRY_S = 0.005
+"""How often it is looked whether a step of a narrower lane, whose request was aborted, is over; as live."""
+
+
+class WeightOrders:
+    """Tells all engines of a group to lend their weights or to have them back, and says when all have done it."""
+
+    def __init__(self, cluster: Cluster, loan: Loan) -> None:
+        self._cluster = cluster
+        self._message_s = cluster.shape.options.message_s
+        for number, engine in enumerate(cluster.engines):
+            lanes = [lane for group, lane in cluster.lanes.items() if number in group]
+            kick = partial(cluster.kick, engine)
+            engine.weights = SimWeights(loan, cluster.pools[number], lanes, cluster.clock.after, kick)
+
+    def lend(self, group: Group, done: Callable[[], None]) -> None:
+        """Once nothing is left of their narrower lanes, they let all pieces go."""
+        self._cluster.clock.after(self._message_s, self._prepare, group, done)
+
+    def _prepare(self, group: Group, done: Callable[[], None]) -> None:
+        clock, members = self._cluster.clock, self._members(group)
+        narrower = [lane for engine in members for size, lane in engine.lanes.items() if size < len(group)]
+        if any(lane.requests or lane.step is not None for lane in narrower):
+            clock.after(RETRY_S, self._prepare, group, done)
+        else:
+            clock.after(2 * self._message_s, self._begin, members, True, done)
+
+    def fetch(self, group: Group, done: Callable[[], None]) -> None:
+        """They have all pieces back, as fast as their room is free."""
+        self._cluster.clock.after(self._message_s, self._begin, self._members(group), False, done)
+
+    def _begin(self, members: list[SimEngine], lends: bool, done: Callable[[], None]) -> None:
+        left = set(range(len(members)))
+
+        def over(number: int) -> None:
+            left.discard(number)
+            if not left:
+                self._cluster.clock.after(self._message_s, done)
+
+        for number, engine in enumerate(members):
+            assert engine.weights is not None
+            engine.weights.begin(lends=lends, done=partial(over, number))
+
+    def _members(self, group: Group) -> list[SimEngine]:
+        return [self._cluster.engines[engine] for engine in group]

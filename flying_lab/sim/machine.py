@@ -1,0 +1,289 @@
+"""What a simulated server runs on: a model on modelled devices, or a live server whose steps were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from flying_lab.sim.cost import Execution, LaneCost
+from flying_lab.sim.hardware import RANKS, Devices, problems
+from flying_lab.sim.loans import Loan
+from flying_lab.sim.memory import GPU_MEMORY_UTILIZATION, Lent, kv_pool_bytes, lent_bytes
+from flying_lab.sim.models import Model
+from flying_lab.sim.requests import SimStep
+from flying_lab.sim.transformation import Transformation
+from flying_serving.errors import ConfigError
+from flying_serving.layout.groups import is_power_of_two
+from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import StepCost
+
+BLOCK_TOKENS = 16
+"""vLLM's default on CUDA."""
+DegreeTime = Callable[[SimStep], float]
+"""Contents of a step of one degree -> seconds."""
+
+# What groups and lanes add to a step's time: host time, which `benchmarks.coordination` measures live on CPUs, as it is
+# for the hosts of modelled devices: no part of it is the model's arithmetic. docs/simulator.md has medians and spread.
+GROUP_STEP_S = 367e-6
+"""A step of a group, from planned by its leader to begun by its last member.
+
+372, 412 and 538 us for 1, 8 and 32 requests, the 10th percentile of the least disturbed of 20 rounds, and a line
+through them.
+"""
+GROUP_REQUEST_S = 5.35e-6
+"""The same, more for each request in the step."""
+LANE_STEP_S = 250e-6
+"""A step of an engine alone, more than without lanes: processor time of a tiny model's, median of 10 rounds."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine: its devices, its KV blocks, and tokens in one block by group size."""
+
+    devices: int
+    blocks: int
+    block_tokens: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A model on devices of the cost model.
+
+    The server may use a share of their memory, `utilization`. `activations`: peak bytes of temporary tensors on each
+    device of an engine; None to estimate them.
+    """
+
+    model: Model
+    kind: Devices
+    utilization: float = GPU_MEMORY_UTILIZATION
+    activations: float | None = None
+
+    def __post_init__(self) -> None:
+        """Groups are aligned, so the number of devices is a power of two."""
+        if not is_power_of_two(self.kind.count):
+            name = f"{self.kind.hardware.name}x{self.devices}"
+            raise ConfigError(f"hardware={name!r}: the number of devices must be a power of two")
+
+    @property
+    def devices(self) -> int:
+        """How many."""
+        return self.kind.count
+
+    @property
+    def frontend_s(self) -> float:
+        """What a server adds to a first token outside of steps."""
+        return self.kind.hardware.coefficients.frontend_s.value
+
+    @property
+    def smallest_engine(self) -> int:
+        """Devices that one engine needs at least, to hold the weights and a KV cache."""
+        for degree in self.degrees(1):
+            try:
+                self._pool_bytes(degree)
+            except ConfigError as error:
+                problem = error
+            else:
+                return degree
+        raise problem
+
+    def degrees(self, least: int) -> list[int]:
+        """Degrees from `least` upwards that the model can be split in here."""
+        able = [d for d in (1, *RANKS) if degree_obstacle(d, self.model.heads, self.model.kv_heads) is None]
+        return [d for d in able if least <= d <= self.devices]
+
+    def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
+        """An engine of `devices` for groups of these sizes, with as many blocks as fit beside the weights.
+
+        `resident` devices hold the weights once.
+        """
+        blocks = int(self._pool_bytes(resident) / self._block_bytes(devices))
+        heads = self.model.kv_heads
+        return Engine(devices, blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
+
+    def lent_blocks(self, devices: int, size: int, lent: Lent) -> int:
+        """Blocks that an engine of `devices` has more in a group of `size` engines with weights lent."""
+        return int(lent_bytes(self.model, devices, devices * size, lent) / self._block_bytes(devices))
+
+    def loan(self, devices: int, size: int) -> Loan:
+        """What engines of `devices` lend in a group of `size` engines: all that is divided, a layer's part at a time.
+
+        Modelled, not measured: a piece comes back from the devices that kept it.
+        """
+        way = Transformation(self.model, self.kind.hardware, devices, devices * size)
+        pieces, kept = (self.model.pieces(degree) for degree in (devices, devices * size))
+        sizes = [whole.size_bytes - part.size_bytes for whole, part in zip(pieces, kept, strict=True)]
+        room = [int(total / self._block_bytes(devices)) for total in accumulate(sizes, initial=0.0)]
+        lend_s = [way.piece_s(piece, 0.0) for piece in pieces]
+        fetch_s = [way.piece_s(piece, size_bytes) for piece, size_bytes in zip(pieces, sizes, strict=True)]
+        return Loan(tuple(room), tuple(lend_s), tuple(fetch_s))
+
+    def _pool_bytes(self, resident: int) -> float:
+        return kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization, self.activations)
+
+    def _block_bytes(self, devices: int) -> int:
+        return BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)
+
+    def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
+        """Step times of a degree; in lanes of ours, whose groups have a size, with the coordination of its engines."""
+        cost = LaneCost(self.model, self.kind.hardware, degree, execution)
+        fixed_s, request_s = LANE_STEP_S if size else 0.0, 0.0
+        if size > 1:
+            fixed_s, request_s = GROUP_STEP_S, GROUP_REQUEST_S
+
+        def seconds(step: SimStep) -> float:
+            alone_s = cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
+            return alone_s + fixed_s + request_s * (step.sequences + len(step.chunks))
+
+        return seconds
+
+    def migration(self, degree: int) -> MigrationCost | None:
+        """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate.
+
+        Modelled, not measured: every device receives all heads, from one rank after the other, after a header.
+        """
+        hardware = self.kind.hardware
+        lines = hardware.all_reduce.get(degree)
+        if lines is None:
+            return None
+        bytes_per_s = hardware.spec.link_bandwidth.value * lines.large.efficiency.value
+        fixed_s = GROUP_STEP_S + (1 + degree) * lines.large.latency_s.value
+        return MigrationCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
+
+    def handoff(self, degree: int) -> MigrationCost | None:
+        """What a group of `degree` devices waits for when it pulls KV from another one: every device its own heads.
+
+        Modelled, not measured: one message of the API server, and a copy at the rate of a large all-reduce.
+        """
+        hardware = self.kind.hardware
+        line = hardware.all_reduce[RANKS[0]].large
+        bytes_per_s = hardware.spec.link_bandwidth.value * line.efficiency.value
+        return MigrationCost(LANE_STEP_S + line.latency_s.value, self.model.kv_bytes_per_token(degree) / bytes_per_s)
+
+
+class Measured(BaseModel):
+    """A live server as `flying-serving fit` found it. Maps are by group size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["flying-serving-machine"] = "flying-serving-machine"
+    source: str
+    engines: int = Field(ge=1)
+    devices_per_engine: int = Field(ge=1)
+    blocks: int = Field(ge=2)
+    block_tokens: Mapping[int, int]
+    step_cost: Mapping[int, StepCost]
+    migration_cost: Mapping[int, MigrationCost] = {}
+    """By engines of the group that pulls; where it is missing, KV does not migrate."""
+    frontend_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Measured:
+        if sorted(self.block_tokens) != sorted(self.step_cost) or 1 not in self.step_cost:
+            raise ValueError("block_tokens and step_cost: must have the same group sizes, 1 among them")
+        for field, costs in (("step_cost", self.step_cost), ("migration_cost", self.migration_cost)):
+            for size, cost in costs.items():
+                for name, value in asdict(cost).items():
+                    if not 0 <= value < math.inf:
+                        raise ValueError(f"{field}.{size}.{name}={value}: must be finite and at least 0")
+        return self
+
+    @property
+    def devices(self) -> int:
+        """How many."""
+        return self.engines * self.devices_per_engine
+
+    @property
+    def smallest_engine(self) -> int:
+        """As the server was started."""
+        return self.devices_per_engine
+
+    def degrees(self, least: int) -> list[int]:
+        """Those that were measured."""
+        return sorted(d for d in (s * self.devices_per_engine for s in self.step_cost) if d >= least)
+
+    def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
+        """The server's own blocks; a wider static engine has those of one member, with more tokens each."""
+        first = devices // self.devices_per_engine
+        return Engine(devices, self.blocks, {size: self.block_tokens[size * first] for size in sizes})
+
+    def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
+        """As measured: in lanes, coordination included.
+
+        Raises:
+            ConfigError: for eager execution, which was not measured.
+        """
+        if execution == "eager":
+            raise ConfigError("a measured machine has only the steps that were measured; no eager ones")
+        cost = self.step_cost[degree // self.devices_per_engine]
+
+        def seconds(step: SimStep) -> float:
+            return cost.step_s(step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs)
+
+        return seconds
+
+    def migration(self, degree: int) -> MigrationCost | None:
+        """As measured."""
+        return self.migration_cost.get(degree // self.devices_per_engine)
+
+    def handoff(self, degree: int) -> MigrationCost | None:
+        """As a migration among twice as many devices was measured."""
+        return self.migration(2 * degree)
+
+
+Machine = Modelled | Measured
+"""Devices with a model on them."""
+
+
+def load_measured(path: Path) -> Measured:
+    """Read what `flying-serving fit` wrote.
+
+    Raises:
+        ConfigError: naming the file and each field that is missing or out of range.
+    """
+    try:
+        return Measured.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hardware={str(path)!r}: cannot be read ({error})") from None
+    except ValidationError as error:
+        raise ConfigError(f"--hardware={str(path)!r}: {problems(error)}") from None
+
+
+def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Measured:
+    """The machine behind an answer of `GET /flying/status`, which lacks `frontend_s`; errors name `source`.
+
+    Raises:
+        ConfigError: a field is missing, or a lane's steps were never measured.
+    """
+    try:
+        sizes = [int(size) for size in status["group_sizes"]]
+        costs = {int(size): dict(cost) for size, cost in status["step_cost"].items()}
+        blocks = min(int(engine["blocks"]) for engine in status["engines"])
+        capacity = {int(size): int(tokens) for size, tokens in status["capacity_tokens"].items()}
+        found = {
+            "source": source,
+            "engines": len(status["engines"]),
+            "devices_per_engine": int(status["devices_per_engine"]),
+            "blocks": blocks,
+            "migration_cost": {int(size): dict(cost) for size, cost in status.get("migration_cost", {}).items()},
+            "frontend_s": frontend_s,
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{source}: no status of a Flying Serving server ({error!r})") from None
+    unknown = sorted(set(sizes) - set(costs))
+    if unknown:
+        raise ConfigError(f"{source}: no step of group size {unknown[0]} was measured; start it with --policy auto")
+    if blocks < 2 or not set(sizes) <= set(capacity):
+        raise ConfigError(f"{source}: blocks={blocks}, capacity_tokens={capacity}: one for each of {sizes} is needed")
+    found["block_tokens"] = {size: capacity[size] // (blocks - 1) for size in sizes}
+    found["step_cost"] = {size: costs[size] for size in sizes}
+    try:
+        return Measured.model_validate(found)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {problems(error)}") from None

@@ -1,0 +1,53 @@
+"""Steps of groups of engines that are not tensor parallel: sequence parallelism, and pipelines."""
+
+from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.hardware import RANKS
+from flying_lab.sim.machine import DegreeTime, Modelled
+from flying_lab.sim.models import ACTIVATION_BYTES
+from flying_lab.sim.requests import Chunk, SimStep
+
+
+def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
+    """Steps that divide the tokens over `degree / base` parts, each with the weights of `base` devices.
+
+    Attention is divided by heads, as in a tensor parallel step, with an exchange of activations before and after it.
+    """
+    tensor = LaneCost(machine.model, machine.kind.hardware, degree)
+    part = LaneCost(machine.model, machine.kind.hardware, base)
+    parts = degree // base
+    row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)  # an all-to-all of a part moves so much less
+
+    def seconds(step: SimStep) -> float:
+        tokens = step.sequences + step.prefill_tokens
+        all_to_all_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
+        attention_s = tensor.attention_s(step.sequences, step.decode_context_tokens, step.chunks)
+        share = [Chunk(-(-tokens // parts), 0)]
+        rest_s = part.step_s(0, 0, share) - part.attention_s(0, 0, share)
+        return rest_s + attention_s + all_to_all_s
+
+    return seconds
+
+
+def pipelined(machine: Modelled, base: int, stages: int) -> DegreeTime:
+    """Steps of a pipeline of `stages` engines of `base` devices, each with its share of the layers.
+
+    The step's requests are as many microbatches as there are stages, prompts cut in so many pieces. No stage ever waits
+    for another one (the best that a pipeline can do), so each token takes as long as its microbatch on one engine with
+    all layers, and a message from stage to stage.
+    """
+    cost = LaneCost(machine.model, machine.kind.hardware, base)
+    line, link = machine.kind.hardware.all_reduce[RANKS[0]].large, machine.kind.hardware.spec.link_bandwidth.value
+
+    def seconds(step: SimStep) -> float:
+        decodes = min(step.sequences, max(1.0, step.sequences / stages))
+        context = step.decode_context_tokens * decodes / max(1, step.sequences)
+        pieces = []
+        for new, before in step.chunks:
+            piece = -(-new // stages)
+            pieces.append(Chunk(piece, before + (new - piece) // 2))
+        tokens = decodes + sum(piece.new_tokens for piece in pieces)
+        message_s = line.latency_s.value
+        message_s += tokens * machine.model.hidden * ACTIVATION_BYTES / (link * line.efficiency.value)
+        return cost.step_s(decodes, context, pieces) + stages * message_s
+
+    return seconds

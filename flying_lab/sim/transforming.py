@@ -1,0 +1,133 @@
+"""Servers whose engines join and part by Gyges' scheduler, and differ in what a group is and in how it is made.
+
+| name | a group | its KV memory | made |
+|---|---|---|---|
+| `gyges` | tensor parallel | engines', and that of the feed-forward weights | in place, beside steps |
+| `gyges-stopped` | the same | the same | in place, engines stopped |
+| `gyges-by-length` | the same | the same | as `gyges`, but only for requests that no instance could ever hold |
+| `gyges-round-robin`, `gyges-least-load` | the same | the same | as `gyges`; requests go to any instance |
+| `seesaw` | tensor parallel | engines', and that of all divided weights | through host memory, engines stopped |
+| `kunserve` | a pipeline, each engine with a share of the layers | the same | in place, beside steps |
+| `loongserve` | sequence parallel, all weights in each engine | engines' | at once, nothing is copied |
+| `kunserve-serial`, `loongserve-serial` | the same, of whose engines one works at a time | the same | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.instances import Route, Transforming
+from flying_lab.sim.machine import DegreeTime, Modelled
+from flying_lab.sim.memory import Lent
+from flying_lab.sim.node import System
+from flying_lab.sim.parallelisms import pipelined, sequence_parallel
+from flying_lab.sim.system import system_of
+from flying_lab.sim.transformation import Pause, Transformation, Work
+from flying_serving.controller.placing import Placing
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.settings import Capacity
+from flying_serving.errors import ConfigError
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.policies import POLICIES
+
+WIDEST = 4
+"""Engines of a group at most: the paper's groups have degree 4."""
+Make = Callable[[Transformation, Work], Pause]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a group is, which weights it lends, how it is made, and how instances are chosen."""
+
+    parallel: Callable[[Modelled, int, int], DegreeTime]
+    lent: Lent
+    make: Make
+    route: Route = "gyges"
+
+
+def _tensor(machine: Modelled, devices: int, size: int) -> DegreeTime:
+    return machine.step_time(devices * size)
+
+
+def _sequence(machine: Modelled, devices: int, size: int) -> DegreeTime:
+    return sequence_parallel(machine, devices, devices * size)
+
+
+def _serial(machine: Modelled, devices: int, size: int) -> DegreeTime:
+    """One engine works at a time, as Gyges' section 2 says of pipelines and sequence parallelism."""
+    return machine.step_time(devices)
+
+
+def _beside(way: Transformation, work: Work) -> Pause:
+    return way.staggered(work)
+
+
+def _stopped(way: Transformation, work: Work) -> Pause:
+    return Pause(way.apart_s(work))
+
+
+def _nothing(way: Transformation, work: Work) -> Pause:
+    return Pause(0.0)
+
+
+KINDS = {
+    "gyges": _Kind(_tensor, "mlp", _beside),
+    "gyges-stopped": _Kind(_tensor, "mlp", _stopped),
+    "gyges-by-length": _Kind(_tensor, "mlp", _beside, "by-length"),
+    "gyges-round-robin": _Kind(_tensor, "mlp", _beside, "round-robin"),
+    "gyges-least-load": _Kind(_tensor, "mlp", _beside, "least-load"),
+    "seesaw": _Kind(_tensor, "all", _stopped),
+    "kunserve": _Kind(pipelined, "all", _beside),
+    "loongserve": _Kind(_sequence, "nothing", _nothing),
+    "kunserve-serial": _Kind(_serial, "all", _beside),
+    "loongserve-serial": _Kind(_serial, "nothing", _nothing),
+}
+"""By name."""
+
+
+class Anywhere(Placing):
+    """Any group: instances are chosen after it, by `sim/instances.py`."""
+
+    def place(self, state: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
+        """The first one."""
+        return layout.groups[0]
+
+
+def transforming(machine: Modelled, devices: int, options: Options, name: str) -> System:
+    """A server of one of KINDS, of engines of `devices` devices.
+
+    Raises:
+        ConfigError: no two engines can join.
+    """
+    sizes = [degree // devices for degree in machine.degrees(devices) if 1 < degree // devices <= WIDEST]
+    if not sizes:
+        raise ConfigError(f"--policy={name!r}: needs engines that can join into groups of 2 or {WIDEST}")
+    kind, size = KINDS[name], sizes[-1]
+    way = Transformation(machine.model, machine.kind.hardware, devices, devices * size)
+    engine = machine.engine(devices, (1, size), devices)
+    lent_blocks = machine.lent_blocks(devices, size, kind.lent)
+    times = {1: machine.step_time(devices), size: kind.parallel(machine, devices, size)}
+    system = system_of(machine, POLICIES["static-dp"], options, engine, times)
+    tokens = {one: (engine.blocks - 1) * engine.block_tokens[one] for one in (1, size)}
+    tokens[size] += lent_blocks * engine.block_tokens[size]
+    settings = replace(system.settings, capacity=Capacity(tokens, devices))
+    up, down = _changes(way, kind, through_host=name == "seesaw")
+    how = Transforming(size, lent_blocks, up, down, kind.route)
+    return replace(system, name=name, settings=settings, placing=Anywhere, transforming=how)
+
+
+def _changes(
+    way: Transformation, kind: _Kind, *, through_host: bool
+) -> tuple[Callable[[float], Pause], Callable[[float], Pause]]:
+    def up(tokens: float) -> Pause:
+        work = way.through_host(tokens, way.degree) if through_host else way.kv(tokens) + way.lend()
+        return kind.make(way, work)
+
+    def down(tokens: float) -> Pause:
+        work = way.through_host(tokens, way.engine) if through_host else way.kv(tokens) + way.give_back(kind.lent)
+        return kind.make(way, work)
+
+    return up, down

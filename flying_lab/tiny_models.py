@@ -1,0 +1,282 @@
+"""Tiny random models with a tokenizer, on disk, in Hugging Face format, for the demo, the tests and the benchmarks.
+
+Weights are drawn with plain IEEE arithmetic on integers, so the same shape and seed give the same bytes on every
+machine, whatever its vector instructions. Nothing here imports torch or transformers.
+
+    python -m flying_lab.tiny_models llama /tmp/llama
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+Array = npt.NDArray[np.float32]
+
+MARKER = "tiny.json"
+MAX_POSITIONS = 32768
+STD_AT_256 = 0.12  # of the weights, at hidden size 256: logits then have a standard deviation of about 2
+BOS, EOS = 256, 257
+SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of one model. `experts` is 0 for a dense model."""
+
+    family: str = "llama"
+    hidden: int = 256
+    intermediate: int = 512
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 4
+    vocab: int = 512
+    experts: int = 0
+    tied: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.hidden // self.heads
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the weights: one spread of logits for every hidden size."""
+        return float(STD_AT_256 * (256 / self.hidden) ** 0.5)
+
+
+SHAPES: dict[str, Shape] = {
+    "llama": Shape(),
+    "llama-mqa": Shape(kv_heads=1),
+    "llama-tied": Shape(tied=True),
+    "qwen2": Shape(family="qwen2"),
+    "qwen3": Shape(family="qwen3"),
+    "mixtral": Shape(family="mixtral", experts=4),
+    "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
+}
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+}
+
+
+def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
+    """Write the model named `shape` (see SHAPES) to the directory `path`, unless this code has written it there.
+
+    The directory appears complete or not at all. Raises KeyError for an unknown shape and FileExistsError if the path
+    holds something that is not a model made here.
+    """
+    path, sizes = Path(path), SHAPES[shape]
+    key = _key(shape, seed)
+    if _made_by(path) == key:
+        return path
+    if path.exists() and any(path.iterdir()) and _made_by(path) is None:
+        raise FileExistsError(f"{path} holds something that is not a tiny model")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        save_file(dict(_tensors(sizes, seed)), str(scratch / "model.safetensors"), metadata={"format": "pt"})
+        _write_json(scratch / "config.json", _config(sizes))
+        _write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
+        write_tokenizer(scratch, sizes.vocab)
+        _write_json(scratch / MARKER, {"key": key, "shape": shape, "seed": seed})
+        scratch.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        try:
+            scratch.rename(path)
+        except OSError:  # another process was faster
+            if _made_by(path) != key:
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return path
+
+
+def weights_hash(path: str | Path) -> str:
+    """Return a hash of every tensor's name, shape and bytes, so that two recordings can tell whether models differ."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(str(Path(path) / "model.safetensors")).items()):
+        digest.update(f"{name}{tensor.shape}{tensor.dtype}".encode())
+        digest.update(tensor.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _key(shape: str, seed: int) -> str:
+    """Return what identifies a model: the text of this file, the shape and the seed."""
+    return hashlib.sha256(Path(__file__).read_bytes() + f"{shape} {seed}".encode()).hexdigest()
+
+
+def _made_by(path: Path) -> str | None:
+    """Return the key of the model that this code wrote to `path`, None if it wrote none."""
+    marker = path / MARKER
+    return str(json.loads(marker.read_text(encoding="utf-8"))["key"]) if marker.exists() else None
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
+    """Return uniform float32 numbers with this mean and standard deviation; the name and the seed fix them.
+
+    `random` gives an integer below 2**24 over 2**24. One subtraction (exact), one product and one sum follow, each
+    rounded as IEEE 754 says.
+    """
+    random = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
+    numbers = random.random(shape, dtype=np.float32)
+    numbers -= np.float32(0.5)
+    numbers *= np.float32(std * 12**0.5)
+    return numbers if mean == 0.0 else numbers + np.float32(mean)
+
+
+def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, Array]]:
+    """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the wrong place shows."""
+    for name, shape in _tensor_shapes(sizes):
+        is_norm = name.endswith("norm.weight")
+        yield name, _draw(name, shape, 0.1 if is_norm else sizes.std, seed, mean=1.0 if is_norm else 0.0)
+
+
+def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the checkpoint's (name, shape)."""
+    yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
+    for layer in range(sizes.layers):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (sizes.hidden,)
+        yield from ((f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes))
+        yield prefix + "post_attention_layernorm.weight", (sizes.hidden,)
+        yield from ((prefix + name, shape) for name, shape in _mlp_shapes(sizes))
+    yield "model.norm.weight", (sizes.hidden,)
+    if not sizes.tied:
+        yield "lm_head.weight", (sizes.vocab, sizes.hidden)
+
+
+def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one attention layer: biases in qwen2, norms of queries and keys in qwen3."""
+    rows = {
+        "q": sizes.heads * sizes.head_dim,
+        "k": sizes.kv_heads * sizes.head_dim,
+        "v": sizes.kv_heads * sizes.head_dim,
+    }
+    for part, size in rows.items():
+        yield f"{part}_proj.weight", (size, sizes.hidden)
+        if sizes.family == "qwen2":
+            yield f"{part}_proj.bias", (size,)
+    yield "o_proj.weight", (sizes.hidden, rows["q"])
+    if sizes.family == "qwen3":
+        yield "q_norm.weight", (sizes.head_dim,)
+        yield "k_norm.weight", (sizes.head_dim,)
+
+
+def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one feed-forward layer, dense or of experts."""
+    up, down = (sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)
+    if not sizes.experts:
+        yield from (("mlp.gate_proj.weight", up), ("mlp.up_proj.weight", up), ("mlp.down_proj.weight", down))
+        return
+    yield "block_sparse_moe.gate.weight", (sizes.experts, sizes.hidden)
+    for expert in range(sizes.experts):
+        yield from (
+            (f"block_sparse_moe.experts.{expert}.{w}.weight", s) for w, s in (("w1", up), ("w2", down), ("w3", up))
+        )
+
+
+def _config(sizes: Shape) -> dict[str, Any]:
+    """Return the text of config.json."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[sizes.family]],
+        "model_type": sizes.family,
+        "dtype": "float32",
+        "vocab_size": sizes.vocab,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.intermediate,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "initializer_range": sizes.std,
+        "tie_word_embeddings": sizes.tied,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "use_cache": True,
+    }
+    if sizes.experts:
+        config |= {"num_local_experts": sizes.experts, "num_experts_per_tok": 2, "sliding_window": None}
+    return config
+
+
+def _byte_letters() -> list[str]:
+    """Return the letter that byte-level tokenizers write for each byte: itself if it prints, else one from 256 on."""
+    prints = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
+
+
+def _words(count: int) -> list[str]:
+    """Return made-up words of two syllables for the tokens that no text encodes to, so that output reads as words."""
+    syllables = [consonant + vowel for vowel in "aeiou" for consonant in "bcdfghjklmnprstvwz"]
+    words = [f"\u0120{first}{second}" for first in syllables for second in syllables]  # U+0120 stands for a space
+    if count > len(words):
+        raise ValueError(f"{count} words are more than {len(words)}")
+    return [words[i * len(words) // count] for i in range(count)]
+
+
+def write_tokenizer(path: Path, vocab_size: int) -> None:
+    """Write a tokenizer in which byte b is token b, specials follow from 256 and words fill the rest."""
+    letters = [*_byte_letters(), *SPECIALS]
+    vocab = {letter: i for i, letter in enumerate([*letters, *_words(vocab_size - len(letters))])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in SPECIALS])
+    tokenizer.save(str(path / "tokenizer.json"))
+    bos, eos, pad = SPECIALS[:3]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": pad,
+        "unk_token": pad,  # some classes add their own otherwise, with an id beyond the vocabulary
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(path / "tokenizer_config.json", config)
+
+
+def main() -> None:
+    """Write one model from the command line."""
+    parser = argparse.ArgumentParser(description="write a tiny random model")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    path = make_model(options.path, options.shape, seed=options.seed)
+    sys.stdout.write(f"{path}: {options.shape}, weights {weights_hash(path)}\n")
+
+
+if __name__ == "__main__":
+    main()

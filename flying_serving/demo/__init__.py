@@ -1,1 +1,0 @@
-"""The demo: `python -m flying_serving.demo`."""

@@ -1,0 +1,142 @@
+"""Models from their configurations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_lab.sim import models
+from flying_lab.sim.models import Model
+from flying_serving.errors import ConfigError
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+DEGREES = st.sampled_from([1, 2, 4, 8])
+NAMES = st.sampled_from(models.names())
+
+
+def attention_params(model: Model) -> int:
+    """Of one layer."""
+    return model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+
+
+def params(model: Model) -> int:
+    """All weights but biases."""
+    per_layer = attention_params(model) + 2 * model.hidden + model.hidden * model.experts
+    per_layer += model.feed_forward_params * max(1, model.experts)
+    return model.layers * per_layer + model.hidden + model.embedding_params
+
+
+def active_params(model: Model) -> int:
+    """Weights that one token is multiplied with in the layers; neither embeddings nor output head."""
+    experts = max(1, model.experts_per_token)
+    return model.layers * (attention_params(model) + experts * model.feed_forward_params + model.hidden * model.experts)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "gigabytes"),
+    [
+        ("llama-3-8b", 8.03, 16.1),
+        ("nemotron-8b", 8.03, 16.1),
+        ("llama-3-70b", 70.6, 141.1),
+        ("llama-2-7b", 6.74, 13.5),
+        ("llama-2-70b", 69.0, 138.0),
+        ("qwen-72b", 72.3, 144.6),
+        ("qwen2.5-14b", 14.77, 29.5),
+        ("qwen2.5-32b", 32.8, 65.5),
+        ("qwen2.5-72b", 72.7, 145.4),
+        ("gpt-oss-120b", 116.8, 65.2),  # the model card: 116.8 B parameters, a checkpoint of 60.8 GiB
+    ],
+)
+def test_packaged_models_have_the_size_of_their_model_cards(name: str, billions: float, gigabytes: float) -> None:
+    model = models.load(name)
+    assert params(model) / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert model.weight_bytes(1) / 1e9 == pytest.approx(gigabytes, rel=5e-3)
+
+
+def test_every_packaged_model_is_listed_above() -> None:
+    """So that a new one is checked too; it also says where its configuration is from."""
+    assert len(models.names()) == 10
+    assert all(entry["source"] for entry in models._library().values())
+
+
+def test_mixture_of_experts() -> None:
+    """5.1 B active parameters with embeddings, as GPT-OSS's model card counts; half of its layers slide."""
+    model = models.load("gpt-oss-120b")
+    assert (active_params(model) + model.embedding_params / 2) / 1e9 == pytest.approx(5.13, rel=1e-2)
+    assert (model.sliding_window, model.sliding_layers) == (128, 18)
+    assert model.expert_bytes == 4.25 / 8
+    assert model.linear_bytes == 2
+
+
+def test_kv_bytes() -> None:
+    """Published: 320 KiB per token for Llama-3-70B, and heads replicate beyond their number."""
+    model = models.load("llama-3-70b")
+    assert [model.kv_bytes_per_token(degree) for degree in (1, 2, 8)] == [327_680, 163_840, 40_960]
+    assert model.kv_bytes_per_token(16) == model.kv_bytes_per_token(8)
+
+
+@given(NAMES, DEGREES)
+def test_devices_hold_the_model_once_and_what_is_whole(name: str, degree: int) -> None:
+    """Shards add up to the weights, plus the copies of what is not divided."""
+    model = models.load(name)
+    total, copies = model.weight_bytes(1), degree * model.weight_bytes(degree)
+    whole = 2 * model.layers * model.hidden * (2 + model.experts)
+    replicated = max(0, degree - model.kv_heads) * 4 * model.layers * model.hidden * model.head_dim
+    assert copies - total == pytest.approx((degree - 1) * whole + replicated, rel=1e-9, abs=1.0)
+
+
+def test_any_config_file(tmp_path: Path) -> None:
+    """By file or by folder; defaults as in transformers; a multimodal model's text part."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    model = models.load(str(tmp_path))
+    assert model == models.load(str(tmp_path / "config.json"))
+    assert model == Model(tmp_path.name, 64, 2, 8, 4, 8, 128, 1000)
+    assert models.from_config("x", {"text_config": SMALL}, "f").hidden == 64
+    assert models.from_config("x", {**SMALL, "num_key_value_heads": None}, "f").kv_heads == 8
+    fp8 = models.from_config("x", {**SMALL, "quantization_config": {"quant_method": "fp8"}}, "f")
+    assert (fp8.linear_bytes, fp8.expert_bytes, fp8.embedding_bytes) == (1, 1, 2)
+    awq = models.from_config("x", {**SMALL, "quantization_config": {"quant_method": "awq", "bits": 4}}, "f")
+    assert awq.linear_bytes == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"vocab_size": 0}, "vocab_size=0: must be an integer of at least 1"),
+        ({"vocab_size": "1000"}, "vocab_size='1000'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide num_attention_heads=8"),
+        ({"num_experts": 4}, "num_experts_per_tok is missing"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank=512: multi-head latent attention is not covered"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method='hqq'"),
+    ],
+)
+def test_what_is_refused_names_file_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**SMALL, **change}), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        models.load(str(file))
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_unknown_names_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model='llama-9': neither a file nor one of gpt-oss-120b, llama-2-70b"):
+        models.load("llama-9")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is no JSON file"):
+        models.load(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="one JSON object"):
+        models.load(str(tmp_path))
