@@ -67,10 +67,6 @@ class PeerMemory(FlyingError):
     """Memory of another process of the server that cannot be mapped; the message says whose and why."""
 
 
-class DeviceMemory(FlyingError):
-    """A call of CUDA's driver about memory that failed; the message names the call, its code and the sizes."""
-
-
 class HookError(FlyingError):
     """The installed vLLM is not the one that the hooks were written for."""
 

@@ -17,9 +17,10 @@ LABORATORY = (
     *("server_process", "signals", "sse", "tiny_models", "errors"),
 )
 PRODUCT = (
-    *("deploy", "cli", "server", "engine", "controller", "policy", "predict"),
-    *("migration", "worker", "vllm_adapter", "memory", "comm", "config", "slo", "layout", "wire"),
-    *("placement", "observe", "start_error", "validation", "errors", "log"),
+    *("deploy", "cli", "server", "engine", "migration", "worker", "vllm_adapter"),
+    *("controller", "policy", "scheduling", "predict"),
+    *("memory", "comm", "config", "slo", "layout", "wire", "placement"),
+    *("observe", "start_error", "validation", "errors", "log"),
 )
 ORDER = {"flying_lab": LABORATORY, "flying_serving": PRODUCT}
 """Packages, and what each holds, from the top to the bottom: each imports what is below it, and nothing above."""
@@ -30,6 +31,7 @@ PURE = (
     "flying_lab/workload",
     "flying_serving/controller",
     "flying_serving/policy",
+    "flying_serving/scheduling",
     "flying_serving/predict",
     "flying_serving/layout",
     "flying_serving/observe",
@@ -37,6 +39,8 @@ PURE = (
     "flying_serving/placement",
 )
 FORBIDDEN = ("torch", "vllm")
+ENGINE_ROOMS = ("flying_serving.engine", "flying_serving.worker", "flying_serving.vllm_adapter")
+"""Rooms of an engine process, which the simulator models and does not import."""
 LAB_COMMANDS = "flying_serving/cli/lab.py"
 """The table of the laboratory's commands, which imports one when it is called."""
 FILES = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
@@ -124,6 +128,20 @@ def test_the_laboratory_is_named_by_one_table() -> None:
 def test_a_server_loads_neither_the_laboratory_nor_its_libraries() -> None:
     laboratory = {"flying_lab", *LIBRARIES}
     code = f"import sys, flying_serving.cli.serve; print(*{laboratory!r} & set(sys.modules))"
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_simulator_loads_no_room_of_an_engine() -> None:
+    """Importing every module of the simulator, in a fresh process, loads none of these rooms by any path."""
+    modules = [_module_name(path) for path in sorted((ROOT / "flying_lab" / "sim").rglob("*.py"))]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"print(*(name for name in sys.modules if name.startswith({ENGINE_ROOMS!r})))\n"
+    )
     line = [sys.executable, "-c", code]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -14,11 +14,11 @@ from flying_lab.sim.loans import Loan
 from flying_lab.sim.requests import BlockPool, GroupBlocks, SimRequest, SimStep
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.settings import Limits
-from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane
-from flying_serving.engine.batches import Batches
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane
+from flying_serving.scheduling.batches import Batches
 from flying_serving.wire import CalibrationRow, StepRow
 
 SHORTEST_S = 1e-6

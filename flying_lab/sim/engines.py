@@ -8,7 +8,7 @@ from functools import cache
 
 from flying_lab.sim.lanes import SimLane
 from flying_lab.sim.loans import SimWeights
-from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
+from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 
 SERVE = ServeMessage()
 step_of = cache(StepLane)

@@ -16,9 +16,8 @@ from flying_lab.sim.decoding import DecodeBatch
 from flying_lab.sim.prefixes import PrefixCache
 from flying_lab.sim.requests import Chunk, GroupBlocks, SimRequest, SimStep
 from flying_serving.controller.settings import Limits
-from flying_serving.engine.batches import Batches
 from flying_serving.layout.groups import Group
-from flying_serving.vllm_adapter.limits import Running
+from flying_serving.scheduling.batches import Batches, Running
 
 
 class Finished(NamedTuple):

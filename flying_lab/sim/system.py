@@ -11,9 +11,9 @@ from flying_lab.sim.requests import Chunk, SimStep
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import Policy
+from flying_serving.predict.probes import ENOUGH_S, probes
 from flying_serving.predict.steps import Step
 from flying_serving.predict.work import Objective
-from flying_serving.worker.probes import ENOUGH_S, probes
 
 
 def check_engine(machine: Machine, devices: int) -> None:

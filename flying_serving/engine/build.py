@@ -8,7 +8,6 @@ from msgspec.structs import astuple
 from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
-from flying_serving.engine.batches import Batches
 from flying_serving.engine.channel import Channel
 from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.lane import Lane, Lanes
@@ -27,6 +26,7 @@ from flying_serving.migration import transfer
 from flying_serving.migration.arrival import EXTRA_BYTES
 from flying_serving.migration.offers import PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
+from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.beginnings import tell_beginnings
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool

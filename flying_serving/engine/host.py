@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.channel import Sender
 from flying_serving.engine.messages import Message
+from flying_serving.scheduling.arbiter import Wait
 
 
 class Inbox(Sender, Protocol):

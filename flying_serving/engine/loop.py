@@ -9,7 +9,6 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.arbiter import Action, LaneArbiter, ServeMessage, Wait
 from flying_serving.engine.group import in_physical_blocks
 from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import Lanes
@@ -26,6 +25,7 @@ from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
+from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage, Wait
 from flying_serving.worker.lanes import StepLost, WorkerLanes
 
 RETRY_S = 0.005

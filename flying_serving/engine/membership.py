@@ -9,12 +9,12 @@ before it answers: the lost one's memory is free then, which the next one needs.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flying_serving.engine.arbiter import LaneArbiter
 from flying_serving.engine.lane import Lanes
 from flying_serving.errors import EngineLost
 from flying_serving.migration import transfer
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import PeerOffers
+from flying_serving.scheduling.arbiter import LaneArbiter
 from flying_serving.worker.lanes import WorkerLanes
 
 Incarnations = Sequence[int | None]

@@ -1,40 +1,27 @@
 """How much of a step vLLM's scheduler may give to prompts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from flying_serving.scheduling.batches import Running
 
-@dataclass(frozen=True)
-class Running:
-    """What requests with KV ask of a scheduler's next step: those that run, and those that have come with it.
 
-    `decoding`: requests with one token to compute, `context_tokens`: those before it. `prefilling`: the others that
-    run, and `computed_tokens`: what the first of them has of its prompt.
-    """
-
-    decoding: int = 0
-    context_tokens: int = 0
-    prefilling: int = 0
-    computed_tokens: int = 0
-
-    @classmethod
-    def of(cls, scheduler: Any) -> "Running":
-        """Of a vLLM scheduler, between two steps."""
-        decoding = context_tokens = prefilling = computed_tokens = 0
-        for request in scheduler.running:
-            computed = request.num_computed_tokens - request.num_output_placeholders
-            if request.num_tokens_with_spec - computed <= 1:
-                decoding += 1
-                context_tokens += computed
-            else:
-                computed_tokens = computed_tokens if prefilling else computed
-                prefilling += 1
-        for request in scheduler.kv_holding_waiting:
-            if request.num_tokens - request.num_computed_tokens <= 1:
-                decoding += 1
-                context_tokens += request.num_computed_tokens
-        return cls(decoding, context_tokens, prefilling, computed_tokens)
+def running_of(scheduler: Any) -> Running:
+    """What a vLLM scheduler has to serve, between two steps."""
+    decoding = context_tokens = prefilling = computed_tokens = 0
+    for request in scheduler.running:
+        computed = request.num_computed_tokens - request.num_output_placeholders
+        if request.num_tokens_with_spec - computed <= 1:
+            decoding += 1
+            context_tokens += computed
+        else:
+            computed_tokens = computed_tokens if prefilling else computed
+            prefilling += 1
+    for request in scheduler.kv_holding_waiting:
+        if request.num_tokens - request.num_computed_tokens <= 1:
+            decoding += 1
+            context_tokens += request.num_computed_tokens
+    return Running(decoding, context_tokens, prefilling, computed_tokens)
 
 
 def limit_prompts(scheduler: Any, prompt_tokens: Callable[[Running], int | None] | None = None) -> None:
@@ -58,7 +45,7 @@ def limit_prompts(scheduler: Any, prompt_tokens: Callable[[Running], int | None]
         scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = step_tokens, chunk_tokens
         has_arrived = has_arrived or bool(scheduler.kv_holding_waiting)
         if has_arrived or prompt_tokens is not None:
-            running = Running.of(scheduler)
+            running = running_of(scheduler)
             has_arrived = has_arrived and (running.prefilling > 0 or bool(scheduler.kv_holding_waiting))
             tokens = None if prompt_tokens is None else prompt_tokens(running)
             if tokens is None and has_arrived:

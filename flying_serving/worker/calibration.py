@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.errors import LaneError
+from flying_serving.predict.probes import ENOUGH_S, Probe, probes
 from flying_serving.vllm_adapter.batches import decode_steps, prefill_steps
 from flying_serving.wire import CalibrationRow
-from flying_serving.worker.probes import ENOUGH_S, Probe, probes
 
 REPETITIONS = 3
 REPEATED_S = 2 * ENOUGH_S

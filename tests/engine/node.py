@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flying_serving.engine.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 
 NEVER = float("inf")
 TICK_S = 1e-6

@@ -12,10 +12,10 @@ from torch.distributed import DistNetworkError
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineShutdownState
 
-from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.engine.ending import LeaveGuard
 from flying_serving.errors import CollectiveTimeout, EngineLost
+from flying_serving.scheduling.arbiter import Wait
 
 RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
 

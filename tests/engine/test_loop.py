@@ -9,7 +9,6 @@ import pytest
 from vllm.v1.request import Request
 
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.arbiter import Wait
 from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
@@ -17,6 +16,7 @@ from flying_serving.migration.messages import ReleaseKV
 from flying_serving.migration.migrations import RETRY_S
 from flying_serving.migration.offers import KVSource, Offer, OfferTable
 from flying_serving.migration.source import RETAIN_S
+from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from tests.vllm_adapter import lanes
 from tests.vllm_adapter.lanes import BLOCK, make

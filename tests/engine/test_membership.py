@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flying_serving.engine.arbiter import LaneArbiter
 from flying_serving.engine.group import Leader, Member
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.membership import Membership
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
+from flying_serving.scheduling.arbiter import LaneArbiter
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker.lanes import WorkerLanes
 from tests.engine.schedulers import BLOCK, FakeScheduler

@@ -10,11 +10,8 @@ import msgspec
 import pytest
 
 from flying_serving.errors import PeerMemory
-from flying_serving.memory.arena import Address, Arena, PagedMemory, announce, map_peer
-from flying_serving.memory.cuda_arena import CudaArena
+from flying_serving.memory.arena import Address, Arena, announce, map_peer
 from flying_serving.memory.kv_view import bytes_of
-from tests.memory.fake_cuda import PAGE as CUDA_PAGE
-from tests.memory.fake_cuda import FakeDriver
 
 OWNER = """
 import sys
@@ -84,18 +81,15 @@ def test_an_announcement_replaces_the_one_before(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "kv-0-0").read_bytes(), type=Address) == Address(1, 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("arena", "page_bytes"),
-    [(Arena("mine", 4 * mmap.PAGESIZE), mmap.PAGESIZE), (CudaArena(FakeDriver(), 0, 4 * CUDA_PAGE), CUDA_PAGE)],
-    ids=["CPU", "CUDA"],
-)
-def test_whole_pages_go_and_come_again(arena: PagedMemory, page_bytes: int) -> None:
-    """Whatever memory it is; what shares a page with bytes outside the range stays."""
-    arena.back(0, 4 * page_bytes)
-    assert arena.release(1, page_bytes) == 0
-    assert arena.release(1, 3 * page_bytes) == 2 * page_bytes
-    arena.back(page_bytes, page_bytes)
-    assert arena.release(page_bytes, page_bytes) == page_bytes
+def test_only_whole_pages_of_a_range_are_released() -> None:
+    """A page that is shared with bytes outside the range stays."""
+    page = mmap.PAGESIZE
+    arena = Arena("mine", 4 * page)
+    arena.back(0, 4 * page)
+    assert arena.release(1, page) == 0
+    assert arena.release(1, 3 * page) == 2 * page
+    arena.back(page, page)
+    assert arena.release(page, page) == page
 
 
 def test_released_pages_are_zeros_and_take_no_memory() -> None:

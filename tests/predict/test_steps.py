@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_serving.predict.probes import probes
 from flying_serving.predict.steps import FEW, SOME, Step, StepCost, StepModel
-from flying_serving.worker.probes import probes
 from tests.policy.costs import ONE, costs, measured
 
 TRUTHS = st.builds(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flying_serving.engine.arbiter import HOLD_S
 from flying_serving.engine.group import ASK_AGAIN_S
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.layout.groups import Group
+from flying_serving.scheduling.arbiter import HOLD_S
 
 if TYPE_CHECKING:
     from tests.protocol.engine import Engine

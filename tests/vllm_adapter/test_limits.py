@@ -7,8 +7,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from flying_serving.scheduling.batches import Running
 from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.limits import Running, limit_prompts
+from flying_serving.vllm_adapter.limits import limit_prompts, running_of
 from tests.engine.test_aging import Lane
 
 MAX_NUM_SEQS = 8
@@ -97,4 +98,4 @@ def test_what_runs_is_told() -> None:
     limit_prompts(lane.scheduler, lambda running: 16)
     lane.arrive("b", 0, 0.0, tokens=100)
     planned(lane)
-    assert Running.of(lane.scheduler) == Running(decoding=1, context_tokens=6, prefilling=1, computed_tokens=16)
+    assert running_of(lane.scheduler) == Running(decoding=1, context_tokens=6, prefilling=1, computed_tokens=16)

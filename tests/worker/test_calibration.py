@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flying_serving.errors import LaneError
+from flying_serving.predict.probes import SHORT_TOKENS, Probe
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import REPEATED_S, REPETITIONS, StepLimits, calibrate, steps_of
-from flying_serving.worker.probes import SHORT_TOKENS, Probe
 
 DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
 PIECE = [256, 256, 256, 0]

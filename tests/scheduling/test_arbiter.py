@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from flying_serving.engine.arbiter import HOLD_OLDER_S, HOLD_S, RECALL_S, LaneArbiter, ServeMessage, StepLane, Wait
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.scheduling.arbiter import HOLD_OLDER_S, HOLD_S, RECALL_S, LaneArbiter, ServeMessage, StepLane, Wait
 from tests.engine.node import NEVER, TICK_S, Node
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]

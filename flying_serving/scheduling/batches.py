@@ -6,15 +6,29 @@ under its target (section 4.2 of the paper).
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from flying_serving.predict.steps import Step, StepModel
-from flying_serving.vllm_adapter.limits import Running
 from flying_serving.wire import CalibrationRow, StepRow
 
 OVERRUN = 0.9
 """Factor of the time that is planned with, after a step that has taken longer than the target."""
 WITHIN = 1.001
 """And after one that has not, up to 1: so about one step with prompts in a hundred takes longer."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """What requests with KV ask of a scheduler's next step: those that run, and those that arrived with their KV.
+
+    `decoding`: requests with one token to compute, `context_tokens`: the tokens before it. `prefilling`: the other
+    running requests, `computed_tokens`: the tokens that the first of them has of its prompt.
+    """
+
+    decoding: int = 0
+    context_tokens: int = 0
+    prefilling: int = 0
+    computed_tokens: int = 0
 
 
 class Batches:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flying_serving.predict.probes import probes
 from flying_serving.predict.steps import Step
-from flying_serving.worker.probes import probes
 
 COUNTS = st.integers(1, 100_000)
 

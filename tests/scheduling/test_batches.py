@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.engine.batches import Batches
-from flying_serving.vllm_adapter.limits import Running
+from flying_serving.scheduling.batches import Batches, Running
 from flying_serving.wire import CalibrationRow, StepRow
 
 FIXED_S, TOKEN_S, SEQUENCE_S = 0.01, 0.001, 0.002
