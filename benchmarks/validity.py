@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.policies import FLAGS, LENGTHS, LINKS, OUT, PHASES_S, POLICIES, REGIMES, flag, replay, workloads_of
 from benchmarks.systems import ROOT, System, Systems
 from flying_lab.cli.simulation import run
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Machine, from_status, load_measured
 from flying_lab.tiny_models import make_model

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from experiments.common import DATA, MAX_NUM_SEQS
 from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.machine import Machine, Modelled, load_measured
 from flying_lab.sim.run import results, simulate
 from flying_lab.sim.system import Options

@@ -15,7 +15,7 @@ from experiments.fitting import replaced
 from flying_lab.cli.simulation import Simulated
 from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import System

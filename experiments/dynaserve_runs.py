@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.common import DATA
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Clock, Options
 from flying_lab.sim.cost import LaneCost
 from flying_lab.sim.fleet import feed

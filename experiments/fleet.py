@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from experiments.tally import Totals
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import Fleet
 from flying_lab.sim.machine import Modelled

@@ -21,7 +21,8 @@ import numpy as np
 
 from experiments.common import DATA, Numbers
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.baselines.instances import Transforms
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Clock, Options
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.machine import Modelled
@@ -97,8 +98,8 @@ def serve(one: System, offered: Sequence[Request], until_s: float, *, drain: boo
     everyone = [*node.outcome.ended, *node.open.values()]
     times_s = np.concatenate([np.asarray(request.token_s) for request in everyone])
     counted = (times_s >= WARM_S) & (times_s < until_s)
-    assert node.transforms is not None
-    log = node.transforms.log
+    assert isinstance(node.sender, Transforms)
+    log = node.sender.log
     found = {"tokens_per_s": float(counted.sum()) / (until_s - WARM_S), "joined": log.joined, "refused": 0}
     return found | {"refused": len(node.outcome.refused), "stalled_s": log.stalled_s, **_latencies(node.outcome.ended)}
 

@@ -24,7 +24,7 @@ import numpy as np
 from experiments.common import SEEDS, Numbers
 from experiments.gyges_runs import ACTIVATIONS_BYTES, OPTIONS, SHORT
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Clock
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.machine import Modelled

@@ -10,7 +10,7 @@ from statistics import median
 from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system, template
 from experiments.reasons import why
 from experiments.rows import Row, by_construction, markdown, number, one_layout, page, paragraph, row, table, write
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Clock, Options
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.memory import Lent

@@ -20,7 +20,7 @@ from flying_lab.bench.switchlog import SwitchLog
 from flying_lab.cli.simulator_options import SimulatorOptions
 from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build, names
+from flying_lab.sim.catalog import build, names
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import Fleet
 from flying_lab.sim.machine import Machine, Modelled, load_measured

@@ -5,24 +5,28 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from flying_lab.sim.cluster import Clock, Cluster, ClusterShape, StepTime
 from flying_lab.sim.engines import weave
-from flying_lab.sim.instances import Transforming, Transforms
 from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.lending import WeightOrders
 from flying_lab.sim.migrations import KVMigrations
 from flying_lab.sim.orders import LayoutOrders
+from flying_lab.sim.request_sender import MakeSender, RequestSender
 from flying_lab.sim.requests import SimRequest, SimStep
 from flying_lab.sim.splits import Splits, Splitting
 from flying_lab.workload.model import Request
 from flying_serving.controller.commands import (
     Command,
     Dispatch,
+    DispatchPrefix,
+    DropPart,
+    Fail,
     FetchWeights,
     LendWeights,
     Order,
+    PullAhead,
     Recall,
     Reject,
     Weave,
@@ -83,7 +87,7 @@ class System:
         calibration: steps that a live server would have measured at its start.
         placing: how its controller chooses groups.
         splitting: how it splits requests over two groups, if it does.
-        transforming: how its engines join and part, if its controller does not decide that.
+        sender: makes what sends requests to engines, if its controller does not decide that.
         hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they keep nothing.
     """
 
@@ -94,7 +98,7 @@ class System:
     calibration: Sequence[Step]
     placing: type[Placing] = Placing
     splitting: Splitting | None = None
-    transforming: Transforming | None = None
+    sender: MakeSender | None = None
     hash_id_tokens: int | None = None
 
 
@@ -122,8 +126,7 @@ class SimNode:
         self._orders = LayoutOrders(self.cluster, self.controller, self._carry_out)
         self._weights = None if shape.loan is None else WeightOrders(self.cluster, shape.loan)
         self.splits = None if system.splitting is None else self._splits(system.splitting)
-        self.transforms = None if system.transforming is None else self._transforms(system.transforming)
-        self._sends = self.splits or self.transforms
+        self.sender = self.splits if system.sender is None else self._sender(system.sender)
         for number, engine in enumerate(self.cluster.engines):
             engine.arbiter.present = len(self.controller.layout.group_of(number))
         self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.layout)])
@@ -145,8 +148,8 @@ class SimNode:
 
         return Splits(self.cluster, splitting, terms, lambda: self.controller.demand.output_tokens)
 
-    def _transforms(self, transforming: Transforming) -> Transforms:
-        return Transforms(self.cluster, transforming, lambda: self.controller.demand.output_tokens)
+    def _sender(self, make: MakeSender) -> RequestSender:
+        return make(self.cluster, lambda: self.controller.demand.output_tokens)
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the API server is done with it."""
@@ -224,7 +227,7 @@ class SimNode:
     def _on_tokens(self, finished: Finished) -> None:
         for request in finished.first:
             self._report(request)
-        over = [run for run in finished.ended if self._sends is None or not self._sends.ended(run)]
+        over = [run for run in finished.ended if self.sender is None or not self.sender.ended(run)]
         for request in over:
             self._report(request)
             self._close(request.request_id)
@@ -245,9 +248,9 @@ class SimNode:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Dispatch(request_id) if self._sends is not None:
+                case Dispatch(request_id) if self.sender is not None:
                     self.controller.deadlines.drop(request_id)
-                    self._sends.send(self.open[request_id])
+                    self.sender.send(self.open[request_id])
                 case Dispatch(request_id, group, migrated_from=source):
                     self._migrations.send(self.open[request_id], source.group if source else None, group)
                 case Recall(request_id, _):
@@ -263,11 +266,22 @@ class SimNode:
                 case Weave(engines):
                     told = [self.cluster.engines[engine] for engine in sorted(engines)]
                     self.clock.after(self.shape.options.message_s, weave, told, self.cluster.kick)
-                case LendWeights(group) if self._weights is not None:
+                case LendWeights(group):
                     self.outcome.loans.append(self.clock.now_s)
-                    self._weights.lend(group, partial(self._weights_over, self.controller.weights_lent, group))
-                case FetchWeights(group) if self._weights is not None:
-                    self._weights.fetch(group, partial(self._weights_over, self.controller.weights_back, group))
+                    self._lent().lend(group, partial(self._weights_over, self.controller.weights_lent, group))
+                case FetchWeights(group):
+                    self._lent().fetch(group, partial(self._weights_over, self.controller.weights_back, group))
+                case DispatchPrefix() | PullAhead() | DropPart():
+                    raise NotImplementedError(f"{command}: a simulated controller splits no requests")
+                case Fail():
+                    raise NotImplementedError(f"{command}: a simulated engine is never lost")
+                case _:
+                    assert_never(command)
+
+    def _lent(self) -> WeightOrders:
+        """The orders of weights, which the controller gives where the settings say that weights can be lent."""
+        assert self._weights is not None
+        return self._weights
 
     def _weights_over(self, tell: Callable[[Group, float], list[Command]], group: Group) -> None:
         """All engines of a group have lent their weights, or have them back."""

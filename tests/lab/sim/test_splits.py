@@ -9,7 +9,7 @@ import pytest
 
 from flying_lab.results.metrics import token_gaps
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Clock, Options
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode, System

@@ -9,7 +9,8 @@ import pytest
 
 from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build, names, shifting
+from flying_lab.sim.baselines.shift_parallel import shifting
+from flying_lab.sim.catalog import build, names
 from flying_lab.sim.cluster import Clock, Options
 from flying_lab.sim.machine import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S, Measured, Modelled, load_measured
 from flying_lab.sim.node import SimNode

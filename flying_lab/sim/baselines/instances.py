@@ -163,11 +163,11 @@ class Transforms:
 
     # ---- algorithm 2
 
-    def ended(self, request: SimRequest) -> bool:
+    def ended(self, run: SimRequest) -> bool:
         """A request is over; it goes on nowhere."""
-        instance = self._of.pop(request)
-        del instance.requests[request]
-        instance.long -= request.prompt_tokens + request.output_tokens > self._narrow_tokens
+        instance = self._of.pop(run)
+        del instance.requests[run]
+        instance.long -= run.prompt_tokens + run.output_tokens > self._narrow_tokens
         self._schedule_parallelism(instance)
         return False
 

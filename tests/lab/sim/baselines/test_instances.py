@@ -7,13 +7,13 @@ import random
 import pytest
 
 from flying_lab.sim import hardware, models
-from flying_lab.sim.baselines import build
+from flying_lab.sim.baselines.instances import Transforms
+from flying_lab.sim.baselines.transforming import KINDS
+from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Clock, Options
-from flying_lab.sim.instances import Transforms
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import SimRequest
-from flying_lab.sim.transforming import KINDS
 from flying_lab.workload.model import Request
 from flying_serving.errors import ConfigError
 from tests.lab.sim.nodes import check_over, run
@@ -28,8 +28,8 @@ def node_of(name: str = "gyges", devices: str = "h20x8") -> tuple[SimNode, Trans
     machine = Modelled(models.load("qwen2.5-32b"), hardware.parse_devices(devices), activations=14.3e9)
     node = SimNode(build(name, machine, 1, OPTIONS), Clock())
     node.start()
-    assert node.transforms is not None
-    return node, node.transforms
+    assert isinstance(node.sender, Transforms)
+    return node, node.sender
 
 
 def mixed(count: int, seed: int) -> list[Request]:

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flying_lab.sim.cluster import Options
-from flying_lab.sim.instances import Route, Transforming
+from flying_lab.sim.baselines.instances import Route, Transforming, Transforms
+from flying_lab.sim.baselines.parallelisms import pipelined, sequence_parallel
+from flying_lab.sim.cluster import Cluster, Options
 from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.memory import Lent
 from flying_lab.sim.node import System
-from flying_lab.sim.parallelisms import pipelined, sequence_parallel
 from flying_lab.sim.system import system_of
 from flying_lab.sim.transformation import Pause, Transformation, Work
 from flying_serving.controller.placing import Placing
@@ -89,7 +89,7 @@ KINDS = {
 
 
 class Anywhere(Placing):
-    """Any group: instances are chosen after it, by `sim/instances.py`."""
+    """Any group: instances are chosen after it, by `Transforms`."""
 
     def place(self, state: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
         """The first one."""
@@ -116,7 +116,11 @@ def transforming(machine: Modelled, devices: int, options: Options, name: str) -
     settings = replace(system.settings, capacity=Capacity(tokens, devices))
     up, down = _changes(way, kind, through_host=name == "seesaw")
     how = Transforming(size, lent_blocks, up, down, kind.route)
-    return replace(system, name=name, settings=settings, placing=Anywhere, transforming=how)
+
+    def sender(cluster: Cluster, mean_outputs: Callable[[], float]) -> Transforms:
+        return Transforms(cluster, how, mean_outputs)
+
+    return replace(system, name=name, settings=settings, placing=Anywhere, sender=sender)
 
 
 def _changes(

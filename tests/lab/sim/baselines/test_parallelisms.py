@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines.parallelisms import pipelined, sequence_parallel
 from flying_lab.sim.machine import Modelled
-from flying_lab.sim.parallelisms import pipelined, sequence_parallel
 from flying_lab.sim.requests import Chunk, SimStep
 
 MACHINE = Modelled(models.load("qwen2.5-32b"), hardware.parse_devices("h20x4"))
