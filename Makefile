@@ -121,4 +121,4 @@ zoo: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving flying_lab tests benchmarks zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving flying_lab harness tests benchmarks zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -21,7 +21,7 @@ from flying_lab.results.results import Results
 from flying_lab.results.timeline import concurrency, tokens_per_s
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import parse_synthesis, synthesise
-from tests.lab.bench import mock
+from harness import mock_server as mock
 
 LIFE_S = 20.0
 

@@ -27,8 +27,8 @@ import httpx
 import psutil
 
 from flying_serving.config import MODES
-from tests.live import Server, wait_until
-from tests.streams import RequestFailed, Stream, stream, streamed_body
+from harness.live import Server, wait_until
+from harness.streams import RequestFailed, Stream, stream, streamed_body
 
 FLAGS = ("--max-num-seqs=4", "--shutdown-timeout=60", "--kv-cache-memory-bytes=33554432")
 LAYOUTS = [[[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0, 1], [2], [3]]]

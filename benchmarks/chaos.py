@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import sys
 import tempfile
 import time
@@ -23,13 +22,12 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.chaos_cases import AGAIN, BLOCKS, LAYOUTS, OTHERS, PHASES, SIGNALS, SPLITS, SWITCHING, Case, cases
-from benchmarks.chaos_load import ChaosLoad
 from benchmarks.chaos_report import Outcome, print_outcomes
-from benchmarks.chaos_traps import EVENTS, PREAMBLE, TRAP, Trap
-from benchmarks.storm_load import LONGEST_STEP, Job
-from tests.live import Server
+from harness.chaos_load import ChaosLoad, make_jobs
+from harness.chaos_traps import EVENTS, PREAMBLE, TRAP, Trap
+from harness.live import Server
+from harness.storm_load import LONGEST_STEP
 
-JOBS = 16
 CROWD = {"1+1+1+1": 16, "2+2": 16, "4": 16, "2+1+1": 24}
 """Clients where lanes are to be short of blocks, by layout; else as many as may run at once when an engine is lost.
 Where groups differ, the wide one has the most room."""
@@ -60,14 +58,6 @@ FULL_S = 0.3
 """The same where lanes are to be short of blocks."""
 SETTLED_S = 0.3
 """For which the load goes on when all engines are back."""
-
-
-def make_jobs(count: int = JOBS, seed: int = 28) -> list[Job]:
-    """Requests of 5 to 500 prompt tokens and 40 to 120 output tokens."""
-    draw = random.Random(seed)
-    lengths = [round(5 * 100 ** draw.random()) for _ in range(count)]
-    prompts = [tuple(draw.randrange(3, 500) for _ in range(length)) for length in lengths]
-    return [Job(f"job {i}", prompt, draw.randint(40, 120), seed=100 + i) for i, prompt in enumerate(prompts)]
 
 
 class Chaos:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.chaos_cases import BLOCKS, LAYOUTS, PHASES, Case
-from benchmarks.chaos_load import Asked
-from benchmarks.storm_report import percentile
+from harness.chaos_load import Asked
+from harness.storm_report import percentile
 
 DETECTED_S, ORPHANED_S, GAP_S = 1.5, 3.0, 1.0
 """Bars: detection of a kill (p99), the first token of orphaned streams after it, the longest gap of all others."""

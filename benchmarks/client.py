@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from flying_lab.sse import EventStream
-from tests.streams import RequestFailed, streamed
+from harness.streams import RequestFailed, streamed
 
 ANSWER_S = 300.0
 

@@ -20,10 +20,10 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.systems import commit
-from tests.deploy import scenarios
-from tests.deploy.deployment import Counts, Deployment
-from tests.deploy.load import ask_all, mixed
-from tests.deploy.scenarios import Figures
+from harness.nodes import scenarios
+from harness.nodes.deployment import Counts, Deployment
+from harness.nodes.load import ask_all, mixed
+from harness.nodes.scenarios import Figures
 
 POLICIES = ("cache_aware", "power_of_two", "consistent_hash", "round_robin", "random")
 COUNT, PREFIXES, CLIENTS, RATE, SEED = 200, 40, 16, 12.0, 29

@@ -27,10 +27,10 @@ import psutil
 
 from benchmarks.chaos import make_jobs
 from benchmarks.chaos_cases import SIGNALS
-from benchmarks.chaos_load import TIMEOUT_S, ChaosLoad
 from benchmarks.switch_storm import FLAGS, LAYOUTS
 from flying_serving.config import MODES
-from tests.live import Server
+from harness.chaos_load import TIMEOUT_S, ChaosLoad
+from harness.live import Server
 
 ORDER_S, LOSS_S, SAMPLE_S = (1.0, 6.0), 90.0, 10.0
 ENGINES, CLIENTS = 4, 12

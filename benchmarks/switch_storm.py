@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 import httpx
 
-from benchmarks.storm_load import LONGEST_STEP, Load, make_jobs
-from benchmarks.storm_report import Report, growth, print_report, sample_processes
 from flying_serving.config import MODES
-from tests.live import Server
+from harness.live import Server
+from harness.storm_load import LONGEST_STEP, Load, make_jobs
+from harness.storm_report import Report, growth, print_report, sample_processes
 
 LAYOUTS: tuple[list[list[int]], ...] = (
     [[0], [1], [2], [3]],

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.live import Server
+    from harness.live import Server
 
 MAX_PAUSE_S = 0.3
 SMALL_BLOCKS = 33
@@ -58,7 +58,7 @@ def classes_imported_here() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def two_engines() -> Iterator[tuple[Server, str]]:
     """Two engines with vLLM's dev mode and an API key, and the first scrape of their metrics."""
-    from tests.live import CLIENTS_MAY_SET_ALL, KEY, Server
+    from harness.live import CLIENTS_MAY_SET_ALL, KEY, Server
 
     name = "a-tiny-llama"
     flags = (
@@ -78,7 +78,7 @@ def two_engines() -> Iterator[tuple[Server, str]]:
 @pytest.fixture(scope="session")
 def small_engines() -> Iterator[Server]:
     """Four engines with 32 blocks of 32 tokens each beside vLLM's null block: 1,024 tokens, together 4,096."""
-    from tests.live import BLOCK_BYTES, CLIENTS_MAY_SET_ALL, KEY, Server
+    from harness.live import BLOCK_BYTES, CLIENTS_MAY_SET_ALL, KEY, Server
 
     flags = (
         "--max-model-len=4096",

@@ -10,7 +10,7 @@ import pytest
 
 LIST = Path(__file__)
 ROOT = LIST.parent.parent
-FOLDERS = ("flying_serving", "flying_lab", "tests", "benchmarks", "experiments", "zoo")
+FOLDERS = ("flying_serving", "flying_lab", "harness", "tests", "benchmarks", "experiments", "zoo")
 USE: dict[str, str] = {
     "ticket": "step or message, of an ordered channel with sequence numbers",
     "turn turns": "lane arbiter, time slice",

@@ -102,6 +102,28 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(graph).prepare()
 
 
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("flying_serving", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
+        ("flying_lab", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
+        ("harness", {"tests", "benchmarks", "experiments", "zoo"}),
+        ("benchmarks", {"tests"}),
+        ("tests", {"benchmarks"}),
+    ],
+)
+def test_no_import_names_a_folder_that_stands_above(folder: str, others: set[str]) -> None:
+    """Only the tests of benchmarks import benchmarks; neither benchmarks nor the harness import a test."""
+    naming = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent != ROOT / "tests" / "benchmarks"
+        for line, name in _imported(path)
+        if name.split(".")[0] in others
+    ]
+    assert naming == []
+
+
 @pytest.mark.parametrize("package", PURE)
 def test_no_import_statement_names_torch_or_vllm(package: str) -> None:
     """No source file names a forbidden module, not even lazily or for typing."""

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.forked import ENVIRONMENT, ROOT
-from tests.live import tiny
+from harness.forked import ENVIRONMENT, ROOT
+from harness.live import tiny
 
 ERROR = re.compile(r"^[A-Z]\w*(Error|Exception|Interrupt): ")
 

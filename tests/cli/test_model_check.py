@@ -15,8 +15,8 @@ from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.worker.admission import KVPlan, anatomy
-from tests.forked import by_shell, run
-from tests.live import Server
+from harness.forked import by_shell, run
+from harness.live import Server
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 

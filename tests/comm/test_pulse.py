@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.comm.pulse import BEAT_S, Pulse, Silence
-from tests.live import wait_until
+from harness.live import wait_until
 
 
 @pytest.mark.parametrize(("devices", "processes"), [(1, 1), (2, 3)])

@@ -6,8 +6,8 @@ import sys
 
 import psutil
 
-from tests.forked import ENVIRONMENT, ROOT
-from tests.live import tiny, wait_until
+from harness.forked import ENVIRONMENT, ROOT
+from harness.live import tiny, wait_until
 
 COMMAND = "flying_serving.cli.main"
 PARENT = f"""

@@ -15,9 +15,9 @@ import pytest
 
 from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.vllm_router.options import SCALE_OUT, SETTINGS
+from harness.live import READY_S, wait_until
 from tests.deploy.cluster import NAMESPACE, PIECES, Cluster, Node, serving
 from tests.deploy.manifests import NODES, ROUTER, Object, container, find, probes, rendered
-from tests.live import READY_S, wait_until
 
 LABELS: dict[str, dict[str, str]] = {
     name: find(rendered(), "Deployment", name)["spec"]["template"]["metadata"]["labels"] for name in (NODES, ROUTER)

@@ -17,7 +17,7 @@ from flying_serving.deploy import nodes
 from flying_serving.deploy.nodes import Node, Supervised, serve
 from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
-from tests.forked import ROOT
+from harness.forked import ROOT
 
 WAIT_S = 60.0
 STARTER = """

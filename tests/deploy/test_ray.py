@@ -34,9 +34,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.scaling import LOAD, by_load
-from tests.forked import ENVIRONMENT, ROOT
-from tests.live import tiny, wait_until
-from tests.streams import WORST_LOGPROB, RequestFailed, Stream, begin, stream, streamed_body, worst_difference
+from harness.forked import ENVIRONMENT, ROOT
+from harness.live import tiny, wait_until
+from harness.streams import WORST_LOGPROB, RequestFailed, Stream, begin, stream, streamed_body, worst_difference
 
 FLAGS = "--policy=manual --dtype=float32 --max-model-len=4096 --max-num-batched-tokens=256 --max-num-seqs=32"
 FLAGS += " --block-size=32 --kv-cache-memory-bytes=67108864"

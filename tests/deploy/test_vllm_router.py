@@ -8,11 +8,11 @@ import httpx
 import psutil
 import pytest
 
-from tests.deploy import scenarios
-from tests.deploy.deployment import Counts, Deployment, NodeAt
-from tests.deploy.load import Asked, ask, ask_all, client, completion, fresh, mixed, text
-from tests.deploy.scenarios import STREAM_TOKENS, Figures, until
-from tests.streams import begin
+from harness.nodes import scenarios
+from harness.nodes.deployment import Counts, Deployment, NodeAt
+from harness.nodes.load import Asked, ask, ask_all, client, completion, fresh, mixed, text
+from harness.nodes.scenarios import STREAM_TOKENS, Figures, until
+from harness.streams import begin
 
 pytestmark = pytest.mark.server
 

@@ -17,7 +17,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.engine.aging import Aging
 from flying_serving.vllm_adapter.priorities import FOREMOST
-from tests.live import tiny
+from harness.live import tiny
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.live import FLAGS, STOCK, Server, tiny
 from tests.fuzz.admin import admin_requests
 from tests.fuzz.bodies import requests
 from tests.fuzz.drawing import draw
@@ -27,7 +28,6 @@ from tests.fuzz.extensions import extended
 from tests.fuzz.pure import fuzz_pure
 from tests.fuzz.sending import Failure, Found, client_of, end_is_clean, fuzz, send
 from tests.fuzz.stock import fails_in_stock
-from tests.live import FLAGS, STOCK, Server, tiny
 
 OURS = ("--policy=auto", "--priority-aging-s=2")
 COMMON = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
+from harness.live import Server
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.fuzz.drawing import Sent
 from tests.fuzz.stock import fails_in_stock, logged_by_stock
-from tests.live import Server
-from tests.streams import WORST_LOGPROB, worst_difference
 
 AT_ONCE = 8
 ANSWER_S = 180.0

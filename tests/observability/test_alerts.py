@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from flying_serving.observe.metrics.table import TABLE
-from tests.live import WAIT_S, Server, wait_until
-from tests.losing import is_whole, kill, lost, process
+from harness.live import WAIT_S, Server, wait_until
+from harness.losing import is_whole, kill, lost, process
 from tests.observability.dashboards import DASHBOARD, OBSERVABILITY, expressions
 from tests.observability.programs import Prometheus, promtool
 from tests.stock.requests import tokens

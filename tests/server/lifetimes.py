@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import psutil
 
-from tests.live import Server, wait_until
+from harness.live import Server, wait_until
+from harness.streams import streamed_body
 from tests.stock.requests import tokens
-from tests.streams import streamed_body
 
 START_S = 120.0
 SHARED_MEMORY = Path("/dev/shm")

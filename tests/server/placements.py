@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from flying_serving.placement.topology import parse_cpus
-from tests.forked import ENVIRONMENT, ROOT
-from tests.live import Server
+from harness.forked import ENVIRONMENT, ROOT
+from harness.live import Server
 
 DOCTOR_S = 180
 PLACED = ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")

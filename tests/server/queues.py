@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.live import WAIT_S, Server, wait_until
+from harness.live import WAIT_S, Server, wait_until
 
 SEQS = 2
 FLAGS = (f"--max-num-seqs={SEQS}", "--max-waiting-requests=20")

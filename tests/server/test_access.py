@@ -21,7 +21,7 @@ from flying_serving.server.access import FORWARDED, OPEN, READING, RequireKey, i
 from flying_serving.server.full import generates
 from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter import table
-from tests.live import Server
+from harness.live import Server
 from tests.server.apps import SECRET, app
 from tests.server.test_lifecycle import Parts
 

@@ -1,7 +1,7 @@
 """Policy `auto` in a live server: long requests, requests that outgrow their engine, urgent ones, and too many.
 
 Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; together they have 4,096.
-A group's steps last four times as long (`tests/paced.py`), which makes it the worse layout for every load, so one is
+A group's steps last four times as long (`harness/paced.py`), which makes it the worse layout for every load, so one is
 formed for a need alone.
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from flying_lab.tiny_models import EOS
-from tests.live import BLOCK_BYTES, Server, wait_until
-from tests.paced import Pace, pace
+from harness.live import BLOCK_BYTES, Server, wait_until
+from harness.paced import Pace, pace
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.requests import tokens
-from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 

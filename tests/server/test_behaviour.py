@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from flying_lab.sse import EventStream
-from tests.live import KEEP_ALIVE, KEY, Server, wait_until
-from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed, streamed_body, worst_difference
+from harness.live import KEEP_ALIVE, KEY, Server, wait_until
+from harness.streams import WORST_LOGPROB, Stream, begin, stream, streamed, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 

@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from tests.live import FLAGS, Server
+from harness.live import FLAGS, Server
 from tests.stock.record import MODELS, recorded
 from tests.stock.requests import FORCED
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from harness.live import Server, wait_until
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.conftest import SMALL_BLOCKS as BLOCKS
-from tests.live import Server, wait_until
 from tests.stock.requests import tokens
-from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 

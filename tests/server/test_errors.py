@@ -41,7 +41,7 @@ from flying_serving.server.support import choose_group_sizes, no_model, refuse_m
 from flying_serving.vllm_adapter import table
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
-from tests.live import KEY, ROOT, Server, wait_until
+from harness.live import KEY, ROOT, Server, wait_until
 from tests.placement.machines import machine
 from tests.server.apps import app as admin_app
 

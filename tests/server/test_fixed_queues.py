@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.live import Server
+from harness.live import Server
 from tests.server.queues import FLAGS, check_begun, check_deadlines
 
 pytestmark = pytest.mark.server

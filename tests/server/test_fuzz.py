@@ -2,9 +2,9 @@
 
 import pytest
 
+from harness.live import Server, tiny
 from tests.fuzz.run import COMMON, SETTINGS, fuzz_admin, fuzz_requests
 from tests.fuzz.sending import Found, end_is_clean
-from tests.live import Server, tiny
 
 COUNT = 200
 ENOUGH = 1 / 100

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.live import Server, wait_until
+from harness.live import Server, wait_until
 
 pytestmark = pytest.mark.server
 

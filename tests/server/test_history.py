@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.forked import run
-from tests.live import tiny
+from harness.forked import run
+from harness.live import tiny
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.requests import VOCAB, tokens
-from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flying_serving.deploy.ports import HOST, ReservedPort
-from tests.forked import run
-from tests.live import FLAGS, tiny
+from harness.forked import run
+from harness.live import FLAGS, tiny
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 

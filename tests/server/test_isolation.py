@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live import WAIT_S, Server, wait_until
+from harness.live import WAIT_S, Server, wait_until
 
 pytestmark = pytest.mark.server
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from flying_serving.server.xargs import EXPECTED_KEY
+from harness.live import BLOCK_BYTES, Server, wait_until
+from harness.streams import WORST_LOGPROB, Stream, begin, streamed_body, worst_difference
 from tests.conftest import SMALL_BLOCKS
-from tests.live import BLOCK_BYTES, Server, wait_until
 from tests.stock.requests import tokens
-from tests.streams import WORST_LOGPROB, Stream, begin, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from flying_serving.deploy.ports import ReservedPort
-from tests.live import Server, wait_until
+from harness.live import Server, wait_until
+from harness.streams import begin
 from tests.server.lifetimes import SHARED_MEMORY, Parts, bodies, wait_until_logged
-from tests.streams import begin
 
 pytestmark = pytest.mark.server
 

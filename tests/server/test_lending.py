@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from flying_serving.config import MODES
-from tests.live import BLOCK_BYTES, Server, wait_until
+from harness.live import BLOCK_BYTES, Server, wait_until
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.requests import REQUESTS, StockRequest
-from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from flying_serving.server.rundir import _remove_left
-from tests.forked import by_shell, run
-from tests.live import COMMAND, Server, tiny, wait_until
+from harness.forked import by_shell, run
+from harness.live import COMMAND, Server, tiny, wait_until
+from harness.streams import Stream, begin, stream, streamed_body
 from tests.server.lifetimes import (
     SHARED_MEMORY,
     START_S,
@@ -25,7 +26,6 @@ from tests.server.lifetimes import (
     wait_until_logged,
     wait_until_nothing_is_left,
 )
-from tests.streams import Stream, begin, stream, streamed_body
 
 pytestmark = pytest.mark.server
 

@@ -1,7 +1,7 @@
 """Load alone switches a live server: `auto` is together while it is quiet, and a burst of HTTP requests parts it.
 
-Steps last as `tests/paced.py` says: together a long prompt takes half the time, and apart twice as many requests run at
-once.
+Steps last as `harness/paced.py` says: together a long prompt takes half the time, and apart twice as many requests run
+at once.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live import Server
-from tests.paced import Pace, pace
-from tests.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
+from harness.live import Server
+from harness.paced import Pace, pace
+from harness.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 

@@ -14,11 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.chaos import make_jobs
-from benchmarks.chaos_load import ChaosLoad
-from benchmarks.chaos_traps import EVENTS, PREAMBLE, Trap
 from flying_serving.cli.main import TOO_FEW_ENGINES
-from tests.live import Server, wait_until
+from harness.chaos_load import ChaosLoad, make_jobs
+from harness.chaos_traps import EVENTS, PREAMBLE, Trap
+from harness.live import Server, wait_until
 
 pytestmark = pytest.mark.server
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.live import Server, wait_until
-from tests.losing import is_whole, kill, lost
+from harness.live import Server, wait_until
+from harness.losing import is_whole, kill, lost
 from tests.server.lifetimes import SHARED_MEMORY, Parts
 
 pytestmark = pytest.mark.server

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.live import ROOT, Server
+from harness.live import ROOT, Server
 from tests.observability.dashboards import DASHBOARD, expressions, metrics_in
 from tests.stock.requests import tokens
 

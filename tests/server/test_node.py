@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.live import Server, wait_until
+from harness.live import Server, wait_until
 from tests.stock.requests import tokens
 
 pytestmark = pytest.mark.server

@@ -9,9 +9,9 @@ import pytest
 from flying_serving.placement.plan import plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.placement.wishes import Wishes
-from tests.forked import run
-from tests.live import FLAGS, Server, tiny, wait_until
-from tests.losing import is_whole, kill, process
+from harness.forked import run
+from harness.live import FLAGS, Server, tiny, wait_until
+from harness.losing import is_whole, kill, process
 from tests.server.placements import as_users_start, cores, doctor, memory_policies, server_of, told
 
 pytestmark = pytest.mark.server

@@ -9,8 +9,8 @@ import pytest
 from flying_serving.placement.plan import plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.placement.wishes import Wishes
-from tests.live import Server
-from tests.losing import process
+from harness.live import Server
+from harness.losing import process
 from tests.server.placements import as_users_start, cores, doctor, server_of, told
 
 pytestmark = pytest.mark.server

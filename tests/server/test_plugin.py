@@ -12,8 +12,8 @@ from flying_serving.config import KEY
 from flying_serving.errors import HookError
 from flying_serving.server import plugin
 from flying_serving.vllm_adapter import table
-from tests.live import KEY as API_KEY
-from tests.live import STOCK, Server
+from harness.live import KEY as API_KEY
+from harness.live import STOCK, Server
 
 pytestmark = pytest.mark.usefixtures("unpatched")
 

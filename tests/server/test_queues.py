@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.live import Server
+from harness.live import Server
 from tests.server.queues import FLAGS, SEQS, check_begun, check_deadlines, starts
 
 pytestmark = pytest.mark.server

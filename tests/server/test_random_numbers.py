@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.live import STOCK, Server, wait_until
-from tests.losing import is_whole, kill
+from harness.live import STOCK, Server, wait_until
+from harness.losing import is_whole, kill
 
 pytestmark = pytest.mark.server
 

@@ -13,7 +13,7 @@ from flying_serving.config import FlyingConfig
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import tell_rights
 from flying_serving.server.rights import EVERYTHING, ClientRights
-from tests.live import KEY, Server
+from harness.live import KEY, Server
 from tests.server.doubles import Server as Double
 
 PRIORITY = {"priority": -1}

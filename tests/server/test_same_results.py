@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.live import Server
+from harness.live import Server
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
-from tests.streams import WORST_LOGPROB, worst_difference
 
 pytestmark = pytest.mark.server
 

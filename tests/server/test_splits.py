@@ -18,9 +18,9 @@ import pytest
 
 from flying_lab.sse import EventStream
 from flying_serving.config import MODES
-from tests.live import KEEP_ALIVE, KEY, Server, wait_until
+from harness.live import KEEP_ALIVE, KEY, Server, wait_until
+from harness.streams import WORST_LOGPROB, Stream, stream, streamed, streamed_body, worst_difference
 from tests.stock.requests import REQUESTS, VOCAB, StockRequest, tokens
-from tests.streams import WORST_LOGPROB, Stream, stream, streamed, streamed_body, worst_difference
 
 pytestmark = pytest.mark.server
 

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live import Server
+from harness.live import Server
+from harness.streams import Stream, begin, streamed_body
 from tests.observe.tracing.reading import Event, end, of_row, overlaps, read_trace, rows
 from tests.stock.requests import tokens
-from tests.streams import Stream, begin, streamed_body
 
 pytestmark = pytest.mark.server
 

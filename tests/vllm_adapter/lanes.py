@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.vllm_adapter.blocks import SchedulerPool
-from tests.live import tiny
+from harness.live import tiny
 
 BLOCK = 4
 

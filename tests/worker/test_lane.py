@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from flying_lab.tiny_models import make_model
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.lane import WorkerLane, lane_config
-from tests.live import ROOT
+from harness.live import ROOT
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.live import ROOT
+from harness.live import ROOT
 from tests.zoo.test_ways import RECORDED, WAYS
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.live import ENVIRONMENT, ROOT
+from harness.live import ENVIRONMENT, ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.bench.mock import running
+from harness.mock_server import running
 
 
 @pytest.fixture(scope="session")

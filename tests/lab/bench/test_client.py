@@ -19,7 +19,7 @@ from flying_lab.results.results import Results
 from flying_lab.workload.model import Request, Workload
 from flying_lab.workload.prompts import Prompts
 from flying_serving.deploy.ports import ReservedPort
-from tests.lab.bench import mock
+from harness import mock_server as mock
 
 CLOCKS_S = 0.001
 """How exactly two clocks are read together."""

@@ -25,7 +25,7 @@ from flying_serving.cli.admin import app
 from flying_serving.cli.flags import parse
 from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.slo import Slo
-from tests.lab.bench import mock
+from harness import mock_server as mock
 
 ROOT = Path(__file__).parents[3]
 CODE = ROOT / "tests" / "lab" / "workload" / "data" / "azure_code.csv"

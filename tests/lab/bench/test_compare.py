@@ -30,9 +30,9 @@ from flying_serving.cli.admin import app
 from flying_serving.cli.flags import parse
 from flying_serving.deploy.ports import ReservedPort
 from flying_serving.errors import ConfigError, ServerFailed
-from tests.lab.bench import mock
+from harness import mock_server as mock
+from harness.live import ENVIRONMENT, FLAGS, ROOT, tiny
 from tests.lab.bench.report.systems import band_edges
-from tests.live import ENVIRONMENT, FLAGS, ROOT, tiny
 
 THREE = Workload("three", 0, tuple(Request(n, n * 0.01, 8, 2) for n in range(3)))
 ENDLESS = Workload("endless", 0, (Request(0, 0.0, 8, 2), Request(1, 1000.0, 8, 2)))

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from playwright.sync_api import Browser, Page, ViewportSize
 
-from tests.live import ROOT, Server, tiny
+from harness.live import ROOT, Server, tiny
 from tests.observe.view.browser import chromium
 
 DOCS = ROOT / "docs"

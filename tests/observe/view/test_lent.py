@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.live import BLOCK_BYTES, Server
+from harness.live import BLOCK_BYTES, Server
 from tests.observe.view.browser import TO_SCALE, Watched, chromium
 from tests.observe.view.screenshots import PHONE
 

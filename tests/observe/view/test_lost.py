@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
 
-from tests.live import Server
-from tests.losing import is_whole, lost
+from harness.live import Server
+from harness.losing import is_whole, lost
 from tests.observe.view.browser import Watched, chromium
 
 pytestmark = pytest.mark.server

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 from safetensors.torch import load_file
 
-from tests.live import BLOCK_BYTES, KEY, Server, tiny
+from harness.live import BLOCK_BYTES, KEY, Server, tiny
 from tests.observe.view.browser import TO_SCALE, Watched, chromium
 
 pytestmark = pytest.mark.server

@@ -21,7 +21,7 @@ TRAP, EVENTS = "trap", "events"
 SENT_S = 0.005
 """How long an answer that was given may need until it is sent."""
 PREAMBLE = """
-from benchmarks.chaos_traps import Traps
+from harness.chaos_traps import Traps
 Traps({folder!r}).install()
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from flying_serving.config import MODES
-from tests.live import Server
+from harness.live import Server
 
 MEMORY_SHARE, MEMORY_BYTES, COUNT_SLACK = 0.03, 8 << 20, 2
 COLUMNS = {  # of the table: field of a switch -> width

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flying_lab.server_process import ServerProcess, command
 from flying_serving.deploy.ports import ReservedPort
-from tests.forked import ENVIRONMENT, ROOT
-from tests.live import tiny
+from harness.forked import ENVIRONMENT, ROOT
+from harness.live import tiny
 
 READY_S = 240.0
 ANSWER_S = 60.0

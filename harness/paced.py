@@ -24,7 +24,7 @@ class Pace:
 
 def pace(**lanes: Pace) -> str:
     """The preamble of a server whose lanes step at these paces: `single` engines, and a `pair` of them."""
-    return f"from tests.paced import Pace, slow_down; slow_down({lanes!r})"
+    return f"from harness.paced import Pace, slow_down; slow_down({lanes!r})"
 
 
 def slow_down(lanes: dict[str, Pace]) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 
-from benchmarks.storm_load import Job
-from tests.live import Server
-from tests.streams import WORST_LOGPROB, RequestFailed, Stream, stream, worst_difference
+from harness.live import Server
+from harness.storm_load import Job
+from harness.streams import WORST_LOGPROB, RequestFailed, Stream, stream, worst_difference
 
+JOBS = 16
 TIMEOUT_S = 60.0
 BEGUN = 3
 """Streams at least that have a token when an engine is lost."""
@@ -45,6 +46,14 @@ class Asked:
         """Whether it had a token by then, and got another later."""
         arrivals = self.answer.arrivals_s
         return bool(arrivals) and arrivals[0] < at_s < arrivals[-1]
+
+
+def make_jobs(jobs: int = JOBS, seed: int = 28) -> list[Job]:
+    """Requests of 5 to 500 prompt tokens and 40 to 120 output tokens."""
+    draw = random.Random(seed)
+    lengths = [round(5 * 100 ** draw.random()) for _ in range(jobs)]
+    prompts = [tuple(draw.randrange(3, 500) for _ in range(length)) for length in lengths]
+    return [Job(f"job {i}", prompt, draw.randint(40, 120), seed=100 + i) for i, prompt in enumerate(prompts)]
 
 
 class ChaosLoad:

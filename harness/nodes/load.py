@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import httpx
 
-from tests.deploy.deployment import MODEL
-from tests.streams import RequestFailed, Stream, stream, streamed_body
+from harness.nodes.deployment import MODEL
+from harness.streams import RequestFailed, Stream, stream, streamed_body
 
 ANSWER_S = 120.0
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=1)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from tests.live import Server, wait_until
+from harness.live import Server, wait_until
 
 
 def process(server: Server, engine: int) -> psutil.Process:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from benchmarks.storm_report import print_report
 from benchmarks.switch_storm import FLAGS, storm
 from flying_serving.config import MODES
-from tests.live import Server
+from harness.live import Server
+from harness.storm_report import print_report
 
 pytestmark = pytest.mark.server
 

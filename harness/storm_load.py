@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.storm_report import Report
-from tests.live import Server
-from tests.streams import WORST_LOGPROB, RequestFailed, Stream, stream, streamed_body, worst_difference
+from harness.live import Server
+from harness.storm_report import Report
+from harness.streams import WORST_LOGPROB, RequestFailed, Stream, stream, streamed_body, worst_difference
 
 DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512

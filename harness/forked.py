@@ -29,7 +29,7 @@ IMPORTS = [
     "flying_serving.cli.serve",
     "flying_serving.engine.core",
     "flying_serving.worker.worker",
-    "tests.frozen",
+    "harness.frozen",
 ]
 _context = multiprocessing.get_context("forkserver")
 _started: list["Forked"] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.cancel import FLAGS, cancel, ends_at_once
-from tests.live import HOST, Server, wait_until
+from harness.live import HOST, Server, wait_until
 
 pytestmark = pytest.mark.server
 

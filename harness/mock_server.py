@@ -1,6 +1,6 @@
 """A small OpenAI-compatible server that streams completions, in a process of its own.
 
-`python -m tests.lab.bench.mock` prints its port. What a request gets is decided by its first prompt token: `REFUSE` is
+`python -m harness.mock_server` prints its port. What a request gets is decided by its first prompt token: `REFUSE` is
 answered 400, `BREAK` loses the connection after two tokens, `ERROR` gets an error event, `SHORT` ends early, `HANG`
 never ends, `NO_DONE` ends without `[DONE]`; any other token gets max_tokens tokens. It is a bare asyncio protocol,
 because benchmarks must not wait for it.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 REFUSE, BREAK, ERROR, SHORT, HANG, NO_DONE = range(100, 106)
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 MODEL = "mock-model"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -145,7 +145,7 @@ async def main(token_gap_s: float) -> None:
 @contextmanager
 def running(token_gap_s: float = 0.0) -> Iterator[str]:
     """Run the server in its own process; gives its URL."""
-    command = [sys.executable, "-m", "tests.lab.bench.mock", str(token_gap_s)]
+    command = [sys.executable, "-m", "harness.mock_server", str(token_gap_s)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ))
     assert process.stdin is not None and process.stdout is not None
     try:

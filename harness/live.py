@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from flying_lab.server_process import ServerProcess, command
 from flying_lab.tiny_models import make_model
 from flying_serving.deploy.ports import HOST, ReservedPort
-from tests.forked import ENVIRONMENT, ROOT, forked
+from harness.forked import ENVIRONMENT, ROOT, forked
 
 READY_S = 240.0
 WAIT_S = 60.0

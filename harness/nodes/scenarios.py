@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from tests.deploy.deployment import Deployment, NodeAt
-from tests.deploy.load import Asked, ask, client, fresh
+from harness.nodes.deployment import Deployment, NodeAt
+from harness.nodes.load import Asked, ask, client, fresh
 
 STREAMS, STREAM_TOKENS = 12, 200
 BURST, BURST_TOKENS = 2, 4

@@ -1,0 +1,1 @@
+"""Nodes behind a router: started, loaded and taken away."""
