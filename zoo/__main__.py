@@ -159,7 +159,10 @@ def _commit() -> str:
     git = ["git", "-C", str(cache.ROOT)]
     commit = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True)
     changed = subprocess.run(
-        [*git, "status", "--porcelain", "--", "flying_serving", "zoo"], capture_output=True, text=True, check=True
+        [*git, "status", "--porcelain", "--", "flying_serving", "flying_lab", "zoo"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return commit.stdout.strip() + (" and changes" if changed.stdout else "")
 
