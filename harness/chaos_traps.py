@@ -162,7 +162,8 @@ class Traps:
         _wrap(EngineLoop, "_advance_migrations", before=goes_on)
 
     def _install_pulls(self) -> None:
-        from flying_serving.migration.arrival import Chunks
+        from flying_serving.migration.chunks import Chunks
+        from flying_serving.migration.incoming_requests import IncomingRequests
         from flying_serving.migration.migrations import Migrations
         from flying_serving.migration.source import Source
         from flying_serving.migration.target import Target
@@ -171,11 +172,11 @@ class Traps:
             self.spring_at("pull open", arrival.source.group)
 
         def pulled(target: Any, arrival: Any) -> None:
-            if arrival.request_id in target.arrivals and arrival.pulled_tokens > arrival.start_tokens:
+            if not arrival.has_ended and arrival.pulled_tokens > arrival.cached_tokens:
                 self.spring_at("pull half", arrival.source.group)
 
-        def arrived(target: Any, arrival: Any, tokens: int) -> None:
-            if tokens > arrival.start_tokens:
+        def admitted(incoming: Any, arrival: Any, tokens: int) -> None:
+            if tokens > arrival.cached_tokens:
                 self.spring_at("pull sealed", arrival.source.group)
                 self.spring_at("split after", arrival.source.group)
 
@@ -195,9 +196,9 @@ class Traps:
             if any(one.early for one in source.running.values()):
                 self.spring_at("split before")
 
-        _wrap(Target, "_begin", before=begins)
-        _wrap(Target, "_pulled", after=pulled)
-        _wrap(Target, "_arrived", before=arrived)
+        _wrap(Target, "_begin_pull", before=begins)
+        _wrap(Target, "_end_pull", after=pulled)
+        _wrap(IncomingRequests, "admit", before=admitted)
         _wrap(Migrations, "pull", pulls, has_pulled)
         _wrap(Source, "publish", after=published)
         in_time = Chunks.in_time

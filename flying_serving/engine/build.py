@@ -23,7 +23,7 @@ from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import announce_blocks
 from flying_serving.migration import transfer
-from flying_serving.migration.arrival import EXTRA_BYTES
+from flying_serving.migration.chunks import EXTRA_BYTES
 from flying_serving.migration.offers import PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches

@@ -15,6 +15,7 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import Message, ReturnBlocks, RunStep
+from flying_serving.engine.migration_host import EngineMigrationHost
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
@@ -64,8 +65,8 @@ class EngineLoop:
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         self.lending = BlockLending(lanes, self._keeps, self._yield_blocks, clock)
-        admit, ask = self.requests.admit, self.lending.ask
-        self.migrations = Migrations(engine, lanes.by_size, *kv, channel.send, host.call_workers, admit, ask)
+        migration_host = EngineMigrationHost(channel, host, self.requests, self.lending)
+        self.migrations = Migrations(engine, lanes.by_size, *kv, migration_host)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
@@ -103,7 +104,7 @@ class EngineLoop:
     def _advance_migrations(self) -> None:
         """While requests run here, KV is pulled for as long as the last step took."""
         began_s, ended_s = self.last_step_s
-        hurries = bool(self.migrations) and self.lanes.active() == 0
+        hurries = bool(self.migrations.incoming) and self.lanes.active() == 0
         self.migrations.advance(self.clock(), None if hurries else ended_s - began_s)
 
     def _choose(self) -> Action:
@@ -214,7 +215,8 @@ class EngineLoop:
         if route.source is None:
             self.requests.admit(request, route.size, wave)
         else:
-            self.migrations.target.expect(Arrival(request, route.size, route.source, self.clock(), route.ahead_tokens))
+            now_s = self.clock()
+            self.migrations.expect(Arrival(request, route.size, route.source, now_s, route.prefetch_tokens))
 
     def abort(self, request_ids: list[str]) -> None:
         """End requests, in whichever lane they are or will be."""
@@ -224,4 +226,4 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether a group that this engine leads has requests, or a message waits, or a request is on its way."""
         scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
-        return scheduled or self._channel.pending() or bool(self.migrations)
+        return scheduled or self._channel.pending() or bool(self.migrations.incoming)

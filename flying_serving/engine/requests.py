@@ -19,13 +19,14 @@ from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_
 class Route:
     """Where the API server sends a request.
 
-    `size`: of its lane's groups. `source`: what offers its KV; None: it begins here. `ahead_tokens`: its KV is only
-    pulled yet, of so many tokens. `offer`: number of the offer of its KV here, and whether it is made while it runs.
+    `size`: of its lane's groups. `source`: what offers its KV; None: it begins here.
+    `prefetch_tokens`: it still runs elsewhere, and the KV of this number of its tokens is pulled.
+    `offer`: number of the offer of its KV here, and whether it is made while it runs.
     """
 
     size: int = 1
     source: KVSource | None = None
-    ahead_tokens: int | None = None
+    prefetch_tokens: int | None = None
     offer: tuple[int, bool] | None = None
 
 

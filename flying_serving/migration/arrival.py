@@ -1,178 +1,157 @@
-"""A request that comes to a group with its KV, and how much of that is pulled at a time."""
+"""A request that arrives in a lane with its KV: its phase, and how much of the KV is here.
+
+`Arrival.enter` is the only way to change a phase, and checks the change against `TRANSITIONS`.
+
+    EXPECTED --> OFFERED --> RESERVED <--> PULLING
+        |           |            |            |
+        +-----------+------------+------------|--> ADMITTED, DROPPED
+        +-----------+------------+------------+--> FORWARDED --> ABORTED
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from vllm.v1.request import Request
 
+from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import KVSource, Offer
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+
+Way = tuple[Group, int]
+"""The group that KV comes from, and the size of the lane where it arrives."""
+
+
+class Phase(Enum):
+    """Where an arriving request is.
+
+    EXPECTED: its owner offers nothing yet. OFFERED: KV can be pulled, and the request has no blocks
+    here. RESERVED: it has blocks, and no member copies. PULLING: members copy the next chunk.
+
+    The last four are final. ADMITTED: the scheduler of the lane has the request. FORWARDED: the
+    request continues in a third group. ABORTED: it has ended. DROPPED: a prefetch was given up.
+    """
+
+    EXPECTED = "expected"
+    OFFERED = "offered"
+    RESERVED = "reserved"
+    PULLING = "pulling"
+    ADMITTED = "admitted"
+    FORWARDED = "forwarded"
+    ABORTED = "aborted"
+    DROPPED = "dropped"
+
+
+_ENDS = {Phase.ADMITTED, Phase.FORWARDED, Phase.ABORTED, Phase.DROPPED}
+TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
+    Phase.EXPECTED: frozenset({Phase.OFFERED, *_ENDS}),
+    Phase.OFFERED: frozenset({Phase.RESERVED, *_ENDS}),
+    Phase.RESERVED: frozenset({Phase.PULLING, *_ENDS}),
+    # while members write, nothing else may have the blocks
+    Phase.PULLING: frozenset({Phase.RESERVED, Phase.FORWARDED, Phase.ABORTED}),
+    # until the last member has answered, a client may still end the request
+    Phase.FORWARDED: frozenset({Phase.ABORTED}),
+    Phase.ADMITTED: frozenset(),
+    Phase.ABORTED: frozenset(),
+    Phase.DROPPED: frozenset(),
+}
+"""The phases that may follow each phase."""
 
 
 @dataclass
 class Arrival:
-    """A request, as vLLM made it, that comes with its KV to a group of `size` engines.
+    """A request that arrives with its KV in the lane of groups of `size` engines.
 
-    `since_s`: when it was expected. `ahead_tokens`: it still runs elsewhere, until it has so many tokens with KV; None
-    once it is to run here. `blocks`: set aside for it, for its first `room_tokens` tokens; None until it is offered,
-    and there are enough. `start_tokens`: its first tokens that the prefix cache has. `pulled_tokens`: those with KV
-    here, `grown_s`: when there were last more, or room for more, or it was not its turn; None before it is offered.
-    `pulling`: members that have not answered, and `pulling_tokens` what is pulled when all have. `left`: it goes on to
-    yet another group, which gets its KV under this number. `aborted`: by its client.
+    Args:
+        request: as vLLM made it.
+        source: what offers its KV.
+        last_progress_s: when it was expected, its KV was first offered, more of it was pulled, it
+            got blocks, or it was not its turn. Its patience runs from then on.
+        prefetch_tokens: it still runs elsewhere, until this number of its tokens have KV; None: it
+            runs here as soon as its KV is here.
+        blocks: set aside for its first `reserved_tokens` tokens, in its order.
+        cached_tokens: its first tokens that the prefix cache had when it got its first blocks.
+        pulled_tokens: its first tokens whose KV is here, `cached_tokens` included.
+        pulling_tokens: the same when all `writers` have answered.
+        writers: members that copy into its blocks. A FORWARDED or ABORTED request keeps its blocks
+            until there are none.
+        forwarded_as: when FORWARDED, the number under which a third group pulls its KV.
     """
 
     request: Request
     size: int
     source: KVSource
-    since_s: float
-    ahead_tokens: int | None = None
-    blocks: list[int] | None = None
-    room_tokens: int = 0
-    start_tokens: int = 0
+    last_progress_s: float
+    prefetch_tokens: int | None = None
+    phase: Phase = Phase.EXPECTED
+    blocks: list[int] = field(default_factory=list)
+    reserved_tokens: int = 0
+    cached_tokens: int = 0
     pulled_tokens: int = 0
-    grown_s: float | None = None
-    pulling: set[int] = field(default_factory=set)
     pulling_tokens: int = 0
-    left: int | None = None
-    aborted: bool = False
+    writers: set[int] = field(default_factory=set)
+    forwarded_as: int | None = None
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase. Raises IntegrityError if it cannot follow the present one."""
+        if phase not in TRANSITIONS[self.phase]:
+            change = f"from {self.phase.value} to {phase.value}"
+            raise IntegrityError(f"arriving request {self.request_id}: {change}")
+        self.phase = phase
+
+    def run_here(self, request: Request, now_s: float) -> None:
+        """The request itself arrives after its prefetch. Raises IntegrityError if it has ended."""
+        if self.has_ended:
+            raise IntegrityError(f"request {self.request_id} arrives, and is {self.phase.value}")
+        self.request = request
+        self.prefetch_tokens = None
+        self.last_progress_s = now_s
 
     @property
     def request_id(self) -> str:
-        """vLLM's, here."""
+        """The id that vLLM has for it in this engine."""
         return str(self.request.request_id)
 
     @property
+    def way(self) -> Way:
+        """From which group it comes to which lane."""
+        return self.source.group, self.size
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its phase is final."""
+        return self.phase in _ENDS
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether blocks are set aside for it, and more of its KV may come."""
+        return self.phase in (Phase.RESERVED, Phase.PULLING)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is to run here, and not only prefetched."""
+        return self.prefetch_tokens is None
+
+    @property
     def usable_tokens(self) -> int:
-        """All that it can use: the last token has to be computed for the next."""
-        return int(self.request.num_tokens - 1) if self.ahead_tokens is None else self.ahead_tokens
-
-    def waited_s(self, now_s: float) -> float:
-        """Seconds since `grown_s`."""
-        return 0.0 if self.grown_s is None else now_s - self.grown_s
-
-    def offered_tokens(self, offer: Offer) -> int:
-        """Those that are offered and that it can use."""
-        return min(offer.tokens, self.usable_tokens)
+        """Tokens whose KV it can use: all but the last, which is computed for the next token."""
+        if self.prefetch_tokens is not None:
+            return self.prefetch_tokens
+        return int(self.request.num_tokens - 1)
 
     @property
     def is_partial(self) -> bool:
-        """Whether blocks are set aside for a part of it."""
-        return 0 < self.room_tokens < self.usable_tokens
+        """Whether blocks are set aside for a part of the tokens that it can use."""
+        return 0 < self.reserved_tokens < self.usable_tokens
 
-    def is_cut(self, offer: Offer) -> bool:
-        """Whether it is pulled in chunks, each of which frees its owner's blocks: the request has left its owner."""
-        return offer.is_final and self.ahead_tokens is None
+    def waited_s(self, now_s: float) -> float:
+        """Seconds since its last progress."""
+        return now_s - self.last_progress_s
 
+    def offered_tokens(self, offer: Offer) -> int:
+        """Tokens that are offered and that it can use."""
+        return min(offer.tokens, self.usable_tokens)
 
-EXTRA_BYTES = 32 * 2**20
-"""Of KV memory of an engine that requests which come may have beside those that they come from."""
-
-
-class Chunks:
-    """How much of an arrival is pulled at a time (Gyges, section 4.2): its owner frees a chunk when it is here.
-
-    `pools`: of the lanes, by group size. `blocks`: of KV that may be on its way from one group to one lane.
-    """
-
-    def __init__(self, arrivals: Mapping[str, Arrival], pools: Mapping[int, SchedulerPool], blocks: int = 1) -> None:
-        self._arrivals = arrivals
-        self._pools = pools
-        self.blocks = blocks
-        self.token_s: dict[int, float] = {}
-        """By group size, how long pulling a token takes, as far as it was measured."""
-
-    def aim(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
-        """The token before which the next pull of a request ends, with blocks for it; None if there are too few.
-
-        With the last that is offered come blocks for all that it can use and the next token: so of requests that have
-        arrived each can make its step. Where it has come to already: others are on their way.
-        """
-        while True:
-            pulled, offered = arrival.pulled_tokens, arrival.offered_tokens(offer)
-            stop = self._stop(arrival, offered) if arrival.is_cut(offer) and offered > pulled else offered
-            if stop is None or pulled == stop < offered:
-                return stop
-            tokens = stop if stop < offered else arrival.usable_tokens
-            if arrival.blocks is not None and arrival.room_tokens >= tokens:
-                return stop
-            if not self.reserve(arrival, tokens, now_s):
-                return None
-            if arrival.pulled_tokens == pulled:  # else the prefix cache has some of them
-                return stop
-
-    def reserve(self, arrival: Arrival, tokens: int, now_s: float) -> bool:
-        """Set blocks aside for the first tokens of a request, if there are enough."""
-        pool, needs_next = self._pools[arrival.size], tokens == arrival.usable_tokens
-        room = (
-            pool.prepare(arrival.request, tokens, next_token=needs_next)
-            if arrival.blocks is None
-            else pool.extend(arrival.request, tokens, next_token=needs_next)
-        )
-        if room is None:
-            return False
-        start_tokens, blocks = room
-        if arrival.blocks is None:
-            arrival.start_tokens = arrival.pulled_tokens = start_tokens
-        arrival.blocks, arrival.room_tokens = blocks, tokens
-        arrival.grown_s = now_s
-        for one in self._arrivals.values() if arrival.is_partial else ():  # when it is here, more blocks are free
-            if one.size == arrival.size and one.grown_s is not None and one.ahead_tokens is None:
-                one.grown_s = now_s
-        return True
-
-    def evenly(self) -> list[Arrival]:
-        """All arrivals, first from groups of whose first request least has come; what has come in part is the first."""
-        begun_first = sorted(self._arrivals.values(), key=lambda one: not one.is_partial)
-        first: dict[tuple[Group, int], int] = {}
-        for one in begun_first:
-            first.setdefault((one.source.group, one.size), one.pulled_tokens)
-        return sorted(begun_first, key=lambda one: first[one.source.group, one.size])
-
-    def in_time(self, arrival: Arrival, stop: int, limit_s: float | None) -> tuple[int, float]:
-        """How far a request can be pulled in `limit_s`, at least by a block, and about how long that takes."""
-        first, token_s = arrival.pulled_tokens, self.token_s.get(arrival.size, 0.0)
-        if limit_s is not None and token_s:
-            block_tokens = self._pools[arrival.size].scheduler.block_size
-            stop = min(stop, first + max(block_tokens, int(limit_s / token_s)))
-        return stop, (stop - first) * token_s
-
-    def void(self, arrival: Arrival) -> None:
-        """Only whole blocks that were pulled before the last pull count; those of the prefix cache are whole."""
-        block_tokens = self._pools[arrival.size].scheduler.block_size
-        arrival.pulled_tokens = max(arrival.start_tokens, arrival.pulled_tokens // block_tokens * block_tokens)
-
-    def missing(self, arrival: Arrival) -> int:
-        """Blocks that are missing for all that a request can use and the next token."""
-        return self._pools[arrival.size].missing_for(arrival.usable_tokens, len(arrival.blocks or ()))
-
-    def is_on_its_way(self, size: int) -> bool:
-        """Whether members copy a chunk into a lane: its owner has more blocks to lend when it is here, and not before.
-
-        Asked now it would answer that it has none, and be asked again only after a while.
-        """
-        return any(one.pulling for one in self._arrivals.values() if one.size == size)
-
-    def _stop(self, arrival: Arrival, offered: int) -> int | None:
-        """Where the next chunk would end: at the end of a block, or of what is offered; None without a free block.
-
-        A request has its share of the free blocks, so that each group from which some come gets blocks free: those of a
-        group that has none free can be used by none.
-        """
-        pool, pulled = self._pools[arrival.size], arrival.pulled_tokens
-        block_tokens, free = pool.scheduler.block_size, pool.free_count()
-        ways = {one.source.group for one in self._arrivals.values() if one.size == arrival.size}
-        room = self.blocks - self._under_way(arrival) // block_tokens
-        has = (len(arrival.blocks or ()) + max(min(free, 1), free // len(ways))) * block_tokens
-        stop = min(pulled + max(0, room) * block_tokens, has) // block_tokens * block_tokens
-        if stop > pulled or room <= 0:
-            return min(max(stop, pulled), offered)
-        return None
-
-    def _under_way(self, arrival: Arrival) -> int:
-        """Tokens that members copy from the same group into the same lane."""
-        return sum(
-            one.pulling_tokens - one.pulled_tokens
-            for one in self._arrivals.values()
-            if one.pulling and one.size == arrival.size and one.source.group == arrival.source.group
-        )
+    def is_chunked(self, offer: Offer) -> bool:
+        """Whether the owner frees its blocks chunk by chunk: the request has left it for good."""
+        return offer.is_final and self.runs_here

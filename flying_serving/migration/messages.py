@@ -1,4 +1,4 @@
-"""What engines tell each other about KV that is pulled."""
+"""Messages between engines about KV that is pulled."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,10 @@ from flying_serving.migration.offers import KVSource
 
 @dataclass(frozen=True)
 class PullKV:
-    """A leader to its `group`: copy the KV of some tokens of a request, each member the heads that it works with.
+    """A leader to its `group`: copy the KV of `tokens` of a request.
 
-    `source_blocks`, `blocks`: the request's, from its first token on, of the group that has the KV and of this one.
+    Each member copies the heads that it works with. `source_blocks` and `blocks` hold the request's
+    tokens from the first on: blocks of the group that has the KV, and of this one.
     """
 
     group: Group
@@ -23,7 +24,7 @@ class PullKV:
 
 @dataclass(frozen=True)
 class KVPulled:
-    """A member to the leader of `group`: its part of a PullKV is done."""
+    """A member to the leader of `group`: its part of a PullKV is copied."""
 
     group: Group
     engine: int
@@ -32,9 +33,10 @@ class KVPulled:
 
 @dataclass(frozen=True)
 class ReleaseKV:
-    """To the owner of an offer, the only member of `group`: nobody wants it any more, or only what is behind `tokens`.
+    """A target to the owner of an offer, the only member of `group`: the KV may be freed.
 
-    Those are pulled, and the request has left the owner, so that nobody reads them there.
+    `tokens`: only that of the first tokens, which are pulled; the request has left the owner, so no
+    other engine reads them there. None: all of it, and the offer ends.
     """
 
     group: Group

@@ -53,13 +53,12 @@ def pull_kv(
 
     `source_blocks`: by engine of `source`, `blocks`: of this engine; physical ones, from the request's first token on.
     """
-    mine = worker.kv_views[len(target)]
-    for (engine, device), heads in copies(
-        source, target, (worker.engine, worker.device), worker.devices, worker.kv_heads
-    ):
-        theirs = worker.peers.view(engine, device, len(source))
-        mine.copy(theirs, heads, (source_blocks[engine], blocks), tokens)
-    if mine.parts[0].is_cuda:  # whoever asked compares the offer's number when all of it is here
+    view = worker.kv_views[len(target)]
+    place = worker.engine, worker.device
+    for (engine, device), heads in copies(source, target, place, worker.devices, worker.kv_heads):
+        peer_view = worker.peers.view(engine, device, len(source))
+        view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
+    if view.parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
 
 
@@ -80,9 +79,11 @@ def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) ->
     All workers of all engines call it at the same time. Returns for each group size and number of tokens the fastest of
     REPETITIONS.
     """
-    rows = []
+    rows: list[MigrationRow] = []
     map_peers(worker, range(worker.engines))
-    for size, view in worker.kv_views.items() if worker.engines > 1 else ():
+    if worker.engines == 1:
+        return rows
+    for size, view in worker.kv_views.items():
         room = (worker.blocks - 1) * min(view.block_tokens, worker.kv_views[1].block_tokens)
         for tokens in sorted({min(count, room) for count in PROBE_TOKENS}):
             rows.append(MigrationRow(size, min(_timed_pulls(worker, size, tokens, clock)), tokens))
@@ -94,13 +95,13 @@ def _timed_pulls(worker: KVWorker, size: int, tokens: int, clock: Callable[[], f
     views, blocks = worker.kv_views, worker.blocks
     target = aligned_group(worker.engine, size)
     source = (1,) if worker.engine == 0 else (0,)
-    theirs, mine = (
-        [1 + n % (blocks - 1) for n in range(math.ceil(tokens / views[each].block_tokens))] for each in (1, size)
+    source_blocks, target_blocks = (
+        [1 + n % (blocks - 1) for n in range(math.ceil(tokens / views[lane].block_tokens))] for lane in (1, size)
     )
     together = partial(worker.communicators.any_of, max(views), False)
     for _ in range(REPETITIONS):
         together()
         began_s = clock()
-        pull_kv(worker, source, {source[0]: theirs}, target, mine, range(tokens))
+        pull_kv(worker, source, {source[0]: source_blocks}, target, target_blocks, range(tokens))
         together()
         yield clock() - began_s

@@ -168,10 +168,10 @@ def test_a_reset_of_running_requests_releases_all_kv() -> None:
     engine.add(make("c", 1, 12, 4), **{MIGRATED_FROM_KEY: [0, 1, 9]})
     engine.add(make("d", 2, 9, 20), **{MIGRATED_FROM_KEY: [0, 1, 2], AHEAD_KEY: 14})
     engine.loop._advance_migrations()
-    assert set(engine.loop.migrations.target.arrivals) == {"c", "d"}
+    assert set(engine.loop.migrations.incoming.by_id) == {"c", "d"}
     assert not reset_prefix_caches(engine.loop, reset_running_requests=False, reset_connector=False)
     assert reset_prefix_caches(engine.loop, reset_running_requests=True, reset_connector=False)
     assert engine.lane.free() == engine.lane.pool.total
-    assert (engine.loop.migrations.source.retained, engine.loop.migrations.target.arrivals) == ({}, {})
+    assert (engine.loop.migrations.source.retained, engine.loop.migrations.incoming.by_id) == ({}, {})
     assert engine.table.read(2) == Offer(0, is_final=True, blocks=[])
     assert sorted(engine.lane.scheduler.requests) == ["b", "c"]

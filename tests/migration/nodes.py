@@ -17,6 +17,33 @@ from tests.vllm_adapter.lanes import BLOCK, Lane
 GROUPS: list[Group] = [(0,), (1,), (0, 1)]
 
 
+class NodeHost:
+    """What migrations of one engine of a node have around them; `groups`: those that it leads, by size."""
+
+    def __init__(self, node: "Node", engine: int, groups: Mapping[int, Group]) -> None:
+        self._node = node
+        self._engine = engine
+        self._groups = groups
+
+    def send(self, group: Group, message: Any) -> None:
+        """To the inboxes of engines."""
+        self._node.send(group, message)
+
+    def call_workers(self, function: Any, source: Group, source_blocks: Mapping[int, Any], *rest: Any) -> None:
+        """Copy a member's share."""
+        assert function is pull_kv
+        target, blocks, tokens = rest
+        self._node._copy(self._engine, (source, source_blocks), (target, blocks), tokens)
+
+    def admit(self, request: Request, size: int) -> None:
+        """To the scheduler of a lane."""
+        self._node.lanes[self._groups[size]].scheduler.add_request(request)
+
+    def ask_blocks(self, size: int, missing: int) -> None:
+        """Note what is missing."""
+        self._node.asked.append((size, missing))
+
+
 class Node:
     """Two engines, their lanes and that of both together, each over a KV memory of its own; messages on their way."""
 
@@ -41,17 +68,7 @@ class Node:
             for size in (1, 2)
         }
 
-        def pull(function: Any, source: Group, theirs: Mapping[int, Sequence[int]], *rest: Any) -> None:
-            assert function is pull_kv
-            target, mine, tokens = rest
-            self._copy(engine, (source, theirs), (target, mine), tokens)
-
-        def admit(request: Request, size: int) -> None:
-            self.lanes[groups[size]].scheduler.add_request(request)
-
-        return Migrations(
-            engine, lanes, self.tables[engine], self, self.send, pull, admit, lambda *lack: self.asked.append(lack)
-        )
+        return Migrations(engine, lanes, self.tables[engine], self, NodeHost(self, engine, groups))
 
     # ---- what migrations see of other engines
 
@@ -106,9 +123,9 @@ class Node:
         if self.inboxes[engine]:
             self.migrations[engine].handle(self.inboxes[engine].popleft())
 
-    def expect(self, request: Request, group: Group, source: KVSource, ahead_tokens: int | None = None) -> None:
-        """A request comes with its KV, or that comes ahead of it."""
-        self.at(group).target.expect(Arrival(request, len(group), source, self.now_s, ahead_tokens))
+    def expect(self, request: Request, group: Group, source: KVSource, prefetch_tokens: int | None = None) -> None:
+        """A request arrives with its KV, or its KV is prefetched."""
+        self.at(group).expect(Arrival(request, len(group), source, self.now_s, prefetch_tokens))
 
     def abort(self, name: str, group: Group) -> None:
         """The client ends a request."""

@@ -84,13 +84,13 @@ def test_a_request_arrives_with_its_kv(old: Group, new: Group, told_first: bool)
         at.at(old).retain("a", 5)
         assert at.lanes[old].scheduler.requests == {}
     at.expect(again(before, "a+1"), new, KVSource(old, 5))
-    assert at.at(new)
+    assert at.at(new).incoming
     if not told_first:
         settle(at)
         assert (at.lanes[new].scheduler.requests, at.at(new).counts()) == ({}, NOTHING)
         at.at(old).retain("a", 5)
     settle(at)
-    assert not at.at(new)
+    assert not at.at(new).incoming
     assert (at.at(new).counts(), at.at(old).source.retained) == (MigrationCounts(1, 12, 0), {})
     assert at.lanes[old].free() == at.lanes[old].pool.total
     assert at.lanes[new].scheduler.requests["a+1"].num_computed_tokens == 12
@@ -212,7 +212,7 @@ def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
     at.at(A).retain("a", 5)
     at.at(new).target.chunks.token_s = {len(new): 1.0}
     at.expect(again(before, "a+1"), new, KVSource(A, 5))
-    arrival = at.at(new).target.arrivals["a+1"]
+    arrival = at.at(new).incoming.by_id["a+1"]
     pulled, released = [], []
     for limit_s in (0.0, 5.0, 9.0):
         at.at(new).advance(at.now_s, limit_s)
@@ -277,7 +277,7 @@ def test_kv_is_pulled_while_it_is_computed(early: bool) -> None:
     for _ in range(4):
         at.step(A)
         settle(at)
-        pulled.append(at.at(B).target.arrivals["b"].pulled_tokens)
+        pulled.append(at.at(B).incoming.by_id["b"].pulled_tokens)
     assert pulled == ([8, 10, 11, 12] if early else [0, 0, 0, 12])
     assert "a" in at.ended
     assert list(at.at(A).source.retained) == [5]
@@ -296,7 +296,7 @@ def test_an_aborted_pull_ahead_leaves_the_offer_of_who_still_runs() -> None:
     settle(at)
     at.abort("b", B)
     settle(at)
-    assert (at.at(B).target.arrivals, at.lanes[B].free()) == ({}, at.lanes[B].pool.total)
+    assert (at.at(B).incoming.by_id, at.lanes[B].free()) == ({}, at.lanes[B].pool.total)
     while "a" not in at.ended:
         at.step(A)
     at.expect(again(made, "c"), BOTH, KVSource(A, 5))
@@ -324,7 +324,7 @@ def test_who_waits_for_a_prefix_in_a_long_queue_goes_on_waiting() -> None:
     at.expect(make("a", 3, 10, 3), B, KVSource(A, 5))
     at.now_s += OPENING_S + 0.1
     settle(at)
-    assert at.at(B)
+    assert at.at(B).incoming
     assert at.lanes[B].free() == at.lanes[B].pool.total
     at.now_s += STALLED_S
     settle(at)
@@ -340,10 +340,10 @@ def test_a_pull_ahead_that_was_given_up_is_made_at_once_later() -> None:
     settle(at)
     at.now_s += STALLED_S
     settle(at)
-    assert at.at(B)
+    assert at.at(B).incoming
     at.now_s += 0.1
     settle(at)
-    assert (at.at(B).target.arrivals, at.lanes[B].free()) == ({}, at.lanes[B].pool.total)
+    assert (at.at(B).incoming.by_id, at.lanes[B].free()) == ({}, at.lanes[B].pool.total)
     while "a" not in at.ended:
         at.step(A)
     at.expect(again(made, "b"), B, KVSource(A, 5))
@@ -359,7 +359,7 @@ def test_who_has_all_its_blocks_needs_no_free_one_for_the_rest() -> None:
     for _ in range(2):
         at.step(A)
         settle(at)
-    (arrival,) = at.at(B).target.arrivals.values()
+    (arrival,) = at.at(B).incoming.by_id.values()
     assert 8 < arrival.pulled_tokens < 12
     at.lanes[B].pool.take(at.lanes[B].free())
     while "a" not in at.ended:
@@ -427,7 +427,7 @@ def test_no_block_is_asked_for_while_a_chunk_is_on_its_way() -> None:
         at.expect(again(before, f"{name}+1"), BOTH, KVSource(owner, number))
     for _ in range(2):
         at.at(BOTH).advance(at.now_s, None)
-    assert any(arrival.pulling for arrival in at.at(BOTH).target.arrivals.values())
+    assert any(arrival.writers for arrival in at.at(BOTH).incoming.by_id.values())
     assert at.lanes[BOTH].free() == 0
     assert at.asked == []
     settle(at)
@@ -452,10 +452,10 @@ def test_who_has_waited_long_is_prefilled_again() -> None:
     at.at(A).retain("b", 6)
     at.expect(again(later, "b+1"), B, KVSource(A, 6))
     settle(at)
-    assert (list(at.at(B).target.arrivals), at.at(B).counts()) == (["ahead", "a+1", "b+1"], NOTHING)
+    assert (list(at.at(B).incoming.by_id), at.at(B).counts()) == (["ahead", "a+1", "b+1"], NOTHING)
     at.now_s += 0.01
     settle(at)
-    assert list(at.at(B).target.arrivals) == ["ahead", "b+1"]
+    assert list(at.at(B).incoming.by_id) == ["ahead", "b+1"]
     assert (at.at(B).counts(), list(at.at(A).source.retained)) == (MigrationCounts(0, 0, 1), [6])
     at.lanes[B].pool.give(taken)
 
@@ -467,10 +467,10 @@ def test_an_offer_that_is_never_made_is_not_awaited_for_ever() -> None:
     at.expect(make("ahead", 4, 9, 20), B, KVSource(A, 6), 12)
     at.now_s += OPENING_S
     settle(at)
-    assert len(at.at(B).target.arrivals) == 2
+    assert len(at.at(B).incoming.by_id) == 2
     at.now_s += 0.1
     settle(at)
-    assert (at.at(B).target.arrivals, at.at(B).counts()) == ({}, MigrationCounts(0, 0, 1))
+    assert (at.at(B).incoming.by_id, at.at(B).counts()) == ({}, MigrationCounts(0, 0, 1))
     run_out(at)
     assert all_free(at)
 
@@ -496,7 +496,7 @@ def test_a_request_that_ends_is_forgotten(new: Group, when: str) -> None:
     if when == "pulling" and new == BOTH:
         assert at.lanes[new].free() < at.lanes[new].pool.total
     settle(at)
-    assert not at.at(new)
+    assert not at.at(new).incoming
     assert at.lanes[new].free() == at.lanes[new].pool.total
     if when == "prepared":
         at.at(A).retain("a", 5)
@@ -573,7 +573,7 @@ def test_nothing_of_a_group_that_is_dissolved_is_left(after: str) -> None:
     at.inboxes[0].clear()
     at.inboxes[1].clear()
     assert at.lanes[BOTH].free() == at.lanes[BOTH].pool.total
-    assert not at.at(BOTH).target.arrivals and not at.at(BOTH).is_pulling()
+    assert not at.at(BOTH).incoming.by_id and not at.at(BOTH).is_pulling()
     assert list(at.at(A).source.retained) == [8]
     for number in (5, 6):
         offer = at.read(KVSource(BOTH, number))
@@ -673,7 +673,7 @@ def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> No
     at.at(A).retain("a", 5)
     at.at(BOTH).target.chunks.token_s = {2: 1.0}
     at.expect(again(before, "a+1"), BOTH, KVSource(A, 5))
-    arrival = at.at(BOTH).target.arrivals["a+1"]
+    arrival = at.at(BOTH).incoming.by_id["a+1"]
     for limit_s in (0.0, 5.0):
         settle(at, limit_s=limit_s)
     assert arrival.pulled_tokens == 9
@@ -695,9 +695,9 @@ def test_what_is_pulled_is_free_where_it_came_from(old: Group, new: Group) -> No
     before = begin(at, old, prompt=18, steps=6)
     at.at(old).retain("a", 5)
     at.expect(again(before, "a+1", outputs=9), new, KVSource(old, 5))
-    arrival = at.at(new).target.arrivals["a+1"]
+    arrival = at.at(new).incoming.by_id["a+1"]
     held = []
-    while at.at(new):
+    while at.at(new).incoming:
         settle(at)
         held.append((arrival.pulled_tokens, 19 - at.lanes[old].free(), 19 - at.lanes[new].free()))
     assert held == [(4, 5, 1), (8, 4, 2), (12, 3, 3), (16, 2, 4), (20, 1, 5), (21, 0, 6)]

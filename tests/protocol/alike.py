@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 
 _SEEN_ELSEWHERE = frozenset(
     {"pool", "scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
-    | {"_lanes", "_call_workers", "_pools", "_send", "_admit", "_ask_blocks", "_sizes"}
-    | {"told", "_table", "_offers", "_pull", "_keep", "token_s", "_shown", "_arrivals"}
+    | {"_lanes", "_host", "_pools", "_sizes", "_incoming"}
+    | {"told", "_table", "_offers", "token_s", "_shown", "_arrivals"}
 )
 
 
@@ -33,6 +34,8 @@ def freeze(thing: Any) -> Any:
     """Return a thing and all that it holds as one hashable value; equal things have equal values."""
     if thing is None or isinstance(thing, str | int | float | range):
         return thing
+    if isinstance(thing, Enum):
+        return thing.name
     if isinstance(thing, dict):
         return tuple(sorted((freeze(key), freeze(value)) for key, value in thing.items()))
     if isinstance(thing, set | frozenset):
@@ -75,13 +78,12 @@ def forget_times(engine: Engine) -> None:
 
 def _forget_migrations(engine: Engine) -> None:
     """Any of their waits may be over at any time: see `Overdue`. What was counted decides nothing."""
-    source, target = engine.loop.migrations.source, engine.loop.migrations.target
-    target.migrated = target.migrated_tokens = target.prefilled_again = 0
+    source, incoming = engine.loop.migrations.source, engine.loop.migrations.incoming
+    incoming._migrated = incoming._migrated_tokens = incoming._prefilled_again = 0
     for retained in source.retained.values():
-        retained.since_s = NOW_S
-    for arrival in target.arrivals.values():
-        arrival.since_s = NOW_S
-        arrival.grown_s = None if arrival.grown_s is None else NOW_S
+        retained.idle_since_s = NOW_S
+    for arrival in incoming.by_id.values():
+        arrival.last_progress_s = NOW_S
 
 
 def rename_blocks(engine: Engine) -> None:
@@ -89,7 +91,7 @@ def rename_blocks(engine: Engine) -> None:
     own, migrations = engine.schedulers[1], engine.loop.migrations
     lent = {size: member.lent for size, member in engine.loop.lanes.members.items()}
     retained = [one for _, one in sorted(migrations.source.retained.items()) if one.size == 1]
-    arrivals = [one for _, one in sorted(migrations.target.arrivals.items()) if one.size == 1 and one.blocks]
+    arrivals = [one for _, one in sorted(migrations.incoming.by_id.items()) if one.size == 1 and one.blocks]
     holders = [own.requests[name] for name in sorted(own.requests)] + [one.request for one in arrivals] + retained
     # an arrival that was pulled ahead has its blocks under another request of the same id
     holders += [request for _, request in sorted(own.kv_cache_manager.ahead.items())]

@@ -78,7 +78,7 @@ class Facts:
     def of(cls, engine: Engine, numbers: dict[Hashable, int]) -> Facts:
         """Look at an engine; `numbers`: of what others saw so far."""
         lanes, migrations = engine.loop.lanes, engine.loop.migrations
-        arrivals = migrations.target.arrivals.values()
+        arrivals = migrations.incoming.by_id.values()
         offers, rows = engine.table.shown(engine.memory)
         where = {size: engine.table.where(size) for size in lanes.members}
         books = {size: member.lent for size, member in lanes.members.items()}
@@ -134,7 +134,7 @@ class Engines:
         assert worst <= self._most_overdue, f"a lane is due, and others have made {worst} steps since"
         sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
-        self.pulled += engine.loop.migrations.target.migrated
+        self.pulled += engine.loop.migrations.counts().migrated
         done = engine.settle()
         number = self._numbers.setdefault(key_of(engine), len(self._states))
         if number == len(self._states):

@@ -18,6 +18,7 @@ from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.migration.arrival import Phase
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
@@ -242,8 +243,8 @@ class Engine:
 
     def _is_without(self, name: str) -> None:
         """Nobody wants the request here any more: it must not go on."""
-        target = self.loop.migrations.target
-        here = [one.request_id for one in target.arrivals.values() if not one.aborted and one.left is None]
+        arriving = self.loop.migrations.incoming.by_id
+        here = [request_id for request_id, arrival in arriving.items() if not arrival.has_ended]
         here += [running for scheduler in self.schedulers.values() for running in scheduler.requests]
         assert name not in here, f"{name} goes on, though nobody wants it here any more"
 
@@ -255,13 +256,14 @@ class Engine:
         for _ in range(ticks):
             self.pass_time()
         migrations = self.loop.migrations
-        for arrival in migrations.target.arrivals.values() if overdue.arrivals else ():
-            arrival.since_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
-            if arrival.grown_s is not None:
-                arrival.grown_s -= TICK_S + (STALLED_S if self.settings.stalls else PATIENCE_S)
+        for arrival in migrations.incoming.by_id.values() if overdue.arrivals else ():
+            if arrival.phase is Phase.EXPECTED:
+                arrival.last_progress_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
+            else:
+                arrival.last_progress_s -= TICK_S + (STALLED_S if self.settings.stalls else PATIENCE_S)
         is_overdue = overdue.retained and not self.settings.retains
         for retained in migrations.source.retained.values() if is_overdue else ():
-            retained.since_s = NOW_S - RETAIN_S - TICK_S
+            retained.idle_since_s = NOW_S - RETAIN_S - TICK_S
         if self.weights is not None:
             self.weights._next_s = 0.0 if overdue.weights else NOW_S + TICK_S
         self.channel.next = message

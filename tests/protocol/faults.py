@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from flying_serving.migration.arrival import Arrival
+from flying_serving.migration.arrival import Arrival, Phase
+from flying_serving.migration.chunks import Chunks
+from flying_serving.migration.incoming_requests import IncomingRequests
 from flying_serving.migration.messages import KVPulled, PullKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offer
@@ -102,73 +104,76 @@ class _NeverRevoked(Table):
 
 class _AdmittedEarly(Target):
     def pulled(self, message: KVPulled) -> None:
-        arrival = self.arrivals.get(message.request_id)
-        if arrival is not None and arrival.pulling:
-            arrival.pulling.clear()
-            self._pulled(arrival)
+        arrival = self._incoming.by_id.get(message.request_id)
+        if arrival is not None and arrival.writers:
+            arrival.writers.clear()
+            self._end_pull(arrival)
 
 
 class _NotCompared(Target):
-    def _pulled(self, arrival: Arrival) -> None:
-        self.chunks.void = _count_all  # type: ignore[method-assign]
+    def _end_pull(self, arrival: Arrival) -> None:
+        self.chunks.roll_back = _count_all  # type: ignore[method-assign]
         try:
-            super()._pulled(arrival)
+            super()._end_pull(arrival)
         finally:
-            del self.chunks.void
+            del self.chunks.roll_back
 
 
 def _count_all(arrival: Arrival) -> None:
     arrival.pulled_tokens = arrival.pulling_tokens
 
 
-class _NotLeft(Target):
-    def leave(self, request_id: str, number: int) -> bool:
-        return request_id in self.arrivals
+class _NotLeft(IncomingRequests):
+    def forward(self, request_id: str, number: int) -> bool:
+        return request_id in self.by_id
 
 
-class _NoNextBlock(Target):
-    def _aim(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
+class _NoNextBlock(Chunks):
+    def next_stop(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
         manager = self._pools[arrival.size].scheduler.kv_cache_manager
         take = manager.allocate_slots
         manager.allocate_slots = lambda *request, num_lookahead_tokens, **options: take(*request, **options)
         try:
-            return super()._aim(arrival, offer, now_s)
+            return super().next_stop(arrival, offer, now_s)
         finally:
             del manager.allocate_slots
 
 
 class _SetAsideEarly(Target):
-    def _opened(self, arrival: Arrival, now_s: float) -> Offer | None:
-        if arrival.blocks is None and not self.chunks.reserve(arrival, arrival.usable_tokens, now_s):
-            self._ask_blocks(arrival.size, self.chunks.missing(arrival))
-        return super()._opened(arrival, now_s)
+    def _read_offer(self, arrival: Arrival, now_s: float) -> Offer | None:
+        if arrival.phase is Phase.EXPECTED:
+            arrival.enter(Phase.OFFERED)
+        is_reserved = arrival.has_blocks or arrival.writers
+        if not is_reserved and not self.chunks.reserve(arrival, arrival.usable_tokens, now_s):
+            self._host.ask_blocks(arrival.size, self.chunks.missing_blocks(arrival))
+        return super()._read_offer(arrival, now_s)
 
 
 class _FreedEarly(Target):
-    def _begin(self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None) -> float:
-        if arrival.is_cut(offer):
-            self._release(arrival, stop)
-        return super()._begin(arrival, offer, stop, limit_s)
+    def _begin_pull(self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None) -> float:
+        if arrival.is_chunked(offer):
+            self._incoming.release(arrival, stop)
+        return super()._begin_pull(arrival, offer, stop, limit_s)
 
 
 class _KeepsBlocks(Target):
-    def _advance(self, arrival: Arrival, offer: Offer, stop: int, now_s: float, limit_s: float | None) -> float:
+    def _end_or_wait(self, arrival: Arrival, offer: Offer, now_s: float) -> None:
         pool = self._pools[arrival.size]
         pool.is_short = lambda: False  # type: ignore[method-assign]
         try:
-            return super()._advance(arrival, offer, stop, now_s, limit_s)
+            super()._end_or_wait(arrival, offer, now_s)
         finally:
             del pool.is_short
 
 
 class _NotLookedAgain(Migrations):
     def pull(self, message: PullKV) -> None:
-        places = self._places(message)
-        self._places = lambda message: places  # type: ignore[method-assign]
+        blocks = self._source_blocks(message)
+        self._source_blocks = lambda message: blocks  # type: ignore[method-assign]
         try:
             super().pull(message)
         finally:
-            del self._places
+            del self._source_blocks
 
 
 SOURCES: dict[Fault | None, type[Source]] = {
@@ -182,8 +187,6 @@ SOURCES: dict[Fault | None, type[Source]] = {
 TARGETS: dict[Fault | None, type[Target]] = {
     Fault.ADMITTED_EARLY: _AdmittedEarly,
     Fault.NOT_COMPARED: _NotCompared,
-    Fault.NOT_LEFT: _NotLeft,
-    Fault.NO_NEXT_BLOCK: _NoNextBlock,
     Fault.SET_ASIDE_EARLY: _SetAsideEarly,
     Fault.FREED_EARLY: _FreedEarly,
     Fault.KEEPS_BLOCKS: _KeepsBlocks,
@@ -195,4 +198,6 @@ def inject(fault: Fault | None, migrations: Migrations, table: Table) -> None:
     migrations.source.__class__ = SOURCES.get(fault, Source)
     migrations.__class__ = _NotLookedAgain if fault is Fault.NOT_LOOKED_AGAIN else Migrations
     migrations.target.__class__ = TARGETS.get(fault, Target)
+    migrations.target.chunks.__class__ = _NoNextBlock if fault is Fault.NO_NEXT_BLOCK else Chunks
+    migrations.incoming.__class__ = _NotLeft if fault is Fault.NOT_LEFT else IncomingRequests
     table.__class__ = _NeverRevoked if fault is Fault.NOT_REVOKED else Table

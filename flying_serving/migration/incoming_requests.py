@@ -1,0 +1,129 @@
+"""All requests that arrive in lanes of an engine: how they come in, and how each of them ends.
+
+`target.py` pulls their KV in between.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from flying_serving.migration.arrival import Arrival, Phase
+from flying_serving.migration.host import TargetHost
+from flying_serving.migration.messages import ReleaseKV
+from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.wire import MigrationCounts
+
+
+class IncomingRequests:
+    """Requests that arrive in lanes which this engine leads; `pools`: of these lanes, by size."""
+
+    def __init__(self, pools: Mapping[int, SchedulerPool], host: TargetHost) -> None:
+        self._pools = pools
+        self._host = host
+        self.by_id: dict[str, Arrival] = {}
+        """Those that have not ended, or whose blocks members still write."""
+        self._migrated = 0
+        self._migrated_tokens = 0
+        self._prefilled_again = 0
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.by_id)
+
+    def of_lane(self, size: int) -> list[Arrival]:
+        """Requests that arrive in one lane."""
+        return [arrival for arrival in self.by_id.values() if arrival.size == size]
+
+    def counts(self) -> MigrationCounts:
+        """What was admitted since the start."""
+        return MigrationCounts(self._migrated, self._migrated_tokens, self._prefilled_again)
+
+    # ---- what the API server says
+
+    def expect(self, arrival: Arrival) -> None:
+        """A request arrives. One that was prefetched keeps what is pulled."""
+        prefetch = self.by_id.setdefault(arrival.request_id, arrival)
+        if prefetch is not arrival:
+            prefetch.run_here(arrival.request, arrival.last_progress_s)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Requests have ended, here and elsewhere."""
+        for request_id in request_ids:
+            arrival = self.by_id.get(request_id)
+            if arrival is not None and arrival.phase is not Phase.ABORTED:
+                self._end(arrival, Phase.ABORTED)
+
+    def forward(self, request_id: str, number: int) -> bool:
+        """A request continues elsewhere before it is admitted. False if it does not arrive here."""
+        arrival = self.by_id.get(request_id)
+        if arrival is None:
+            return False
+        if arrival.phase is not Phase.ABORTED:
+            arrival.forwarded_as = number
+            self._end(arrival, Phase.FORWARDED)
+        return True
+
+    def dissolve(self, size: int) -> None:
+        """A group has lost a member: no request arrives in its lane, and no member answers."""
+        arriving = self.of_lane(size)
+        for arrival in arriving:
+            arrival.writers.clear()
+            if arrival.phase is not Phase.ABORTED:
+                arrival.enter(Phase.ABORTED)
+            self.free(arrival)
+
+    def forget_kv(self) -> None:
+        """Let go of what was pulled: requests that are to run here are admitted without it."""
+        for arrival in list(self.by_id.values()):
+            arrival.pulled_tokens = 0
+            self.give_up(arrival)
+
+    # ---- how they end
+
+    def admit(self, arrival: Arrival, tokens: int) -> None:
+        """Give a request to its scheduler, with the KV of its first `tokens` tokens."""
+        pool, request = self._pools[arrival.size], arrival.request
+        arrival.enter(Phase.ADMITTED)
+        if tokens > arrival.cached_tokens:
+            pool.arrived(request, tokens)
+            self._migrated += 1
+            self._migrated_tokens += tokens - arrival.cached_tokens
+        else:
+            pool.release(request)
+            if arrival.cached_tokens < request.num_tokens - 1:
+                self._prefilled_again += 1
+        self._forget(arrival)
+        self._host.admit(request, arrival.size)
+
+    def give_up(self, arrival: Arrival) -> None:
+        """No more KV comes: admit a request with what is here; drop a prefetch."""
+        if arrival.runs_here:
+            self.admit(arrival, arrival.pulled_tokens)
+        else:  # it may be pulled at once when the request itself arrives
+            self._end(arrival, Phase.DROPPED)
+
+    def _end(self, arrival: Arrival, phase: Phase) -> None:
+        """A request does not run here. Its blocks are freed when no member writes into them."""
+        arrival.enter(phase)
+        if not arrival.writers:
+            self.free(arrival)
+
+    def free(self, arrival: Arrival) -> None:
+        """Free the blocks of a request that has ended, or keep them for the next target."""
+        if arrival.phase is Phase.FORWARDED:
+            assert arrival.forwarded_as is not None
+            # cached tokens alone are not offered: a step under way may yet compute them
+            has_pulled = arrival.pulled_tokens > arrival.cached_tokens
+            tokens = arrival.pulled_tokens if has_pulled else 0
+            self._host.keep(arrival.forwarded_as, arrival.size, arrival.request_id, tokens)
+        self._forget(arrival)
+        self._pools[arrival.size].release(arrival.request)
+
+    def _forget(self, arrival: Arrival) -> None:
+        """Its owner may free its KV, but not that of a prefetch: a third group may pull it."""
+        del self.by_id[arrival.request_id]
+        if arrival.runs_here:
+            self.release(arrival)
+
+    def release(self, arrival: Arrival, tokens: int | None = None) -> None:
+        """Tell the owner that it may free the KV of a request, or of its first tokens."""
+        owner = arrival.source.group[:1]
+        self._host.send(owner, ReleaseKV(owner, arrival.source.number, tokens))
