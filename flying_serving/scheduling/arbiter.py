@@ -37,6 +37,62 @@ class Wait:
 Action = ServeMessage | StepLane | Wait
 
 
+class Slice:
+    """The time of the older lanes between two steps of the present lane: as long as the first took.
+
+    A lane whose step has begun in the slice goes on in it, as long as most of another step fits.
+    Members hold for a group of several only if its leader announced that it goes on.
+    """
+
+    def __init__(self) -> None:
+        self.left_s = 0.0
+        self.step_s: dict[int, float] = {}
+        """By group size, how long the last step of the lane took."""
+        self._stepped: set[int] = set()
+        """Older lanes that have stepped in this slice."""
+        self._announced: set[int] = set()
+        """Lanes whose members hold for the next step."""
+
+    def begin(self, present: int, took_s: float) -> None:
+        """The present lane has made a step: the next slice is as long."""
+        self.step_s[present] = took_s
+        self.left_s = took_s
+        self._stepped.clear()
+
+    def spend(self, size: int, took_s: float, waited_s: float) -> None:
+        """An older lane has made a step in this slice.
+
+        The first wait for members is free. Within the slice they hold for the lane: where a later
+        step has waited, they did something else, and the slice pays.
+        """
+        self.step_s[size] = took_s + waited_s if size in self._stepped else took_s
+        self.left_s -= self.step_s[size]
+        self._stepped.add(size)
+
+    def end(self) -> None:
+        """No older lane goes on in it."""
+        self.left_s = 0.0
+        self._stepped.clear()
+
+    def fits_two(self, size: int) -> bool:
+        """Whether most of a second step fits, if a lane steps now."""
+        step_s = self.step_s.get(size, 0.0)
+        return self.left_s - step_s > step_s / 2
+
+    def announce(self, size: int, *, goes_on: bool) -> None:
+        """Members of a lane's group are told whether it steps again at once after this step."""
+        if goes_on:
+            self._announced.add(size)
+        else:
+            self._announced.discard(size)
+
+    def continues(self, size: int) -> bool:
+        """Whether an older lane steps again now: it began, most of a step fits, members hold."""
+        if size not in self._stepped or self.left_s <= self.step_s[size] / 2:
+            return False
+        return size == 1 or size in self._announced
+
+
 class LaneArbiter:
     """Chooses what an engine does next.
 
@@ -55,13 +111,10 @@ class LaneArbiter:
         self.weave_steps = weave_steps
         self.max_pause_s = max_pause_s
         self._present_steps = 0
-        self._took_s: dict[int, float] = {}
-        self._sliced: set[int] = set()
-        self._slice_left_s = 0.0
+        self._slice = Slice()
         self._stepped_at_s: dict[int, float] = {}
         self._hold_until_s = 0.0
         self._holds_for_older = False
-        self._announced: set[int] = set()
         self._older_paused_until_s = 0.0
 
     def switch(self, present: int, *, hard: bool, weave_steps: int, now: float) -> None:
@@ -70,7 +123,8 @@ class LaneArbiter:
             self._hold_until_s = 0.0
             self._stepped_at_s.setdefault(self.present, now)
         self.present, self.hard, self.weave_steps = present, hard, weave_steps
-        self._present_steps, self._sliced, self._slice_left_s = 0, set(), 0.0
+        self._present_steps = 0
+        self._slice.end()
 
     def weave(self) -> None:
         """A hard switch pauses older lanes no longer."""
@@ -100,41 +154,46 @@ class LaneArbiter:
             self._hold_until_s = 0.0
         if size == self.present:
             self._present_steps += 1
-            self._slice_left_s = self._took_s[size] = took_s
-            self._sliced.clear()
+            self._slice.begin(size, took_s)
         else:
-            # within a slice members hold: where a later step of it has waited, they did not, and the slice pays
-            self._took_s[size] = took_s + (waited_s if size in self._sliced else 0.0)
-            self._slice_left_s -= self._took_s[size]
-            self._sliced.add(size)
             self._present_steps = 0
+            self._slice.spend(size, took_s, waited_s)
 
     def announce(self, size: int) -> bool:
-        """Whether the lane `size`, if it steps now, steps again at once after that, as far as its time slice goes.
+        """Whether the lane `size`, if it steps now, may step again at once after that.
 
-        Members hold for it then, and else do not: so an older group goes on only if this said so.
+        Its members hold for it only then, so an older group goes on only if this said so.
         """
-        took_s = self._took_s.get(size, 0.0)
-        more = size == self.present or (not self.hard and self._slice_left_s - took_s > took_s / 2)
-        (self._announced.add if more else self._announced.discard)(size)
-        return more
+        goes_on = size == self.present or (not self.hard and self._slice.fits_two(size))
+        self._slice.announce(size, goes_on=goes_on)
+        return goes_on
 
     def choose(self, now: float, ready: Mapping[int, bool], *, message: bool) -> Action:
-        """What to do at `now`: of the lanes led here, by size, `ready` have a step to make; `message`: one waits."""
-        paused_s = self._older_paused_until_s - now
-        ready_older = [size for size, has_work in ready.items() if has_work and size != self.present]
-        older = [] if paused_s > 0 else ready_older
+        """What to do at `now`.
+
+        `ready`: by size, whether a lane that is led here has a step to make. `message`: one waits.
+        """
         present_ready = ready.get(self.present, False)
+        older = [size for size, is_ready in ready.items() if is_ready and size != self.present]
+        paused_s = self._older_paused_until_s - now
+        steppable = older if paused_s <= 0 else []
+
+        # an older lane steps when it is due, or when there is nothing else to do
         present_busy = message or present_ready or now < self._hold_until_s
-        due = [size for size in older if not present_busy or self._is_due(size, now, present_ready)]
-        if due:  # a lane goes on in its time slice: members hold for it
-            return StepLane(min(due, key=lambda size: (not self._in_slice(size), self._stepped_at_s.get(size, 0.0))))
+        due = steppable
+        if present_busy:
+            due = [size for size in steppable if self._is_due(size, now, present_ready)]
+        if due:
+            return StepLane(min(due, key=self._precedence))
+
+        # other engines wait for a message, and for no step of the present lane
         if message:
             return ServeMessage()
         if present_ready and not self.holds(now):
             return StepLane(self.present)
-        patience_s = self._patience(older, now, present_ready)
-        if ready_older and not older:  # what is announced may never come
+
+        patience_s = self._patience_s(steppable, now, present_ready)
+        if older and not steppable:  # what older lanes are paused for may never come
             patience_s = paused_s if patience_s is None else min(patience_s, paused_s)
         return Wait(patience_s)
 
@@ -143,21 +202,26 @@ class LaneArbiter:
         return self._holds_for_older and now < self._hold_until_s
 
     def _is_due(self, size: int, now: float, present_ready: bool) -> bool:
-        # Time bounds the weave too: other leaders' steps in a third lane start the count of present steps anew. But
-        # a pause may be shorter than a step: between two steps of older lanes the present lane gets one.
+        """Whether an older lane steps before the present one."""
+        # Time bounds the weave too: other leaders' steps in a third lane start the count of present
+        # steps anew. But a pause may be shorter than a step: between two steps of older lanes the
+        # present lane gets one.
         paused_s = now - self._stepped_at_s.setdefault(size, now)
-        overdue = paused_s >= self.max_pause_s and (self._present_steps > 0 or not present_ready)
-        woven = self._present_steps >= self.weave_steps or self._in_slice(size)
-        return overdue or (not self.hard and woven)
+        if paused_s >= self.max_pause_s and (self._present_steps > 0 or not present_ready):
+            return True
+        is_woven = self._present_steps >= self.weave_steps
+        return not self.hard and (is_woven or self._slice.continues(size))
 
-    def _in_slice(self, size: int) -> bool:
-        """Whether an older lane has stepped and most of another step of its fits into the time of the older ones."""
-        fits = not self.hard and size in self._sliced and self._slice_left_s > self._took_s[size] / 2
-        return fits and (size == 1 or size in self._announced)
+    def _precedence(self, size: int) -> tuple[bool, float]:
+        """The least of due lanes steps: one that continues its slice, then the longest paused."""
+        continues = not self.hard and self._slice.continues(size)
+        return not continues, self._stepped_at_s.get(size, 0.0)
 
-    def _patience(self, older: list[int], now: float, present_ready: bool) -> float | None:
+    def _patience_s(self, older: list[int], now: float, present_ready: bool) -> float | None:
+        """Seconds until a lane may be due; None if no lane has a step to make."""
         if not older and not present_ready:
             return None
-        overdue = older if self._present_steps or not present_ready else []  # others first let the present lane step
-        ends = [self._stepped_at_s.get(size, now) + self.max_pause_s for size in overdue]
-        return max(0.0, min([self._hold_until_s, *ends]) - now)
+        ends_s = [self._hold_until_s]
+        if self._present_steps or not present_ready:  # else the present lane steps first
+            ends_s += [self._stepped_at_s.get(size, now) + self.max_pause_s for size in older]
+        return max(0.0, min(ends_s) - now)

@@ -51,14 +51,15 @@ def forget_times(engine: Engine) -> None:
     """Forget how long ago things were, as far as it makes no difference."""
     loop, arbiter = engine.loop, engine.loop.arbiter
     arbiter._present_steps = min(arbiter._present_steps, arbiter.weave_steps)
-    arbiter._slice_left_s = max(arbiter._slice_left_s, 0.0)
+    arbiter._slice.left_s = max(arbiter._slice.left_s, 0.0)
     arbiter._hold_until_s = max(arbiter._hold_until_s, NOW_S)
     paused = arbiter._older_paused_until_s > NOW_S
     arbiter._older_paused_until_s = NOW_S + TICK_S / 2 if paused else 0.0  # it may be over at any time
     loop._own_at_s = loop._own_at_s if loop._own_at_s > NOW_S else 0.0
     # only lanes that are led here are asked for; of those that are overdue it matters only which was so first
     lead = [size for size, lane in engine.schedulers.items() if lane.has_requests() or not engine.settings.endless]
-    arbiter._took_s = {size: took_s for size, took_s in arbiter._took_s.items() if size in lead}
+    steps_s = arbiter._slice.step_s.items()
+    arbiter._slice.step_s = {size: step_s for size, step_s in steps_s if size in lead}
     ages = {size: NOW_S - at for size, at in arbiter._stepped_at_s.items() if size in lead}
     if engine.settings.exact:
         overdue = sorted({age for age in ages.values() if age >= PAUSE_S})
