@@ -1,9 +1,10 @@
-"""What an engine lets its peers see of its KV, in memory that they map: offers, and the blocks that it has lent.
+"""What an engine shows its peers of its KV, in memory that they map: offers, and lent blocks.
 
-An offer says of a request how many of its first tokens have KV that is valid, and in which blocks of the owner's group.
-KV is append-only, so what is valid stays valid until a block is used again; before that the owner revokes the offer:
-it has no tokens from then on. Who reads copies and then looks again: if so many tokens are still offered, they count.
-A number is never offered again, so nobody takes another offer for the one that was revoked.
+An offer says how many of a request's first tokens have valid KV, and in which blocks of the owner's
+group. KV is append-only, so it stays valid until a block is used again. Before that the owner
+revokes the offer, which has no tokens from then on. A reader copies and then reads the offer again:
+the copy counts if at least its tokens are still offered. A number is never offered twice, so no
+reader takes another offer for the one that was revoked.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,10 @@ _NUMBER, _TOKENS, _FINAL, _BLOCKS = range(4)
 
 @dataclass(frozen=True)
 class KVSource:
-    """Where a request's KV is: in a group, as its leader offers it under a number that is unique in the server."""
+    """Where a request's KV is: in a group, whose leader offers it under this number.
+
+    The number is unique in the life of the server.
+    """
 
     group: Group
     number: int
@@ -32,7 +36,10 @@ class KVSource:
 
 @dataclass(frozen=True)
 class Offer:
-    """The first `tokens` tokens have KV, in `blocks` of the owner's group; `is_final`: there will be no more."""
+    """The first `tokens` tokens have KV, in `blocks` of the owner's group.
+
+    `is_final`: there will be no more.
+    """
 
     tokens: int
     is_final: bool
@@ -43,13 +50,13 @@ class Offers(Protocol):
     """What a target needs to see of its peers."""
 
     def read(self, source: KVSource) -> Offer | None:
-        """The offer as it is now, without tokens if it was revoked; None if it was not opened yet."""
+        """The offer as it is now, without tokens if it was revoked; None if it is not open yet."""
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
         """An engine's own blocks behind blocks of its group of this size."""
 
     def is_mapped(self, group: Group) -> bool:
-        """Whether no engine of a group is lost, as this one knows: of one that is it maps nothing any more."""
+        """Whether this engine maps a group's memory: it knows of no lost engine in it."""
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -61,10 +68,10 @@ class TableShape(msgspec.Struct, frozen=True):
 
 
 class OfferTable:
-    """An engine's offers, and by group size which of its blocks a group's blocks are; over mapped memory.
+    """An engine's offers, and the own blocks behind the blocks of its groups, over mapped memory.
 
-    One process writes; a number of 8 bytes is written and read as a whole, and in the order of the program (x86-64;
-    elsewhere what a reader copies in between takes longer than a store needs to be seen).
+    One process writes. Numbers of 8 bytes are written and read as a whole, in the order of the
+    program (x86-64; elsewhere a reader's copy takes longer than a store needs to be seen).
     """
 
     def __init__(self, memory: memoryview, offer_blocks: int, engine_blocks: int) -> None:
@@ -79,26 +86,26 @@ class OfferTable:
         return 8 * ENTRIES * 4 + 4 * ENTRIES * offer_blocks + 4 * 3 * engine_blocks
 
     def publish(self, number: int, tokens: int, blocks: Sequence[int], *, final: bool) -> None:
-        """Open an offer, or say that it has more by now; one whose slot a later one has taken stays revoked."""
+        """Open an offer, or add to it. It stays revoked if a later offer has its entry."""
         head, count = self._heads[number % ENTRIES], len(blocks)
         if head[_NUMBER] > number:
             return
         if head[_NUMBER] < number:
             head[_TOKENS] = head[_BLOCKS] = head[_FINAL] = 0
             head[_NUMBER] = number
-        known = int(head[_BLOCKS])
-        self._blocks[number % ENTRIES, known:count] = blocks[known:]
+        written = int(head[_BLOCKS])
+        self._blocks[number % ENTRIES, written:count] = blocks[written:]
         head[_BLOCKS], head[_TOKENS], head[_FINAL] = count, tokens, final
 
     def revoke(self, number: int) -> None:
-        """Before a block of an offer is used again: nothing is offered any more, whether anything was or not."""
+        """Offer nothing under a number any more, before a block of the offer is used again."""
         head = self._heads[number % ENTRIES]
         if head[_NUMBER] == number:
             head[_TOKENS] = 0
         self.publish(number, 0, [], final=True)
 
     def read(self, number: int) -> Offer | None:
-        """An offer as it is now, without tokens if it was revoked; None if it was not opened yet."""
+        """The offer as it is now, without tokens if it was revoked; None if it is not open yet."""
         head = self._heads[number % ENTRIES]
         if head[_NUMBER] < number:
             return None
@@ -115,8 +122,9 @@ class OfferTable:
         """This engine's own blocks behind blocks of its group of `size` engines."""
         if size == 1:
             return list(blocks)
-        found: list[int] = self._lent[size.bit_length() - 2, np.asarray(blocks, dtype=np.intp)].tolist()
-        return found
+        own_of = self._lent[size.bit_length() - 2]
+        own_blocks: list[int] = own_of[np.asarray(blocks, dtype=np.intp)].tolist()
+        return own_blocks
 
 
 def _path(run_dir: str, engine: int) -> str:
@@ -131,10 +139,10 @@ def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int)
 
 
 class PeerOffers:
-    """The tables of all engines of a server, each mapped when it is first read, and unmapped when it is lost.
+    """The tables of all engines of a server. Each is mapped when it is first read.
 
-    `is_lost`: whether the API server has lost an engine, as it says before other members of its groups hear of it:
-    from then on they use blocks again that the groups have offered.
+    `is_lost`: whether the API server has lost an engine. It says so before other members of the
+    engine's groups hear of it, as they then use blocks again that the groups have offered.
     """
 
     def __init__(self, run_dir: str, is_lost: Callable[[int], bool]) -> None:
@@ -142,16 +150,16 @@ class PeerOffers:
         self._is_lost = is_lost
         self._tables: dict[int, OfferTable] = {}
         self.lost: set[int] = set()
-        """Engines that are not there: what their groups have offered is revoked."""
+        """Engines that are not there: the offers of their groups are revoked."""
 
     def map(self, engines: Iterable[int]) -> None:
-        """Map those of some engines, as they are announced now. Raises PeerMemory if one cannot be mapped."""
+        """Map the tables of engines, as announced now. Raises PeerMemory if that fails."""
         for engine in engines:
             self._tables.pop(engine, None)
             self._table(engine)
 
     def forget(self, engines: Iterable[int]) -> None:
-        """Unmap those of engines that are lost."""
+        """Unmap the tables of engines that are lost."""
         for engine in engines:
             self._tables.pop(engine, None)
 
@@ -174,7 +182,7 @@ class PeerOffers:
             whose = f"offers of engine {engine}"
             if engine in self.lost:
                 raise PeerMemory(f"{whose}: the engine is lost")
-            found = announced(_path(self._run_dir, engine), TableShape, whose)
-            memory = memoryview(map_peer(found.memory, whose))
-            self._tables[engine] = OfferTable(memory, found.offer_blocks, found.engine_blocks)
+            shape = announced(_path(self._run_dir, engine), TableShape, whose)
+            memory = memoryview(map_peer(shape.memory, whose))
+            self._tables[engine] = OfferTable(memory, shape.offer_blocks, shape.engine_blocks)
         return self._tables[engine]

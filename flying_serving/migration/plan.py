@@ -1,4 +1,4 @@
-"""Which rank reads which heads from whom, for any pair of groups: pure."""
+"""Which rank reads which heads from which rank, for any pair of groups: pure."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,10 @@ def rank_of(group: Group, place: Place) -> int:
 
 
 def copies(source: Group, target: Group, reader: Place, devices: int, kv_heads: int) -> Iterator[tuple[Place, range]]:
-    """From where a device of `target` reads the heads that it works with: each from the nearest that has it.
+    """From where a device of `target` reads the heads that it works with.
 
-    `devices`: of each engine. Yields places in `source`, and runs of the model's heads.
+    Each head comes from the nearest device that has it. `devices`: of each engine. Yields places in
+    `source`, and runs of the model's heads.
     """
     degree = devices * len(source)
     holders = {

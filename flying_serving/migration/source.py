@@ -183,8 +183,8 @@ class Source:
         """A request needs blocks of this lane: free those of one offer. False if none can yield.
 
         Offers of which no part was pulled yield first, the latest of them before the others: it is
-        pulled last. An offer of which a part was pulled yields when no more was pulled for YIELD_S. Its
-        target finds the offer revoked, and the rest is prefilled.
+        pulled last. An offer of which a part was pulled yields when no more was pulled for YIELD_S.
+        Its target finds the offer revoked, and the rest is prefilled.
         """
         untouched: list[int] = []
         stalled: list[int] = []

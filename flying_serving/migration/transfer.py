@@ -1,6 +1,7 @@
 """KV that a worker copies from the memory of its peers into its own (torch, no vLLM).
 
-The functions are called on the workers of one engine, through vLLM's `collective_rpc`; no other engine takes part.
+The functions are called on the workers of one engine, through vLLM's `collective_rpc`. No other
+engine takes part.
 """
 
 import math
@@ -23,10 +24,10 @@ PROBE_TOKENS = (64, 1024)
 
 
 class KVWorker(Protocol):
-    """What a pull needs of a worker: its `device` of `devices` in one of `engines`, and by group size views of its KV.
+    """What a pull needs of a worker, which is `device` of `devices` in `engine` of `engines`.
 
-    `kv_views` is empty if the attention backend's blocks cannot be read, or not by peers. `blocks`: KV blocks of the
-    engine. `peers`: the KV of all workers.
+    `kv_views`: its KV, by group size; empty if blocks of the attention backend cannot be read, or
+    not by peers. `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
     """
 
     engine: int
@@ -49,9 +50,10 @@ def pull_kv(
     blocks: Sequence[int],
     tokens: range,
 ) -> None:
-    """Copy the KV of some tokens of one request from the lane of `source` to that of `target` on this worker.
+    """Copy the KV of some tokens of a request from the lane of `source` to that of `target`.
 
-    `source_blocks`: by engine of `source`, `blocks`: of this engine; physical ones, from the request's first token on.
+    `source_blocks`: by engine of `source`. `blocks`: of this engine. They are physical blocks, from
+    the request's first token on.
     """
     view = worker.kv_views[len(target)]
     place = worker.engine, worker.device
@@ -74,10 +76,10 @@ def forget_peers(worker: KVWorker, engines: Sequence[int]) -> None:
 
 
 def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:
-    """How long it takes to pull KV into each lane of a worker, while nothing is in the caches.
+    """Measure how long it takes to pull KV into each lane of a worker, while caches are empty.
 
-    All workers of all engines call it at the same time. Returns for each group size and number of tokens the fastest of
-    REPETITIONS.
+    All workers of all engines call it at the same time. Returns for each group size and number of
+    tokens the fastest of REPETITIONS.
     """
     rows: list[MigrationRow] = []
     map_peers(worker, range(worker.engines))
@@ -90,14 +92,18 @@ def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) ->
     return rows
 
 
-def _timed_pulls(worker: KVWorker, size: int, tokens: int, clock: Callable[[], float]) -> Iterator[float]:
-    """Seconds in which a worker pulls from lane 1 of the first engine, or of the second if it is the first itself."""
+def _timed_pulls(
+    worker: KVWorker,
+    size: int,
+    tokens: int,
+    clock: Callable[[], float],
+) -> Iterator[float]:
+    """Seconds of pulls from lane 1 of the first engine; the first pulls from the second."""
     views, blocks = worker.kv_views, worker.blocks
     target = aligned_group(worker.engine, size)
     source = (1,) if worker.engine == 0 else (0,)
-    source_blocks, target_blocks = (
-        [1 + n % (blocks - 1) for n in range(math.ceil(tokens / views[lane].block_tokens))] for lane in (1, size)
-    )
+    counts = (math.ceil(tokens / views[lane].block_tokens) for lane in (1, size))
+    source_blocks, target_blocks = ([1 + n % (blocks - 1) for n in range(many)] for many in counts)
     together = partial(worker.communicators.any_of, max(views), False)
     for _ in range(REPETITIONS):
         together()
