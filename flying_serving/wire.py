@@ -126,8 +126,19 @@ ANSWERS: dict[str, Any] = {
     "flying_migration_costs": list[MigrationRow],
     "flying_report": EngineReport,
     "flying_metrics": EngineFigures,
+    "flying_peers": Any,
+    "flying_check": Any,
+    "flying_block_bytes": Any,
+    "flying_weave": Any,
+    "flying_retain": Any,
+    "flying_prepare_to_lend": Any,
+    "flying_lend_weights": Any,
+    "flying_fetch_weights": Any,
 }
-"""By utility, the type of its answer; others answer nothing, or that all is well."""
+"""The utilities of an engine (`engine/utilities.py`), each with the type of its answer.
+
+Any: a number, that all is well, or nothing.
+"""
 
 
 def encode(answer: object) -> Any:

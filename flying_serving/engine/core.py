@@ -25,6 +25,7 @@ from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.vllm_adapter.numa import leave_placement_to_workers
 from flying_serving.vllm_adapter.queues import note_in
+from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
 IDLE_S = 1.0
@@ -165,10 +166,14 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         Raises:
             ValueError: for a mode that vLLM does not have.
         """
-        for leader in self.loop.lanes.leaders.values() if mode in get_args(PauseMode) else ():
+        if mode not in get_args(PauseMode):
+            return super().pause_scheduler(mode, clear_cache)  # which raises
+        for leader in self.loop.lanes.leaders.values():
+            scheduler = leader.scheduler
             if mode == "abort":
-                self._send_abort_outputs(leader.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED))
-            leader.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+                aborted = scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+                self._send_abort_outputs(aborted)
+            scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
         return super().pause_scheduler(mode, clear_cache)
 
     def resume_scheduler(self) -> None:
@@ -205,8 +210,8 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         os._exit(1)
 
     def __getattr__(self, name: str) -> Any:
-        """The other utilities of the API server, which vLLM calls by name."""
-        if name.startswith("flying_"):
+        """The utilities that `wire.ANSWERS` lists: vLLM looks them up by name in its engine."""
+        if name in ANSWERS:
             return getattr(self.utilities, name)
         raise AttributeError(name)
 

@@ -85,7 +85,9 @@ class BlockLending:
             self._yield_blocks(size)
 
     def _recall(self, missing: int, *, but: int) -> None:
-        """The lane of groups of size `but` misses blocks: ask those that are lent to other lanes back."""
-        for size, member in self._lanes.members.items() if missing else ():
+        """The lane of groups of size `but` lacks blocks: recall those that other lanes have."""
+        if not missing:
+            return
+        for size, member in self._lanes.members.items():
             if size != but:
                 member.want_back(missing, self._clock())

@@ -116,12 +116,13 @@ class EngineLoop:
         action = self.arbiter.choose(now_s, ready, message=self._channel.pending())
         if not isinstance(action, Wait):
             return action
-        retries = [action.timeout_s, self.migrations.retry_in_s(now_s)]
-        retries += [leader.retry_in_s(now_s) for leader in leaders.values()]
-        retries += [one.retry_in_s(now_s) for one in (self.residency, self.membership) if one is not None]
+        retries_s = [action.timeout_s, self.migrations.retry_in_s(now_s)]
+        retries_s += [leader.retry_in_s(now_s) for leader in leaders.values()]
+        parts = (self.residency, self.membership)
+        retries_s += [part.retry_in_s(now_s) for part in parts if part is not None]
         if has_own and not ready[1]:
-            retries.append(self._own_at_s - now_s)
-        return Wait(min((each for each in retries if each is not None), default=None))
+            retries_s.append(self._own_at_s - now_s)
+        return Wait(min((retry_s for retry_s in retries_s if retry_s is not None), default=None))
 
     def serve(self) -> None:
         """Handle the next message; but of an engine, or a group, that is no more there is none."""

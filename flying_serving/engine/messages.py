@@ -1,4 +1,7 @@
-"""What engines say to each other, beside migrations: steps of a group, and blocks that are lent to it."""
+"""Messages between engines: steps of a group, and blocks that its members lend to it.
+
+Those of migrations are in `migration/messages.py`.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,28 +12,34 @@ from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 
 @dataclass(frozen=True)
 class RunStep:
-    """Step the lane of `group` together: `plan` is a vLLM SchedulerOutput in group blocks."""
+    """A leader to its `group`: step its lane together.
+
+    `plan`: vLLM's SchedulerOutput, in group blocks. `grammar`: vLLM's GrammarOutput, or None.
+    `more`: the leader orders another step at once, so that members hold for it.
+    """
 
     group: Group
     plan: Any
     grammar: Any
     more: bool
-    """The leader will order another step at once."""
 
 
 @dataclass(frozen=True)
 class ReserveBlocks:
-    """Offer up to `count` blocks to `group`; answer its leader with a BlocksReserved."""
+    """A leader to its `group`: set up to `count` free blocks aside, and answer BlocksReserved.
+
+    `needed`: of these, the blocks that the group needs to continue its running requests, or to run
+    any. They come before the member's waiting requests.
+    """
 
     group: Group
     count: int
     needed: int
-    """Of these, what it takes to go on with what runs, or to run anything: no local request that waits comes first."""
 
 
 @dataclass(frozen=True)
 class LendBlocks:
-    """Lend offered blocks to `group` as `blocks`; what was offered beyond goes back."""
+    """A leader to its `group`: lend reserved blocks as the group's `blocks`, free the others."""
 
     group: Group
     blocks: list[int]
@@ -38,7 +47,7 @@ class LendBlocks:
 
 @dataclass(frozen=True)
 class ReturnBlocks:
-    """`group` no longer uses `blocks`: they are their owners' again."""
+    """A leader to its `group`: it uses `blocks` no more, and the members have them back."""
 
     group: Group
     blocks: list[int]
@@ -46,7 +55,7 @@ class ReturnBlocks:
 
 @dataclass(frozen=True)
 class BlocksReserved:
-    """To a leader: `engine` offers `count` blocks to `group`."""
+    """A member to the leader of `group`: `engine` has set `count` blocks aside."""
 
     group: Group
     engine: int
@@ -55,7 +64,7 @@ class BlocksReserved:
 
 @dataclass(frozen=True)
 class RecallBlocks:
-    """To a leader: `engine` needs `count` of the blocks it lent to `group`."""
+    """A member to the leader of `group`: `engine` needs `count` of the blocks that it has lent."""
 
     group: Group
     engine: int

@@ -13,7 +13,7 @@ from flying_serving.layout.groups import Group
 
 
 class EngineMigrationHost:
-    """Sends through the channel, calls the host's workers, admits to lanes, asks for their blocks."""
+    """Passes on what migrations ask to the part of the engine that does it."""
 
     def __init__(
         self,

@@ -6,10 +6,15 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.errors import IntegrityError
-from flying_serving.wire import EngineMemory
+from flying_serving.wire import ANSWERS, EngineMemory
 from tests.engine.test_loop import Engine
 from tests.engine.test_loop import quiet as quiet  # vLLM's environment, for this module too
 from tests.engine.test_residency import Engines, lent
+
+
+def test_the_registry_lists_each_utility_of_an_engine() -> None:
+    """An engine answers to no other name; `flying_leave` is of the engine process itself."""
+    assert set(ANSWERS) == {name for name in vars(EngineUtilities) if name.startswith("flying_")}
 
 
 def checked(engines: Engines) -> EngineUtilities:
