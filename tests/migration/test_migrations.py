@@ -98,7 +98,7 @@ def test_a_request_arrives_with_its_kv(old: Group, new: Group, told_first: bool)
     assert ("a+1" in at.ended, all_free(at)) == (True, True)
 
 
-def test_of_a_lost_engine_nothing_is_copied() -> None:
+def test_kv_of_a_lost_engine_is_not_copied() -> None:
     """Its memory is not mapped any more. A leader that has not heard of it gets its answer."""
     at = node()
     begin(at, B)
@@ -110,7 +110,7 @@ def test_of_a_lost_engine_nothing_is_copied() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_what_is_not_there_is_prefilled(steps: int) -> None:
+def test_tokens_without_kv_are_prefilled(steps: int) -> None:
     """All of it, or what was not computed yet."""
     at = node()
     before = begin(at, A, steps=steps)
@@ -147,7 +147,7 @@ def test_a_step_under_way_is_not_offered() -> None:
     assert all_free(at)
 
 
-def test_what_the_prefix_cache_has_is_not_pulled() -> None:
+def test_tokens_in_the_prefix_cache_are_not_pulled() -> None:
     """The rest is, into blocks that no other request uses."""
     at = node()
     other = begin(at, B, "other", prompt=9, steps=2)
@@ -164,7 +164,7 @@ def test_what_the_prefix_cache_has_is_not_pulled() -> None:
 
 
 @pytest.mark.parametrize("prompt", [1, 9])
-def test_who_needs_no_kv_pulls_none(prompt: int) -> None:
+def test_a_request_that_needs_no_kv_pulls_none(prompt: int) -> None:
     """One of a single token, or all in the prefix cache: it is neither moved nor prefilled again."""
     at = node()
     begin(at, B, "other", prompt=9, steps=2)
@@ -177,7 +177,7 @@ def test_who_needs_no_kv_pulls_none(prompt: int) -> None:
     assert all_free(at)
 
 
-def test_kv_that_nobody_waits_for_any_more_is_not_kept() -> None:
+def test_kv_of_a_request_that_gave_up_is_not_retained() -> None:
     """Its owner was in a step for so long that the request runs elsewhere by now."""
     at = node()
     before = begin(at, A)
@@ -190,7 +190,7 @@ def test_kv_that_nobody_waits_for_any_more_is_not_kept() -> None:
     assert at.read(KVSource(A, 5)) == CLOSED
 
 
-def test_who_gets_no_kv_does_not_wait_for_room() -> None:
+def test_a_request_without_offered_kv_does_not_wait_for_room() -> None:
     """It is prefilled when there is some, like any other."""
     at = node()
     taken = at.lanes[B].pool.take(19)
@@ -205,7 +205,7 @@ def test_who_gets_no_kv_does_not_wait_for_room() -> None:
 
 
 @pytest.mark.parametrize("new", [B, BOTH])
-def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
+def test_a_pull_takes_the_time_that_there_is(new: Group) -> None:
     """At least a block, then the next; a group's members each answer before it goes on."""
     at = node()
     before = begin(at, A)
@@ -237,7 +237,7 @@ def test_as_much_is_pulled_as_there_is_time_for(new: Group) -> None:
     assert all_free(at)
 
 
-def test_what_is_used_again_while_it_is_copied_does_not_count() -> None:
+def test_blocks_used_again_while_they_are_copied_do_not_count() -> None:
     """Whole blocks that came before it do; the rest is prefilled."""
     at = node()
     before = begin(at, A)
@@ -288,7 +288,7 @@ def test_kv_is_pulled_while_it_is_computed(early: bool) -> None:
     assert all_free(at)
 
 
-def test_an_aborted_pull_ahead_leaves_the_offer_of_who_still_runs() -> None:
+def test_an_aborted_prefetch_leaves_the_offer_of_a_running_request() -> None:
     """The request goes to a third group with it; if it has ended it may do so too, until its KV is overdue."""
     at = node()
     made = ahead(at)
@@ -317,7 +317,7 @@ def test_an_aborted_pull_ahead_leaves_the_offer_of_who_still_runs() -> None:
     assert all_free(at)
 
 
-def test_who_waits_for_a_prefix_in_a_long_queue_goes_on_waiting() -> None:
+def test_a_request_waits_for_a_prefix_in_a_long_queue() -> None:
     """Its owner has it and says so, but has not come to it: only after STALLED_S is it prefilled."""
     at = node()
     at.at(A).source.offer("prefix", 1, 5, early=True)
@@ -332,7 +332,7 @@ def test_who_waits_for_a_prefix_in_a_long_queue_goes_on_waiting() -> None:
     assert "a" in at.lanes[B].scheduler.requests
 
 
-def test_a_pull_ahead_that_was_given_up_is_made_at_once_later() -> None:
+def test_a_dropped_prefetch_is_pulled_when_its_request_arrives() -> None:
     """When nothing more came for long; the blocks are free meanwhile."""
     at = node()
     made = ahead(at)
@@ -352,7 +352,7 @@ def test_a_pull_ahead_that_was_given_up_is_made_at_once_later() -> None:
     run_out(at)
 
 
-def test_who_has_all_its_blocks_needs_no_free_one_for_the_rest() -> None:
+def test_a_request_with_all_its_blocks_needs_no_free_block() -> None:
     """Of a request that was pulled ahead the last tokens come when it is to run, however full the lane is then."""
     at = node()
     made = ahead(at)
@@ -369,7 +369,7 @@ def test_who_has_all_its_blocks_needs_no_free_one_for_the_rest() -> None:
     assert (at.at(B).counts(), at.asked) == (MigrationCounts(1, 12, 0), [])
 
 
-def test_what_was_pulled_of_a_preempted_request_stays() -> None:
+def test_pulled_kv_of_a_preempted_request_stays() -> None:
     """It is offered no more, and when the request comes the rest is prefilled."""
     at = node()
     made = ahead(at)
@@ -391,7 +391,7 @@ def test_what_was_pulled_of_a_preempted_request_stays() -> None:
 # ---- who waits
 
 
-def test_where_there_is_no_room_requests_wait() -> None:
+def test_requests_wait_where_blocks_are_missing() -> None:
     """The engine is asked for blocks, and tries again; those who come later wait behind, in that lane."""
     at = node({B: 8})
     taken = at.lanes[B].pool.take(6)
@@ -435,7 +435,7 @@ def test_no_block_is_asked_for_while_a_chunk_is_on_its_way() -> None:
     assert {size for size, _ in at.asked} == {2}
 
 
-def test_who_has_waited_long_is_prefilled_again() -> None:
+def test_a_request_that_has_waited_long_is_prefilled() -> None:
     """Its old group is told; who came later waits on; who is pulled ahead holds up nobody."""
     at = node()
     taken = at.lanes[B].pool.take(19)
@@ -505,7 +505,7 @@ def test_a_request_that_ends_is_forgotten(new: Group, when: str) -> None:
 
 
 @pytest.mark.parametrize("pulled", [0, 5, 12])
-def test_a_request_that_goes_on_before_it_is_here_takes_its_kv_along(pulled: int) -> None:
+def test_a_forwarded_request_takes_its_kv_along(pulled: int) -> None:
     """As much of it as had come; the third group gets it."""
     at = node()
     before = begin(at, A)
@@ -550,7 +550,7 @@ def test_a_request_that_leaves_while_members_write_is_kept_after_that() -> None:
 
 
 @pytest.mark.parametrize("after", ["is retained", "arrives", "is being written", "is pulled ahead"])
-def test_nothing_of_a_group_that_is_dissolved_is_left(after: str) -> None:
+def test_a_dissolved_group_leaves_no_kv(after: str) -> None:
     """Neither what leaves it nor what comes to it; other lanes of its engines keep theirs."""
     at = node()
     before, other = begin(at, BOTH), begin(at, A, "c", family=5)
@@ -610,7 +610,7 @@ def test_kv_that_is_not_fetched_is_released() -> None:
     assert (at.at(A).source.retained, at.at(A).retry_in_s(at.now_s)) == ({}, None)
 
 
-def test_kv_that_is_retained_does_not_cost_others_theirs() -> None:
+def test_retained_kv_does_not_preempt_running_requests() -> None:
     """Where a running request would be preempted it goes at once; other lanes keep theirs."""
     at = node({A: 8})
     begin(at, A, "a", prompt=8, steps=1)
@@ -629,7 +629,7 @@ def test_kv_that_is_retained_does_not_cost_others_theirs() -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "preempted"])
-def test_an_offer_of_who_does_not_end_is_revoked(how: str) -> None:
+def test_the_offer_of_a_request_that_does_not_end_is_revoked(how: str) -> None:
     """Before its blocks are free; it is not made again."""
     at = node()
     at.at(A).source.offer("a", 1, 5, early=True)
@@ -649,7 +649,7 @@ def test_an_offer_of_who_does_not_end_is_revoked(how: str) -> None:
     assert all_free(at)
 
 
-def test_what_the_cache_has_is_not_offered_before_it_is_computed() -> None:
+def test_cached_tokens_are_not_offered_before_they_are_computed() -> None:
     """A second request shares blocks of the first, whose step is under way; another lane steps meanwhile."""
     at = node()
     at.at(A).source.offer("b", 1, 5, early=True)
@@ -689,7 +689,7 @@ def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> No
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
-def test_what_is_pulled_is_free_where_it_came_from(old: Group, new: Group) -> None:
+def test_pulled_blocks_are_freed_at_their_owner(old: Group, new: Group) -> None:
     """A chunk of one block at a time; the request has all of its KV at the end, and holds blocks for no more before."""
     at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
     before = begin(at, old, prompt=18, steps=6)
@@ -742,7 +742,7 @@ def test_kv_is_kept_as_long_as_other_kv_is_pulled() -> None:
     assert all_free(at)
 
 
-def test_kv_whose_blocks_are_others_by_now_is_copied_again() -> None:
+def test_kv_whose_blocks_were_replaced_is_copied_again() -> None:
     """It cannot revoke what its leader offers, and the blocks that it has left may be anybody's by then."""
     at = node()
     before = begin(at, A)
