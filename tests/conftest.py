@@ -38,11 +38,11 @@ def log_levels_stay() -> Iterator[None]:
 @pytest.fixture
 def unpatched() -> Iterator[None]:
     """Leave vLLM as it is before and after a test."""
-    from flying_serving.vllm_adapter import table
+    from flying_serving.vllm_adapter.patches import installer
 
-    table.uninstall()
+    installer.uninstall()
     yield
-    table.uninstall()
+    installer.uninstall()
 
 
 @pytest.fixture(scope="session")

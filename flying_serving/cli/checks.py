@@ -23,7 +23,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.placement.plan import device_name, plan
 from flying_serving.placement.topology import Topology, read_topology
 from flying_serving.placement.wishes import read_wishes
-from flying_serving.vllm_adapter.table import VLLM_VERSION, installed_vllm
+from flying_serving.vllm_adapter.patches.version import VLLM_VERSION, installed_vllm
 
 PROBE_S = 120.0
 GIB = 2**30
@@ -44,8 +44,8 @@ sys.stdout.write("\\n" + json.dumps(facts))
 VLLM = """
 import json, sys
 from vllm.platforms import current_platform
-from flying_serving.vllm_adapter import table
-table.install()
+from flying_serving.vllm_adapter.patches import installer
+installer.install()
 sys.stdout.write("\\n" + json.dumps({"device": current_platform.device_type}))
 """
 

@@ -68,9 +68,9 @@ def parse(argv: list[str], prog: str) -> Any:
     from flying_serving.server.front_ends import refuse_other_front_ends
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.support import refuse_missing_model, refuse_unusable_address
-    from flying_serving.vllm_adapter import table
+    from flying_serving.vllm_adapter.patches import installer, table
 
-    table.install(table.ENTRY_PATCHES, HOOKS)
+    installer.install(table.ENTRY_PATCHES, HOOKS)
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
     _add_flags(parser)

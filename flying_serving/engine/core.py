@@ -19,11 +19,11 @@ from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter import table
-from flying_serving.vllm_adapter.client import engine_classes
 from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.vllm_adapter.numa import leave_placement_to_workers
+from flying_serving.vllm_adapter.patches import installer
+from flying_serving.vllm_adapter.patches.engine_class import engine_classes
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
@@ -70,7 +70,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
         pulse.leave(kwargs["dp_rank"], leaves=False)
         pulse.beat(kwargs["dp_rank"])
-        table.install()
+        installer.install()
         with engine_classes(FlyingEngineCore):
             EngineCoreProc.run_engine_core(*args, **kwargs)
 

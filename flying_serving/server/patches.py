@@ -1,4 +1,4 @@
-"""What vLLM's API server is made to call here: our client, our checks, our routes. `table.install` gets them.
+"""What vLLM's API server is made to call here: our client, our checks, our routes. `installer.install` gets them.
 
 Imports are inside: vLLM loads its plugins, and so this module, in every process.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flying_serving.config import KEY, deployment_of
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import installer, table
 
 
 def make_client(
@@ -23,8 +23,8 @@ def make_client(
     """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our key."""
     if KEY not in (vllm_config.additional_config or {}):
         return original(vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer)
-    table.install(table.PATCHES)
-    table.install(table.SERVER_PATCHES, HOOKS)
+    installer.install(table.PATCHES)
+    installer.install(table.SERVER_PATCHES, HOOKS)
     from flying_serving.engine.core import FlyingEngineCore
     from flying_serving.server.client import FlyingClient
     from flying_serving.server.interrupt import ended_by_signals

@@ -4,7 +4,7 @@ from flying_serving.config import KEY
 from flying_serving.errors import HookError
 from flying_serving.log import logger
 from flying_serving.server.patches import HOOKS
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import installer, table, version
 
 
 def register() -> None:
@@ -12,10 +12,10 @@ def register() -> None:
 
     Under another vLLM than the hooks were written for that key is refused.
     """
-    if table.installed_vllm() == table.VLLM_VERSION:
-        table.install(table.ENTRY_PATCHES, HOOKS)
+    if version.installed_vllm() == version.VLLM_VERSION:
+        installer.install(table.ENTRY_PATCHES, HOOKS)
         return
     try:
-        table.apply((table.REFUSAL,))
+        installer.apply((table.REFUSAL,))
     except HookError as error:
         logger.warning("--additional-config %s would be ignored: %s", KEY, error)

@@ -13,32 +13,10 @@ from flying_serving.config import KEY
 from flying_serving.errors import ConfigError
 from flying_serving.start_error import start_error
 from flying_serving.vllm_adapter.assigned import assigned
+from flying_serving.vllm_adapter.patches.engine_class import engine_classes
 
 _starting: ContextVar[str | None] = ContextVar("starting", default=None)
 """Run directory of the server that starts its engines."""
-
-
-@contextmanager
-def engine_classes(engine_class: Any) -> Iterator[None]:
-    """While the body runs, vLLM's `run_engine_core` makes `engine_class` for dense and MoE models alike.
-
-    vLLM couples the data-parallel ranks of an MoE model, to split its experts over them. Ours are independent.
-    """
-    from vllm.v1.engine import core
-
-    def independent(*args: Any, **kwargs: Any) -> Any:
-        parallel = kwargs["vllm_config"].parallel_config
-        rank = parallel.data_parallel_index
-        parallel.data_parallel_rank = 0
-        parallel.reconfigure_for_independent_dp_rank()
-        return engine_class(*args, engine_index=rank, **kwargs)
-
-    saved = core.EngineCoreProc, core.DPEngineCoreProc
-    core.EngineCoreProc, core.DPEngineCoreProc = engine_class, independent
-    try:
-        yield
-    finally:
-        core.EngineCoreProc, core.DPEngineCoreProc = saved
 
 
 @contextmanager

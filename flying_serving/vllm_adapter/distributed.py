@@ -1,7 +1,6 @@
-"""The torch world of a worker, the coordinators of its groups, and the switch of vLLM's tensor-parallel group."""
+"""The torch world of a worker, and the coordinators of its groups."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,20 +82,3 @@ def join_world(
     )
     # every rank alone, in every dimension; the lanes' own groups take the tensor-parallel place
     parallel_state.initialize_model_parallel(1)
-
-
-def set_home(coordinator: Any) -> None:
-    """Make lane 1's group the tensor-parallel group whenever no lane is active."""
-    parallel_state._TP = coordinator
-    parallel_state._ETP = coordinator
-
-
-@contextmanager
-def activate(coordinator: Any) -> Iterator[None]:
-    """Make a group vLLM's tensor-parallel group while the body runs."""
-    home = parallel_state._TP
-    parallel_state._TP = parallel_state._ETP = coordinator
-    try:
-        yield
-    finally:
-        parallel_state._TP = parallel_state._ETP = home

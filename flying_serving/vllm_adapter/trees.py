@@ -23,8 +23,8 @@ from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
-from flying_serving.vllm_adapter.distributed import activate
 from flying_serving.vllm_adapter.loading import parameters_on_meta
+from flying_serving.vllm_adapter.patches.tensor_parallel import activate
 
 _JOIN_S = 60
 _NUMBERED = re.compile(r"(.+?)\.(\d+)(?:\.(.*))?")

@@ -18,9 +18,9 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.vllm_adapter import table
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.vllm_adapter.loading import keep_weights
+from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.trees import (
     LayerKind,
     first_of,
@@ -106,7 +106,7 @@ def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     try:
-        table.install()  # a spawned process has none of the server's hooks
+        installer.install()  # a spawned process has none of the server's hooks
         answers.send((ask.__wrapped__(*args, **options), None))
     except ConfigError as error:
         answers.send((None, str(error)))

@@ -17,8 +17,9 @@ from flying_serving.layout.groups import whole_groups
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter import distributed, loading, numa, table
+from flying_serving.vllm_adapter import distributed, loading, numa
 from flying_serving.vllm_adapter.kv import kv_memory_from
+from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.heap import give_back_freed
@@ -41,7 +42,7 @@ class LaneWorker:
     def init_device(self) -> None:
         """Join a torch world as `distributed.Place` says, and get a communicator for each group."""
         end_with_parent()
-        table.install()
+        installer.install()
         worker: Any = self
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
         self.engine = worker.parallel_config.data_parallel_index
@@ -58,9 +59,9 @@ class LaneWorker:
             devices=deployment.devices,
             sizes=deployment.group_sizes,
             make=place.coordinator,
-            activate=distributed.activate,
+            activate=tensor_parallel.activate,
         )
-        distributed.set_home(self.communicators.coordinator(1))
+        tensor_parallel.set_home(self.communicators.coordinator(1))
         if shares_memory:
             self.communicators.use_shared_memory(
                 deployment.run_dir, deployment.flying.collective_timeout_s, self._interleave

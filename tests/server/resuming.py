@@ -22,9 +22,9 @@ from flying_serving.config import KEY, deployment_of
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.server.launch import prepare
 from flying_serving.server.patches import HOOKS
-from flying_serving.vllm_adapter import table
 from flying_serving.vllm_adapter.client import starting
 from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY
+from flying_serving.vllm_adapter.patches import installer, table
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -43,8 +43,8 @@ ENGINE: dict[str, Any] = {
 def start(model: str) -> tuple[AsyncMPClient, InputProcessor]:
     """Start two engines, as `make_client` does, under vLLM's own client."""
     config = AsyncEngineArgs(model=model, **ENGINE).create_engine_config()
-    table.install(table.PATCHES)
-    table.install(table.SERVER_PATCHES, HOOKS)
+    installer.install(table.PATCHES)
+    installer.install(table.SERVER_PATCHES, HOOKS)
     executor_class = prepare(config, 1)
     with starting(deployment_of(config.additional_config).run_dir, FlyingEngineCore):
         return AsyncMPClient(config, executor_class, log_stats=True), InputProcessor(config)

@@ -20,7 +20,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from flying_serving.server.access import FORWARDED, OPEN, READING, RequireKey, is_local
 from flying_serving.server.full import generates
 from flying_serving.server.patches import HOOKS
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import installer, table
 from harness.live import Server
 from tests.server.apps import SECRET, app
 from tests.server.test_lifecycle import Parts
@@ -221,13 +221,13 @@ def vllms_app() -> Iterator[FastAPI]:
     """vLLM's application with all routes that its flags and variables add, and ours, as they are attached to it."""
     from vllm.entrypoints.launchers.app import build_app
 
-    table.uninstall()
-    table.apply(tuple(patch for patch in table.SERVER_PATCHES if patch.hook.endswith(":add_routes")), HOOKS)
+    installer.uninstall()
+    installer.apply(tuple(patch for patch in table.SERVER_PATCHES if patch.hook.endswith(":add_routes")), HOOKS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
         args = make_arg_parser(FlexibleArgumentParser()).parse_args([f"--api-key={SECRET}", "--enable-scale-out"])
         yield build_app(args, ("generate", "render", "transcription", "realtime"), None)
-    table.uninstall()
+    installer.uninstall()
 
 
 def changing(made: FastAPI) -> set[tuple[str, str]]:

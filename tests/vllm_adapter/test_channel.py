@@ -8,7 +8,7 @@ from vllm.v1.serial_utils import UtilityResult
 
 from flying_serving.errors import EngineLost
 from flying_serving.server.patches import HOOKS
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import installer, table
 from tests.server.doubles import Server
 
 
@@ -54,6 +54,6 @@ async def test_an_answer_that_comes_later_disturbs_nothing(failure: str | None) 
     with pytest.raises(EngineLost):
         await call
     await ended(server)
-    table.install(table.SERVER_PATCHES, HOOKS)
+    installer.install(table.SERVER_PATCHES, HOOKS)
     answer = UtilityOutput(number, failure_message=failure, result=UtilityResult(None))
     core_client._process_utility_output(answer, server.vllm.utility_results)

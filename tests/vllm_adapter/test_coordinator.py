@@ -14,7 +14,7 @@ from vllm.distributed.parallel_state import GroupCoordinator
 from flying_serving.comm.shm import ShmGroup
 from flying_serving.errors import NoProcessGroup
 from flying_serving.vllm_adapter.coordinator import REFUSED, REFUSED_ATTRIBUTES, LaneCoordinator
-from flying_serving.vllm_adapter.distributed import activate
+from flying_serving.vllm_adapter.patches.tensor_parallel import activate
 from flying_serving.vllm_adapter.trees import world_of_one
 
 PARTITION = [[0, 1, 4, 5], [2, 3, 6, 7]]

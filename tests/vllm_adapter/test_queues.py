@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
-from flying_serving.vllm_adapter import table
+from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.queues import note_in, remove_queues
 
 
@@ -21,7 +21,7 @@ def made(run_dir: Path | None) -> ShmRingBuffer:
 @pytest.mark.usefixtures("unpatched")
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_queue_is_noted_by_its_maker_alone(tmp_path: Path, ours: bool) -> None:
-    table.install()
+    installer.install()
     queue = contextvars.copy_context().run(made, tmp_path if ours else None)
     names = [queue.shared_memory.name] * ours
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "3") for name in names]

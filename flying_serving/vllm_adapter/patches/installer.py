@@ -1,0 +1,87 @@
+"""Replaces the names of `table.py` in this process, and puts the originals back."""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from flying_serving.vllm_adapter.patches.patch import HANDED, Patch, StandIn, find, resolve
+from flying_serving.vllm_adapter.patches.seams import SEAMS
+from flying_serving.vllm_adapter.patches.table import PATCHES, STAND_INS
+from flying_serving.vllm_adapter.patches.version import check_version
+
+Hook = Callable[..., Any]
+"""Gets the original, then what the original gets."""
+NO_HOOKS: Mapping[str, Hook] = MappingProxyType({})
+_originals: dict[str, Any] = {}
+"""By target, what a name held before."""
+
+
+def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = NO_HOOKS) -> None:
+    """Apply patches to this process; those that are applied already stay as they are.
+
+    With the patches of an engine the seams and stand-ins are checked too.
+
+    Args:
+        patches: a tuple of `table.py`.
+        handed: hooks by name, for patches that have none in this package.
+
+    Raises:
+        HookError: if the installed vLLM is another one, or looks different.
+    """
+    if all(patch.target in _originals for patch in patches):
+        return
+    check_version()
+    if patches is PATCHES:
+        for original in (*SEAMS, *(stand_in.original for stand_in in STAND_INS)):
+            resolve(original)
+    apply(patches, handed)
+
+
+def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = NO_HOOKS) -> None:
+    """Apply patches, whatever the version. Raises HookError as `install`."""
+    for patch in patches:
+        if patch.target not in _originals:
+            owner, name, function = resolve(patch.original)
+            descriptor = owner.__dict__[name]
+            wrapped = _wrap(_hook_of(patch, handed), function)
+            _replace(patch.target, descriptor, _in_kind_of(descriptor, wrapped))
+
+
+def hold(stand_in: StandIn, value: Any) -> None:
+    """Let a name hold a value until `uninstall`, or until a context manager replaces it for a while."""
+    _replace(stand_in.target, find(stand_in.target).value, value)
+
+
+def uninstall() -> None:
+    """Put every original back."""
+    for target, original in _originals.items():
+        owner, name, _ = find(target)
+        setattr(owner, name, original)
+    _originals.clear()
+
+
+def _replace(target: str, original: Any, value: Any) -> None:
+    _originals.setdefault(target, original)
+    owner, name, _ = find(target)
+    setattr(owner, name, value)
+
+
+def _hook_of(patch: Patch, handed: Mapping[str, Hook]) -> Hook:
+    module, name = patch.hook.split(":")
+    hook: Hook = handed[name] if module == HANDED else getattr(importlib.import_module(module), name)
+    return hook
+
+
+def _in_kind_of(descriptor: Any, function: Callable[..., Any]) -> Any:
+    """A static method stays one, a property too."""
+    return type(descriptor)(function) if isinstance(descriptor, staticmethod | property) else function
+
+
+def _wrap(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    return patched
