@@ -4,7 +4,7 @@ As in vLLM 0.32's `Scheduler.schedule`: running requests first, in the order of 
 unfinished prompts. A request that lacks blocks preempts the last running one, perhaps itself, which is computed again
 later. Then waiting requests if nothing was preempted, those with KV first, each only if its whole prompt has room. A
 request that migrated here takes the blocks for its KV at this point; prompts that run leave one that decodes its token
-(`vllm_adapter.limits.limit_prompts`). It is preempted after them, where vLLM would take it as the last one.
+(`vllm_adapter/scheduler.py`). It is preempted after them, where vLLM would take it as the last one.
 """
 
 from collections import deque
@@ -153,7 +153,7 @@ class SimLane:
             self.decoding.add(request)
 
     def _prompt_tokens(self, arrived: Sequence[SimRequest]) -> tuple[int, int]:
-        """Tokens of a step beside those that decode, and those of one prompt, as `vllm_adapter.limits.limit_prompts`.
+        """Tokens of a step beside those that decode, and those of one prompt, as `LaneScheduler._limit_prompts`.
 
         `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to them. Like vLLM's,
         from what runs before the step preempts any of it.

@@ -1,5 +1,6 @@
 """What an engine is built of, over vLLM's scheduler and executor."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,8 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.channel import Channel
-from flying_serving.engine.group import Leader, Member
-from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.lane import Lane, LaneFactory, Lanes
+from flying_serving.engine.lane_events import LaneEvents
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
@@ -24,80 +25,158 @@ from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import announce_blocks
 from flying_serving.migration import transfer
 from flying_serving.migration.chunks import EXTRA_BYTES
-from flying_serving.migration.offers import PeerOffers, make_table
+from flying_serving.migration.offers import OfferTable, PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
-from flying_serving.vllm_adapter.beginnings import tell_beginnings
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
-from flying_serving.vllm_adapter.limits import limit_prompts
-from flying_serving.vllm_adapter.schedulers import hash_blocks, make_scheduler
+from flying_serving.vllm_adapter.scheduler import block_hasher, make_scheduler
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
 from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
-    """The loop and the utilities of an engine: the host is `core`, vLLM's EngineCoreProc with its executor."""
-    deployment = deployment_of(core.vllm_config.additional_config)
-    engine, flying, run_dir = core.engine_index, deployment.flying, deployment.run_dir
-    channel = Channel(run_dir, engine, deployment.engines, core.wake, flying.collective_timeout_s)
-    own, table = EnginePool(core.scheduler), make_table(run_dir, engine, *_table_blocks(core))
-    lanes = [Lane((engine,), core.scheduler.block_size, core.request_block_hasher, own)]
-    for size in deployment.lanes:
-        config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
-        group = aligned_group(engine, size)
-        leads = group[0] == engine
-        pool = SchedulerPool(make_scheduler(core, config, kv_config)) if leads else None
-        lanes.append(
-            Lane(
-                group,
-                kv_config.kv_cache_groups[0].kv_cache_spec.block_size,
-                None if core.request_block_hasher is None else hash_blocks(config, kv_config),
-                pool,
-                Member(group, engine, own, channel, partial(table.lend, size)),
-                None if pool is None else Leader(group, pool, channel, flying.lend_blocks),
-            )
-        )
-    board = StepBoard(f"{run_dir}/steps", deployment.engines)
-    all_lanes = Lanes(lanes, board)
-    report, steps = Report(all_lanes, board), StepLog(board)
-    _watch(core, all_lanes, steps)
-    trace = None if flying.trace_out is None else EngineTrace(flying.trace_out, engine, core.scheduler)
-    offers = PeerOffers(run_dir, Pulse(run_dir, deployment.engines, deployment.devices).is_lost)
-    offers.map(filter(deployment.is_there, range(deployment.engines)))
-    loop = EngineLoop(engine, all_lanes, channel, core, flying, (table, offers), Instruments(board, report, trace))
-    if trace is not None:
-        loop.migrations.observers.append(partial(trace.pulling, report.blocks_in_use))
-    block_bytes = sum(tensor.size for tensor in core.kv_config.kv_cache_tensors) // core.kv_config.num_blocks
-    steps_at_start, migrations = measured(core, deployment, engine)
-    costs, chunks = fit_migrations(map(astuple, migrations)), loop.migrations.target.chunks
-    chunks.blocks = max(1, EXTRA_BYTES // deployment.engines // block_bytes)
-    chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
+    """The loop and the utilities of an engine; the host is `core`, vLLM's EngineCoreProc."""
+    site = Site.of(core)
+    channel = site.channel()
+    table = site.offer_table()
+    own = EnginePool(core.scheduler)
+
+    # what steps
+    board = StepBoard(f"{site.run_dir}/steps", site.deployment.engines)
+    lanes = Lanes(_make_lanes(site, own, channel, table), board)
+
+    # what observes the steps
+    instruments = _make_instruments(site, lanes, board)
+
+    # the loop over both
+    flying = site.deployment.flying
+    offers = site.peer_offers()
+    loop = EngineLoop(site.engine, lanes, channel, core, flying, (table, offers), instruments)
+
+    # what steps and copies of KV take on this machine
+    steps, copies = measured(core, site.deployment, site.engine)
+    _fit_chunks(site, loop, copies)
+
+    # the schedulers tell the parts above of their steps, and ask for their limits
+    _connect(site, loop)
     if flying.tbt_slo_ms is not None:
-        limit_batches(flying.tbt_slo_ms / 1000, all_lanes, steps, steps_at_start)
-    else:
-        for scheduler in all_lanes.schedulers.values():
-            limit_prompts(scheduler)
-    if flying.lend_weights and deployment.lanes:
-        loop.residency = _residency(core, own, loop)
-        announce_blocks(run_dir, engine, loop.residency.blocks)
-    if deployment.survives:
-        loop.membership = _membership(core, deployment, loop, offers)
-    memory = EngineMemory(core.call_workers(WorkerLanes.get_weight_bytes), own.total * block_bytes)
-    return loop, EngineUtilities(loop, steps, block_bytes, memory, steps_at_start, migrations)
+        limit_batches(flying.tbt_slo_ms / 1000, lanes, instruments.steps, steps)
+
+    # what only some servers have
+    if flying.lend_weights and site.deployment.lanes:
+        loop.residency = _make_residency(core, own, loop)
+        announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
+    if site.deployment.survives:
+        loop.membership = _make_membership(site, loop, offers)
+
+    # what the API server may ask
+    weight_bytes = core.call_workers(WorkerLanes.get_weight_bytes)
+    memory = EngineMemory(weight_bytes, own.total * site.block_bytes)
+    utilities = EngineUtilities(loop, instruments.steps, site.block_bytes, memory, steps, copies)
+    return loop, utilities
 
 
-def _watch(core: Any, lanes: Lanes, steps: StepLog) -> None:
-    """Follow the steps of all schedulers."""
-    for size, scheduler in lanes.schedulers.items():
-        steps.watch(aligned_group(core.engine_index, size), scheduler)
-        tell_beginnings(scheduler, core.emit)
+@dataclass(frozen=True)
+class Site:
+    """Where an engine is built: vLLM's core, which has its scheduler and executor, in a deployment."""
+
+    core: Any
+    deployment: Deployment
+
+    @classmethod
+    def of(cls, core: Any) -> "Site":
+        """The site of vLLM's `core`."""
+        return cls(core, deployment_of(core.vllm_config.additional_config))
+
+    @property
+    def engine(self) -> int:
+        """The number of the engine."""
+        return int(self.core.engine_index)
+
+    @property
+    def run_dir(self) -> str:
+        """The run directory of the server."""
+        return self.deployment.run_dir
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block, all layers, on one device."""
+        kv_config = self.core.kv_config
+        return int(sum(tensor.size for tensor in kv_config.kv_cache_tensors) // kv_config.num_blocks)
+
+    def channel(self) -> Channel:
+        """The engine's end of the channel."""
+        timeout_s = self.deployment.flying.collective_timeout_s
+        return Channel(self.run_dir, self.engine, self.deployment.engines, self.core.wake, timeout_s)
+
+    def offer_table(self) -> OfferTable:
+        """The table in which the engine offers KV.
+
+        An offer has room for the blocks of the longest request in lane 1, whose blocks hold the fewest tokens.
+        """
+        longest_tokens = self.core.vllm_config.model_config.max_model_len
+        offer_blocks = longest_tokens // self.core.scheduler.block_size + 2
+        return make_table(self.run_dir, self.engine, offer_blocks, self.core.kv_config.num_blocks)
+
+    def peer_offers(self) -> PeerOffers:
+        """The tables of all engines that are there."""
+        pulse = Pulse(self.run_dir, self.deployment.engines, self.deployment.devices)
+        offers = PeerOffers(self.run_dir, pulse.is_lost)
+        offers.map(filter(self.deployment.is_there, range(self.deployment.engines)))
+        return offers
 
 
-def _membership(core: Any, deployment: Deployment, loop: EngineLoop, offers: PeerOffers) -> Membership:
-    of_loop = loop.lanes, loop.arbiter, loop.migrations
-    return Membership(deployment.incarnations, *of_loop, offers, core.call_workers, deployment.told_in_s)
+def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable) -> list[Lane]:
+    """Lane 1, over vLLM's scheduler, and the lane of each group size, with a scheduler where the engine leads."""
+    core = site.core
+    factory = LaneFactory(site.engine, own, channel, table, site.deployment.flying.lend_blocks)
+    lanes = [factory.own_lane(core.scheduler.block_size, core.request_block_hasher)]
+    for size in site.deployment.lanes:
+        config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
+        block_tokens = kv_config.kv_cache_groups[0].kv_cache_spec.block_size
+        has_prefix_cache = core.request_block_hasher is not None
+        hash_blocks = block_hasher(config, kv_config) if has_prefix_cache else None
+        make_pool = partial(_make_group_pool, core, config, kv_config)
+        group = aligned_group(site.engine, size)
+        lanes.append(factory.group_lane(group, block_tokens, hash_blocks, make_pool))
+    return lanes
+
+
+def _make_group_pool(core: Any, config: Any, kv_config: Any) -> SchedulerPool:
+    return SchedulerPool(make_scheduler(core, config, kv_config))
+
+
+def _make_instruments(site: Site, lanes: Lanes, board: StepBoard) -> Instruments:
+    trace_out = site.deployment.flying.trace_out
+    trace = None if trace_out is None else EngineTrace(trace_out, site.engine)
+    return Instruments(board, Report(lanes, board), StepLog(board), trace)
+
+
+def _connect(site: Site, loop: EngineLoop) -> None:
+    """Let the schedulers tell the loop and its instruments what happens in each lane that the engine leads."""
+    instruments, source = loop.instruments, loop.migrations.source
+    for size, scheduler in loop.lanes.schedulers.items():
+        group = aligned_group(site.engine, size)
+        instruments.steps.follow(group)
+        scheduler.hooks = LaneEvents(group, instruments, source, site.core.emit)
+    if instruments.trace is not None:
+        blocks_in_use = instruments.report.blocks_in_use
+        loop.migrations.observers.append(partial(instruments.trace.pulling, blocks_in_use))
+
+
+def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> None:
+    """Pull KV in chunks of at most EXTRA_BYTES in all engines, whose time is known from copies at the start."""
+    chunks = loop.migrations.target.chunks
+    chunks.blocks = max(1, EXTRA_BYTES // site.deployment.engines // site.block_bytes)
+    costs = fit_migrations(map(astuple, copies))
+    chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
+
+
+def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Membership:
+    deployment, of_loop = site.deployment, (loop.lanes, loop.arbiter, loop.migrations)
+    return Membership(deployment.incarnations, *of_loop, offers, site.core.call_workers, deployment.told_in_s)
 
 
 def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[CalibrationRow], list[MigrationRow]]:
@@ -113,7 +192,7 @@ def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[Calib
     return kept.steps, kept.migrations
 
 
-def _residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
+def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     """What the engine has of its weights: all, at first; and its extra blocks, whose pages go back to the system."""
     pieces, own_blocks = core.call_workers(lent.lendable)
     extra = range(own_blocks, core.kv_config.num_blocks)
@@ -123,12 +202,6 @@ def _residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     return Residency(loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all)
 
 
-def _table_blocks(core: Any) -> tuple[int, int]:
-    """Blocks of the longest request, and of the engine: lane 1's, whose blocks hold the fewest tokens."""
-    longest = core.vllm_config.model_config.max_model_len
-    return longest // core.scheduler.block_size + 2, core.kv_config.num_blocks
-
-
 def limit_batches(target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
     """Let the lanes that an engine leads keep to a target for the time between two tokens."""
     own = lanes.own.scheduler
@@ -136,4 +209,4 @@ def limit_batches(target_s: float, lanes: Lanes, steps: StepLog, measured: list[
     batches.calibrate(measured)
     steps.listeners.append(batches.stepped)
     for size, scheduler in lanes.schedulers.items():
-        limit_prompts(scheduler, partial(batches.prompt_tokens, size))
+        scheduler.prompt_limit = partial(batches.prompt_tokens, size)

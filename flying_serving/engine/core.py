@@ -25,6 +25,7 @@ from flying_serving.vllm_adapter.numa import leave_placement_to_workers
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.engine_class import engine_classes
 from flying_serving.vllm_adapter.queues import note_in
+from flying_serving.vllm_adapter.scheduler import use_lane_class
 from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
@@ -49,6 +50,7 @@ class CoreWithLanes(EngineCore):
         heads = vllm_config.model_config.get_total_num_kv_heads()
         with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
             self.kv_config = super()._initialize_kv_caches(vllm_config)
+        use_lane_class(vllm_config.scheduler_config)  # next vLLM makes the scheduler; workers keep the user's class
         return self.kv_config
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
+from flying_serving.engine.channel import Sender
 from flying_serving.engine.group import Leader, Member
 from flying_serving.layout.groups import Group
+from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 HashBlocks = Callable[[Any], Any]
@@ -32,6 +35,41 @@ class Lane:
     def physical(self, blocks: list[int]) -> list[int]:
         """The engine's own blocks behind blocks of the lane."""
         return blocks if self.member is None else self.member.lent.translate(blocks)
+
+
+@dataclass(frozen=True)
+class LaneFactory:
+    """Makes the lanes of one engine.
+
+    `own`: lane 1's pool, which lends blocks to the groups. `table`: where peers see which blocks.
+    `lend_blocks`: how many a leader asks for at a time.
+    """
+
+    engine: int
+    own: SchedulerPool
+    channel: Sender
+    table: OfferTable
+    lend_blocks: int
+
+    def own_lane(self, block_tokens: int, hash_blocks: HashBlocks | None) -> Lane:
+        """Lane 1."""
+        return Lane((self.engine,), block_tokens, hash_blocks, self.own)
+
+    def group_lane(
+        self,
+        group: Group,
+        block_tokens: int,
+        hash_blocks: HashBlocks | None,
+        make_pool: Callable[[], SchedulerPool],
+    ) -> Lane:
+        """The engine's part in a group of several; `make_pool` is called on the group's leader."""
+        show = partial(self.table.lend, len(group))
+        member = Member(group, self.engine, self.own, self.channel, show)
+        if group[0] != self.engine:
+            return Lane(group, block_tokens, hash_blocks, None, member)
+        pool = make_pool()
+        leader = Leader(group, pool, self.channel, self.lend_blocks)
+        return Lane(group, block_tokens, hash_blocks, pool, member, leader)
 
 
 class Lanes:

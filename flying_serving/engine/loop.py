@@ -19,6 +19,7 @@ from flying_serving.engine.migration_host import EngineMigrationHost
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
+from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group
@@ -39,6 +40,7 @@ class Instruments:
 
     board: StepBoard
     report: Report
+    steps: StepLog
     trace: EngineTrace | None
 
 

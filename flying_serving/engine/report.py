@@ -1,11 +1,9 @@
 """What an engine reports of all its lanes together: vLLM's statistics, and those of the admin route."""
 
-from functools import partial
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lanes
-from flying_serving.vllm_adapter.blocks import report_through
 from flying_serving.wire import LaneCounts
 
 REPORT_S = 1.0
@@ -25,8 +23,6 @@ class Report:
         self._reported: tuple[int, int, float] | None = None
         self.prefix_cache: dict[int, tuple[int, int]] = dict.fromkeys(lanes.schedulers, (0, 0))
         """Prompt tokens (looked up, found) by the lanes that this engine leads, as far as vLLM counts them."""
-        for size, each in lanes.schedulers.items():
-            report_through(each, partial(self.complete, size))
 
     def complete(self, size: int, stats: Any) -> None:
         """Make the SchedulerStats of one lane those of the engine."""

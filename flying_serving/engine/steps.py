@@ -3,14 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.layout.groups import Group
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
-from flying_serving.vllm_adapter.watch import contents, watch_steps
+from flying_serving.vllm_adapter.step_contents import contents
 from flying_serving.wire import StepRow
 
 KEPT_STEPS = 4096
@@ -37,19 +36,20 @@ class StepLog:
         self._under_way: dict[int, deque[tuple[Any, float]]] = {}
         self._ended: dict[int, float] = {}
 
-    def watch(self, group: Group, scheduler: Any) -> None:
-        """Log all steps that a vLLM scheduler of this engine plans for `group`."""
+    def follow(self, group: Group) -> None:
+        """Expect steps of a group that this engine leads."""
         size = len(group)
         self.durations[size] = Histogram(STEP_BOUNDS_S)
         self._under_way[size] = deque()
         self._ended[size] = 0.0
-        watch_steps(scheduler, partial(self._began, size), partial(self._received, group))
 
-    def _began(self, size: int, plan: Any) -> None:
+    def planned(self, group: Group, plan: Any) -> None:
+        """A step of a group that is followed begins now: its SchedulerOutput."""
         if plan.total_num_scheduled_tokens:
-            self._under_way[size].append((plan, self._clock()))
+            self._under_way[len(group)].append((plan, self._clock()))
 
-    def _received(self, group: Group, plan: Any) -> None:
+    def received(self, group: Group, plan: Any) -> None:
+        """The output of this step has come."""
         size = len(group)
         under_way = self._under_way[size]
         if not under_way or under_way[0][0] is not plan:

@@ -11,24 +11,24 @@ from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing.events import TracedPull, TracedStep, engine_row, order, pull, step
 from flying_serving.observe.tracing.writer import TraceWriter
-from flying_serving.vllm_adapter.watch import contents, watch_steps
+from flying_serving.vllm_adapter.step_contents import contents
 
 
 class EngineTrace:
-    """The row of one engine in the trace at `path`, which the server has begun; `scheduler` is lane 1's.
+    """The row of one engine in the trace at `path`, which the server has begun.
 
     A step is a turn of its loop, and pulls are between steps, so they do not overlap.
     """
 
-    def __init__(self, path: str, engine: int, scheduler: Any) -> None:
+    def __init__(self, path: str, engine: int) -> None:
         self._engine = engine
         self._row = engine_row(engine, os.getppid(), os.getpid())
         self._writer = TraceWriter(path, self._row)
         self._counts: Counter[int] = Counter()
         self._received: Any = None
-        watch_steps(scheduler, lambda _plan: None, self._take)
 
-    def _take(self, plan: Any) -> None:
+    def received(self, plan: Any) -> None:
+        """The output of a step of lane 1 has come: its SchedulerOutput."""
         self._received = plan
 
     def stepped(self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float) -> None:

@@ -7,7 +7,6 @@ target pulls (`advance`), or when the request is aborted or preempted.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -57,8 +56,6 @@ class Source:
         self.running: dict[str, RunningOffer] = {}
         self.retained: dict[int, Retained] = {}
         """By number."""
-        for size, pool in pools.items():
-            pool.before_free(partial(self._freed, size))
 
     def offer(self, request_id: str, size: int, number: int, *, early: bool) -> None:
         """A request comes to a lane whose KV will be asked for under `number`."""
@@ -102,8 +99,8 @@ class Source:
         self.retained[number] = Retained(request_id, size, blocks)
         self._table.publish(number, tokens, blocks, final=True)
 
-    def _freed(self, size: int, request: Any) -> None:
-        """A scheduler is about to free the blocks of a request that has ended or is preempted."""
+    def blocks_freed(self, size: int, request: Any) -> None:
+        """The scheduler of a lane frees the blocks of a request that has ended or is preempted."""
         offered = self.running.get(request.request_id)
         if offered is None or offered.size != size:
             return

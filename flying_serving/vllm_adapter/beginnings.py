@@ -3,24 +3,19 @@
 The message is an output without a token and without an end, which vLLM's scheduler never makes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from flying_serving.vllm_adapter.keys import DEADLINE_KEY
-from flying_serving.vllm_adapter.watch import watch_steps
 
 
-def tell_beginnings(scheduler: Any, emit: Callable[[dict[int, EngineCoreOutputs]], None]) -> None:
-    """Emit a message, by client, when a vLLM scheduler has made a step with new requests that have a deadline."""
-
-    def began(plan: Any) -> None:
-        begun = [new.req_id for new in plan.scheduled_new_reqs if _has_deadline(new.sampling_params)]
-        if begun:
-            emit({0: EngineCoreOutputs(outputs=[EngineCoreOutput(request_id, []) for request_id in begun])})
-
-    watch_steps(scheduler, began, lambda _plan: None)
+def beginnings_in(plan: Any) -> dict[int, EngineCoreOutputs] | None:
+    """The message, by client, of the new requests with a deadline in a SchedulerOutput; None if it has none."""
+    begun = [new.req_id for new in plan.scheduled_new_reqs if _has_deadline(new.sampling_params)]
+    if not begun:
+        return None
+    return {0: EngineCoreOutputs(outputs=[EngineCoreOutput(request_id, []) for request_id in begun])}
 
 
 def is_beginning(output: EngineCoreOutput) -> bool:

@@ -1,23 +1,10 @@
 """vLLM's block pool behind the protocol that lending needs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
 
 from flying_serving.errors import IntegrityError
-
-
-def report_through(scheduler: Any, complete: Callable[[Any], None]) -> None:
-    """Let `complete` have every SchedulerStats that a vLLM scheduler makes."""
-    make_stats = scheduler.make_stats
-
-    def made(*args: Any, **kwargs: Any) -> Any:
-        stats = make_stats(*args, **kwargs)
-        if stats is not None:
-            complete(stats)
-        return stats
-
-    scheduler.make_stats = made
 
 
 def may_start(scheduler: Any) -> int:
@@ -26,7 +13,7 @@ def may_start(scheduler: Any) -> int:
 
 
 class SchedulerPool:
-    """`flying_serving.memory.lending.Pool` over the BlockPool of a vLLM scheduler."""
+    """`flying_serving.memory.lending.Pool` over the BlockPool of a `LaneScheduler`."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
@@ -35,7 +22,6 @@ class SchedulerPool:
         """Blocks that nobody may have."""
         self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
-        self._cached: dict[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -54,31 +40,14 @@ class SchedulerPool:
         """vLLM's own release."""
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
-    def before_free(self, told: Callable[[Any], None]) -> None:
-        """Let `told` have each request whose blocks the scheduler is about to free, while it has them."""
-        free, manager = self.scheduler._free_request_blocks, self.scheduler.kv_cache_manager
-        look_up = manager.get_computed_blocks
-
-        def freed(request: Any) -> None:
-            told(request)
-            self._cached.pop(request.request_id, None)
-            free(request)
-
-        def looked_up(request: Any) -> Any:
-            found = look_up(request)
-            self._cached[request.request_id] = found[1]
-            return found
-
-        self.scheduler._free_request_blocks, manager.get_computed_blocks = freed, looked_up
-
     def valid_tokens(self, request: Any) -> int:
-        """How many of a request's first tokens have KV, once `before_free` was called; its last token never has.
+        """How many of a request's first tokens have KV; its last token never has.
 
         Not those that a step under way computes. Nor, as long as its own first step is under way, those that it found
         in the prefix cache: vLLM has them there as soon as the step that computes them is scheduled.
         """
         valid = request.num_computed_tokens - request.num_in_flight_tokens
-        if request.num_in_flight_tokens and valid <= self._cached.get(request.request_id, 0):
+        if request.num_in_flight_tokens and valid <= self.scheduler.cached_tokens.get(request.request_id, 0):
             return 0
         return int(max(0, min(valid, request.num_tokens - 1)))
 
@@ -112,6 +81,7 @@ class SchedulerPool:
         if tokens == 0:  # vLLM allocates nothing for nothing
             return 0, []
         cached, start, _ = self.scheduler.kv_cache_manager.get_computed_blocks(request)
+        self.scheduler.cached_tokens[request.request_id] = start
         new = {
             "num_new_computed_tokens": start,
             "new_computed_blocks": cached,
@@ -156,7 +126,7 @@ class SchedulerPool:
     def release(self, request: Any) -> None:
         """Free the blocks that were set aside for a request: no KV arrives for it."""
         self._ahead.discard(request.request_id)
-        self._cached.pop(request.request_id, None)
+        self.scheduler.cached_tokens.pop(request.request_id, None)
         self.scheduler.kv_cache_manager.free(request)
 
     def requests_own(self) -> set[int]:

@@ -1,7 +1,7 @@
 """A scheduler with the attributes of vLLM's that groups use, over vLLM's own block pool; and a channel in memory."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
 from flying_serving.engine.messages import Message
+from flying_serving.vllm_adapter.scheduler import LaneHooks, NoHooks
 
 BLOCK = 4
 
@@ -142,6 +143,8 @@ class FakeScheduler:
         self.finished: set[str] = set()
         self.outputs: list[Any] = []
         self.done: list[str] = []
+        self.hooks: LaneHooks = NoHooks()
+        self.cached_tokens: dict[str, int] = {}
 
     # ---- what groups call
 
@@ -159,7 +162,9 @@ class FakeScheduler:
 
     def make_stats(self) -> SchedulerStats:
         """Return what vLLM's makes of this lane alone."""
-        return SchedulerStats(*self.get_request_counts(), kv_cache_usage=self.pool.get_usage())
+        stats = SchedulerStats(*self.get_request_counts(), kv_cache_usage=self.pool.get_usage())
+        self.hooks.stats_made(stats)
+        return stats
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarOutput | None:
         """Return which requests must keep to a grammar, in a buffer that is used again, as vLLM's is."""
@@ -179,6 +184,7 @@ class FakeScheduler:
         for request_id, tokens in plan.num_scheduled_tokens.items():
             request = self.requests[request_id]
             request.num_computed_tokens, request.num_in_flight_tokens = request.computed + tokens, tokens
+        self.hooks.step_planned(plan)
         return plan
 
     def _schedule_running(self, plan: SchedulerOutput, budget: int) -> int:
@@ -233,6 +239,7 @@ class FakeScheduler:
 
     def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
         """Count what was computed, add a token where a request has caught up, end those that have all."""
+        self.hooks.output_received(plan)
         self.outputs.append(output)
         for request_id, tokens in plan.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
@@ -276,6 +283,8 @@ class FakeScheduler:
         del self.requests[request_id]
 
     def _free_request_blocks(self, request: Request) -> None:
+        self.hooks.blocks_freed(request)
+        self.cached_tokens.pop(request.request_id, None)
         self.kv_cache_manager.free(request)
 
 
@@ -301,6 +310,20 @@ def cached_requests(names: Iterable[str], new_block_ids: Sequence[tuple[list[int
     cached.num_computed_tokens = [7] * len(cached.req_ids)
     cached.num_output_tokens = [1] * len(cached.req_ids)
     return cached
+
+
+def nothing(thing: Any) -> None:
+    """Hear nothing."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Hooks of a scheduler, each a function that a test gives."""
+
+    step_planned: Callable[[Any], None] = nothing
+    output_received: Callable[[Any], None] = nothing
+    blocks_freed: Callable[[Any], None] = nothing
+    stats_made: Callable[[Any], None] = nothing
 
 
 class Inboxes:

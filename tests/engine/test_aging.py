@@ -17,6 +17,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.engine.aging import Aging
 from flying_serving.vllm_adapter.priorities import FOREMOST
+from flying_serving.vllm_adapter.scheduler import lane_class
 from harness.live import tiny
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
@@ -26,13 +27,16 @@ BLOCK = 16
 
 
 class Lane:
-    """One of vLLM's schedulers without a model: every request gets the same token again and again."""
+    """A scheduler of production without a model: every request gets the same token again and again."""
 
-    def __init__(self, policy: str, *, blocks: int = 100, max_num_seqs: int = 1) -> None:
+    def __init__(
+        self, policy: str, *, blocks: int = 100, max_num_seqs: int = 1, step_tokens: int | None = None
+    ) -> None:
         args = EngineArgs(
             str(tiny("llama")),
             max_model_len=512,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=step_tokens,
             scheduling_policy=policy,
             enable_prefix_caching=False,
         )
@@ -40,7 +44,7 @@ class Lane:
         config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
         kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        self.scheduler = AsyncScheduler(config, kv, StructuredOutputManager(config), BLOCK)
+        self.scheduler = lane_class(AsyncScheduler)(config, kv, StructuredOutputManager(config), BLOCK)
         self.aging = Aging(AGING_S)
         self.count = 0
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,14 @@ from flying_serving.config import FlyingConfig
 from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
+from flying_serving.engine.steps import StepLog
 from flying_serving.migration.messages import ReleaseKV
 from flying_serving.migration.migrations import RETRY_S
 from flying_serving.migration.offers import KVSource, Offer, OfferTable
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, MIGRATED_FROM_KEY, OFFER_KEY
+from tests.engine.schedulers import Hooks
 from tests.vllm_adapter import lanes
 from tests.vllm_adapter.lanes import BLOCK, make
 
@@ -42,8 +45,11 @@ class Engine:
         kv: Any = self.table, self
         host: Any = self
         own = Lanes([Lane((0,), BLOCK, None, self.lane.pool)], board)
-        instruments = Instruments(board, SimpleNamespace(), None)  # type: ignore[arg-type]
+        report: Any = SimpleNamespace()
+        instruments = Instruments(board, report, StepLog(board), None)
         self.loop = EngineLoop(0, own, host, host, FlyingConfig(), kv, instruments, lambda: self.now_s)
+        source = self.loop.migrations.source
+        self.lane.scheduler.hooks = Hooks(blocks_freed=partial(source.blocks_freed, 1))
 
     # ---- host, channel and peer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
 from flying_serving.wire import LaneCounts
-from tests.engine.schedulers import BLOCK
+from tests.engine.schedulers import BLOCK, Hooks
 from tests.engine.test_group import GROUP, Pair
 
 BLOCKS = 12  # beside the null block
@@ -34,7 +35,11 @@ def reports_of(pair: Pair, board: StepBoard) -> list[Report]:
     for engine in GROUP:
         leader = pair.leader if engine == 0 else None
         group = Lane(GROUP, BLOCK, None, leader.pool if leader is not None else None, pair.members[engine], leader)
-        reports.append(Report(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board), board))
+        lanes = Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board)
+        report = Report(lanes, board)
+        for size, scheduler in lanes.schedulers.items():
+            scheduler.hooks = Hooks(stats_made=partial(report.complete, size))
+        reports.append(report)
     return reports
 
 

@@ -1,6 +1,7 @@
 """StepLog: durations and contents of the steps that an engine led, over schedulers with vLLM's plans."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine import steps
 from flying_serving.engine.steps import StepLog
-from flying_serving.vllm_adapter.watch import contents
+from flying_serving.layout.groups import Group
+from flying_serving.vllm_adapter.step_contents import contents
 from flying_serving.wire import StepRow
-from tests.engine.schedulers import FakeScheduler, cached_requests, new_request
+from tests.engine.schedulers import FakeScheduler, Hooks, cached_requests, new_request
 
 
 class Clock:
@@ -41,6 +43,12 @@ def board(tmp_path: Path) -> Iterator[StepBoard]:
     board.close()
 
 
+def follow(log: StepLog, group: Group, scheduler: FakeScheduler) -> None:
+    """Let a log have the steps that a scheduler plans for a group."""
+    log.follow(group)
+    scheduler.hooks = Hooks(partial(log.planned, group), partial(log.received, group))
+
+
 def step(scheduler: Any, clock: Clock, seconds: float) -> None:
     """Let a scheduler make a step that takes so long."""
     plan = scheduler.schedule()
@@ -51,7 +59,7 @@ def step(scheduler: Any, clock: Clock, seconds: float) -> None:
 def test_a_request_from_its_prompt_to_its_last_token(board: StepBoard, clock: Clock) -> None:
     """A prompt in chunks, then one token a step; each step with what was computed before it."""
     scheduler, log = FakeScheduler(20, budget=8), StepLog(board, clock)
-    log.watch((0,), scheduler)
+    follow(log, (0,), scheduler)
     scheduler.add("a", prompt=10, max_tokens=3)
     for seconds in (0.5, 0.25, 0.125, 0.0625):
         step(scheduler, clock, seconds)
@@ -70,7 +78,7 @@ def test_a_request_from_its_prompt_to_its_last_token(board: StepBoard, clock: Cl
 def test_prompts_and_decoding_in_one_step(board: StepBoard, clock: Clock) -> None:
     """Each request counts on its own side."""
     scheduler, log = FakeScheduler(20, budget=8), StepLog(board, clock)
-    log.watch((0, 1), scheduler)
+    follow(log, (0, 1), scheduler)
     scheduler.add("a", prompt=6, max_tokens=9)
     step(scheduler, clock, 1.0)
     scheduler.add("b", prompt=9, max_tokens=9)
@@ -88,7 +96,7 @@ def test_prompts_and_decoding_in_one_step(board: StepBoard, clock: Clock) -> Non
 def test_steps_that_compute_nothing_are_left_out(board: StepBoard, clock: Clock) -> None:
     """Those that only tell workers of ends, and those that found no blocks."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
-    log.watch((0,), scheduler)
+    follow(log, (0,), scheduler)
     scheduler.add("a", prompt=2, max_tokens=1)
     step(scheduler, clock, 1.0)
     step(scheduler, clock, 1.0)
@@ -99,7 +107,7 @@ def test_steps_that_compute_nothing_are_left_out(board: StepBoard, clock: Clock)
 def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
     """Async scheduling: a step begins at the end of the one before, whenever it was planned."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
-    log.watch((0,), scheduler)
+    follow(log, (0,), scheduler)
     plans = []
     for prompt in (3, 4):
         scheduler.add(f"of {prompt}", prompt, max_tokens=5)
@@ -127,7 +135,7 @@ def test_what_lies_between_two_steps_of_a_request(
 ) -> None:
     """Outputs are handled, the next step is planned and its ticket sent."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
-    log.watch((0, 1), scheduler)
+    follow(log, (0, 1), scheduler)
     scheduler.add("a", prompt=2, max_tokens=2 if same_request else 1)
     step(scheduler, clock, 1.0)
     clock.now += between_s
@@ -155,7 +163,7 @@ def test_steps_that_waited_for_another_lane_are_marked(
 ) -> None:
     """What a member did elsewhere while the group's step was under way is in its duration."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
-    log.watch((0, 1), scheduler)
+    follow(log, (0, 1), scheduler)
     scheduler.add("a", prompt=2, max_tokens=2)
     plan = scheduler.schedule()
     board.ended(engine, size, ended)
@@ -170,7 +178,7 @@ def test_the_oldest_steps_are_dropped_but_counted(
     """Nobody may ever ask for them."""
     monkeypatch.setattr(steps, "KEPT_STEPS", 3)
     scheduler, log = FakeScheduler(40), StepLog(board, clock)
-    log.watch((0,), scheduler)
+    follow(log, (0,), scheduler)
     scheduler.add("a", prompt=1, max_tokens=10)
     for number in range(10):
         step(scheduler, clock, float(number))
@@ -181,7 +189,7 @@ def test_the_oldest_steps_are_dropped_but_counted(
 def test_the_schedulers_own_results_are_passed_on(board: StepBoard, clock: Clock) -> None:
     """Plans and outputs are those of the scheduler."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
-    log.watch((0,), scheduler)
+    follow(log, (0,), scheduler)
     scheduler.add("a", prompt=2, max_tokens=2)
     plan = scheduler.schedule()
     assert plan.num_scheduled_tokens == {"a": 2}

@@ -12,7 +12,7 @@ from flying_serving.engine.tracing import EngineTrace
 from flying_serving.migration.messages import PullKV
 from flying_serving.migration.offers import KVSource
 from flying_serving.observe.tracing import file as trace_file
-from tests.engine.schedulers import FakeScheduler
+from tests.engine.schedulers import FakeScheduler, Hooks
 from tests.observe.tracing.reading import Event, of_row, read_trace, rows
 
 
@@ -25,6 +25,13 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     trace_file.begin_trace(str(path))
     yield path
     trace_file._end(*ends.pop())
+
+
+def trace_of(path: Path, scheduler: FakeScheduler) -> EngineTrace:
+    """Return the trace of an engine whose lane 1 has this scheduler."""
+    trace = EngineTrace(str(path), 3)
+    scheduler.hooks = Hooks(output_received=trace.received)
+    return trace
 
 
 def step(scheduler: Any) -> SchedulerOutput:
@@ -45,7 +52,7 @@ def written(path: Path, trace: EngineTrace, kind: str) -> list[Event]:
 def test_a_request_from_its_prompt_to_its_last_token(path: Path) -> None:
     """A prompt in chunks, then one token a step; what computes nothing is no step."""
     scheduler = FakeScheduler(20, budget=8)
-    trace = EngineTrace(str(path), 3, scheduler)
+    trace = trace_of(path, scheduler)
     scheduler.add("a", prompt=10, max_tokens=3)
     for number in range(6):
         step(scheduler)
@@ -65,7 +72,7 @@ def test_a_request_from_its_prompt_to_its_last_token(path: Path) -> None:
 def test_a_turn_without_an_output_is_no_step(path: Path) -> None:
     """With async scheduling: the plan counts where its output comes."""
     scheduler = FakeScheduler(20)
-    trace = EngineTrace(str(path), 3, scheduler)
+    trace = trace_of(path, scheduler)
     scheduler.add("a", prompt=4, max_tokens=3)
     plan = scheduler.schedule()
     trace.stepped(1, None, 1.0, 1.5, waited_s=0.0)
@@ -78,7 +85,7 @@ def test_a_turn_without_an_output_is_no_step(path: Path) -> None:
 def test_steps_of_groups_are_counted_by_lane(path: Path) -> None:
     """A member has the plan from the ticket; the plan of lane 1 stays lane 1's."""
     own, leader = FakeScheduler(20), FakeScheduler(20)
-    trace = EngineTrace(str(path), 3, own)
+    trace = trace_of(path, own)
     own.add("a", prompt=4, max_tokens=2)
     leader.add("b", prompt=6, max_tokens=2)
     step(own)
@@ -97,7 +104,7 @@ def test_steps_of_groups_are_counted_by_lane(path: Path) -> None:
 
 def test_orders(path: Path) -> None:
     """An instant in the row of the engine that has taken it."""
-    trace = EngineTrace(str(path), 3, FakeScheduler(20))
+    trace = EngineTrace(str(path), 3)
     trace.ordered([2, 3], "hard", 5.0)
     (event,) = written(path, trace, "order")
     assert (event["name"], event["ph"], event["ts"]) == ("to 2,3", "i", 5_000_000)
@@ -106,7 +113,7 @@ def test_orders(path: Path) -> None:
 
 def test_a_pull_is_a_span_with_where_its_kv_came_from(path: Path) -> None:
     """It lasts as long as the engine copies."""
-    trace = EngineTrace(str(path), 3, FakeScheduler(20))
+    trace = EngineTrace(str(path), 3)
     message = PullKV((3,), "a", KVSource((0, 1), 7), [1], [2], range(16, 40))
     with trace.pulling(lambda: 9, message):
         pass

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import KVSource, Offer, OfferTable
 from flying_serving.migration.transfer import pull_kv
+from tests.engine.schedulers import Hooks
 from tests.vllm_adapter.lanes import BLOCK, Lane
 
 GROUPS: list[Group] = [(0,), (1,), (0, 1)]
@@ -60,7 +62,7 @@ class Node:
         for each in self.migrations:
             each.target.chunks.blocks = chunk_blocks
         for group, lane in self.lanes.items():
-            lane.pool.before_free(lambda request, lane=lane, group=group: self._freed(lane, group, request))
+            lane.scheduler.hooks = Hooks(blocks_freed=partial(self._freed, lane, group))
 
     def _migrations(self, engine: int, groups: dict[int, Group]) -> Migrations:
         lanes: Any = {
@@ -106,6 +108,7 @@ class Node:
             blocks = lane.pool.blocks_of(request.request_id)
             assert lane.has(family, blocks, range(request.num_tokens - 1 if blocks else 0))
             self.ended.add(request.request_id)
+        self.at(group).source.blocks_freed(len(group), request)
 
     # ---- what engines do
 

@@ -1,11 +1,13 @@
 """What stays offered of a request that leaves while it is offered, or has just ended."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from flying_serving.migration.offers import OfferTable
 from flying_serving.migration.source import YIELD_S, Source
+from tests.engine.schedulers import Hooks
 from tests.vllm_adapter.lanes import BLOCK, Lane, make
 
 NUMBER, NEXT = 7, 8
@@ -19,6 +21,7 @@ class Owner:
         self.lane = Lane(overlaps=False)
         self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
         self.source = Source({1: self.lane.pool}, self.table)
+        self.lane.scheduler.hooks = Hooks(blocks_freed=partial(self.source.blocks_freed, 1))
         self.source.offer("a", 1, NUMBER, early=True)
         self.lane.scheduler.add_request(make("a", 3, PROMPT, outputs, stop_at=stop_at))
 
@@ -96,6 +99,7 @@ class Keeper:
         self.lane = Lane(overlaps=False, blocks=blocks)
         self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
         self.source = Source({1: self.lane.pool}, self.table)
+        self.lane.scheduler.hooks = Hooks(blocks_freed=partial(self.source.blocks_freed, 1))
         for number in range(1, count + 1):
             self.lane.scheduler.add_request(make(str(number), number, 4 * BLOCK, 9))
             for _ in range(3):

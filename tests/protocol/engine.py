@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.group import Leader, Member
-from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.lane import LaneFactory, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.engine.utilities import EngineUtilities
@@ -22,20 +21,22 @@ from flying_serving.migration.arrival import Phase
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
+from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.wire import EngineMemory
 from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
-from tests.engine.schedulers import BLOCK, Request
+from tests.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request
 from tests.protocol.alike import forget_times, rename_blocks
 from tests.protocol.broken_weights import break_weights
 from tests.protocol.client import Abort, ClientMessage, Job, Retain, TellWeights
 from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Entered, Inbox, Nothing, Reading, now
 from tests.protocol.faults import Fault, inject
-from tests.protocol.memory import EndlessScheduler, LanePool, ListPool, Memory, Scheduler
+from tests.protocol.memory import EndlessScheduler, ListPool, Memory
 from tests.protocol.offers import Peers, Table, View
 from tests.protocol.settings import ANSWERED, Overdue, Settings, Took
-from tests.protocol.weights import Device, OwnPool, Weights, extra_of, make_residency
+from tests.protocol.weights import Device, Weights, extra_of, make_residency
 
 
 class Engine:
@@ -65,15 +66,17 @@ class Engine:
         self._rounds = 0
         self._aborting: tuple[str, ...] = ()
         self._views: list[View] = []
-        own = (OwnPool if settings.pieces else LanePool)(self._make_scheduler((number,)))
-        lanes = [Lane((number,), BLOCK, None, own)]
+        own = EnginePool(self._make_scheduler((number,)))
+        table: Any = self.table
+        factory = LaneFactory(number, own, self.channel, table, settings.lend_blocks)
+        lanes = [factory.own_lane(BLOCK, None)]
         for size in settings.sizes[1:]:
             group = aligned_group(number, size)
-            pool = LanePool(self._make_scheduler(group)) if group[0] == number else None
-            leader = None if pool is None else Leader(group, pool, self.channel, settings.lend_blocks)
-            lanes.append(Lane(group, BLOCK, None, pool, self._make_member(group, own), leader))
+            lanes.append(factory.group_lane(group, BLOCK, None, partial(self._make_pool, group)))
         board: Any = Board(self)
-        instruments: Any = Instruments(board, Nothing(), self)  # type: ignore[arg-type]
+        nothing: Any = Nothing()
+        trace: Any = self
+        instruments = Instruments(board, nothing, nothing, trace)
         flying = FlyingConfig(weave_steps=1, max_pause_ms=PAUSE_S * 1000)
         kv: Any = (self.table, self.peers)
         self.loop = EngineLoop(number, Lanes(lanes, board), self.channel, self, flying, kv, instruments, now)
@@ -82,6 +85,8 @@ class Engine:
             settings.sizes, 1.0
         )  # block by block, while something else runs
         inject(fault, self.loop.migrations, self.table)
+        for size, scheduler in self.schedulers.items():
+            scheduler.hooks = Hooks(blocks_freed=partial(self.loop.migrations.source.blocks_freed, size))
         if settings.pieces:
             self._lend(own, fault)
 
@@ -108,14 +113,14 @@ class Engine:
         if self.weights is not None:
             self.weights.resume()
 
-    def _make_member(self, group: Group, own: LanePool) -> Member:
-        return Member(group, self.number, own, self.channel, partial(self.table.lend, len(group)))
+    def _make_pool(self, group: Group) -> SchedulerPool:
+        return SchedulerPool(self._make_scheduler(group))
 
     def _make_scheduler(self, group: Group) -> Any:
         blocks, endless = self.settings.all_blocks, self.settings.endless
         if endless:
             return EndlessScheduler(blocks, pool=ListPool(blocks), busy=group in endless)
-        return Scheduler(blocks, pool=ListPool(blocks), budget=self.settings.chunk)
+        return FakeScheduler(blocks, pool=ListPool(blocks), budget=self.settings.chunk)
 
     @property
     def schedulers(self) -> dict[int, Any]:

@@ -89,9 +89,9 @@ class _YieldedUnrevoked(Source):
 
 
 class _Reopened(Source):
-    def _freed(self, size: int, request: Any) -> None:
+    def blocks_freed(self, size: int, request: Any) -> None:
         offered = self.running.get(request.request_id)
-        super()._freed(size, request)
+        super().blocks_freed(size, request)
         if offered is not None and not request.is_finished():
             self.running[request.request_id] = offered
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from tests.engine.schedulers import BLOCK, FakeScheduler, Request
+from tests.engine.schedulers import BLOCK, FakeScheduler
 from tests.protocol.client import request_of
 
 
@@ -76,26 +75,7 @@ class ListPool:
         self.users = {new[block]: count for block, count in self.users.items()}
 
 
-class Scheduler(FakeScheduler):
-    """One whose pool hears of blocks before they are freed, and that can be pickled."""
-
-    told: Callable[[Any], None] | None = None
-
-    def _free_request_blocks(self, request: Request) -> None:
-        if self.told is not None:
-            self.told(request)
-        super()._free_request_blocks(request)
-
-
-class LanePool(SchedulerPool):
-    """The production one, over a `Scheduler`."""
-
-    def before_free(self, told: Callable[[Any], None]) -> None:
-        """As in production."""
-        self.scheduler.told = told
-
-
-class EndlessScheduler(Scheduler):
+class EndlessScheduler(FakeScheduler):
     """Has work without end, or none ever, and needs no blocks."""
 
     def __init__(self, blocks: int, *, pool: Any = None, busy: bool) -> None:

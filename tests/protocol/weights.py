@@ -14,13 +14,9 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.engine.residency import Residency
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.vllm_adapter.engine_pool import EnginePool
-from tests.protocol.memory import LanePool, Memory
+from tests.protocol.memory import Memory
 
 PAGE = 64
-
-
-class OwnPool(LanePool, EnginePool):
-    """The production pool of lane 1, over a `Scheduler`."""
 
 
 class Weights(Residency):

@@ -18,6 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.scheduler import lane_class
 from harness.live import tiny
 
 BLOCK = 4
@@ -51,15 +52,25 @@ class Lane:
     """A scheduler, synchronous or not, and the KV memory: of what token each place has it.
 
     A step computes when its output is looked at, which with two of them under way is late.
+    `kind`: the class that vLLM would take; `is_stock`: that one is taken, and no lane's class laid over it.
     """
 
-    def __init__(self, *, overlaps: bool, blocks: int = 20) -> None:
+    def __init__(
+        self,
+        *,
+        overlaps: bool,
+        blocks: int = 20,
+        kind: type[Any] | None = None,
+        is_stock: bool = False,
+        log_stats: bool = False,
+    ) -> None:
         init_none_hash(sha256)
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
         kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        kind = AsyncScheduler if overlaps else Scheduler
+        kind = kind or (AsyncScheduler if overlaps else Scheduler)
+        kind = kind if is_stock else lane_class(kind)
         config().cache_config.num_gpu_blocks = blocks
-        self.scheduler: Any = kind(config(), kv, StructuredOutputManager(config()), BLOCK)
+        self.scheduler: Any = kind(config(), kv, StructuredOutputManager(config()), BLOCK, log_stats=log_stats)
         self.overlaps = overlaps
         self.pool = SchedulerPool(self.scheduler)
         self.kv = [-1] * (BLOCK * blocks)

@@ -5,8 +5,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request
 
-from flying_serving.vllm_adapter.beginnings import is_beginning, tell_beginnings
+from flying_serving.vllm_adapter.beginnings import beginnings_in, is_beginning
 from flying_serving.vllm_adapter.keys import DEADLINE_KEY
+from tests.engine.schedulers import Hooks
 from tests.engine.test_aging import Lane
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
@@ -28,12 +29,14 @@ def test_a_request_is_told_of_in_its_first_step_and_not_before() -> None:
     """One runs at a time; of a request without a deadline nothing is told."""
     lane, told = Lane("fcfs"), list[str]()
 
-    def emit(outputs: dict[int, EngineCoreOutputs]) -> None:
+    def emit(outputs: dict[int, EngineCoreOutputs] | None) -> None:
+        if outputs is None:
+            return
         assert list(outputs) == [0]
         assert all(is_beginning(output) for output in outputs[0].outputs)
         told.extend(output.request_id for output in outputs[0].outputs)
 
-    tell_beginnings(lane.scheduler, emit)
+    lane.scheduler.hooks = Hooks(step_planned=lambda plan: emit(beginnings_in(plan)))
     for name, deadline in (("a", True), ("b", False), ("c", True)):
         lane.scheduler.add_request(asked(name, 3, deadline=deadline))
     seen = []

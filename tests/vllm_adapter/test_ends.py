@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
+from tests.engine.schedulers import Hooks
 from tests.vllm_adapter.lanes import BLOCK, Lane, make
 
 PROMPT = 10
@@ -34,7 +35,7 @@ class Told:
         self.blocks: list[list[int]] = []
         self.computed: list[int] = []
         self.tokens: list[int] = []
-        lane.pool.before_free(self._freed)
+        lane.scheduler.hooks = Hooks(blocks_freed=self._freed)
 
     def _freed(self, request: Request) -> None:
         free = self._lane.free()

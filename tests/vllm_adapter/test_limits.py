@@ -1,4 +1,4 @@
-"""limit_prompts: what vLLM's own scheduler then puts into a step."""
+"""The limit on prompts: what the scheduler of a lane puts into a step."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from vllm.v1.request import Request
 
 from flying_serving.scheduling.batches import Running
 from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.limits import limit_prompts, running_of
+from flying_serving.vllm_adapter.limits import running_of
 from tests.engine.test_aging import Lane
 
 MAX_NUM_SEQS = 8
@@ -46,7 +46,7 @@ def test_a_step_takes_no_more_prompt_tokens_and_every_decode(limit: int, prompts
         asked.append(running)
         return limit if running.decoding or len(asked) > 1 else 1 + len(prompts)
 
-    limit_prompts(lane.scheduler, prompt_tokens)
+    lane.scheduler.prompt_limit = prompt_tokens
     lane.arrive("decodes", 0, 0.0, tokens=1, outputs=100)
     done: dict[str, int] = dict.fromkeys([*(f"p{number}" for number in range(len(prompts))), "decodes"], 0)
     lengths = {**{f"p{number}": tokens for number, tokens in enumerate(prompts)}, "decodes": 1}
@@ -64,7 +64,7 @@ def test_a_step_takes_no_more_prompt_tokens_and_every_decode(limit: int, prompts
 def test_without_a_limit_a_step_is_as_before() -> None:
     lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
     limits = iter([16, None])
-    limit_prompts(lane.scheduler, lambda running: next(limits))
+    lane.scheduler.prompt_limit = lambda running: next(limits)
     lane.arrive("a", 0, 0.0, tokens=100)
     lane.arrive("b", 0, 0.0, tokens=100)
     assert planned(lane) == {"a": 16}
@@ -74,9 +74,9 @@ def test_without_a_limit_a_step_is_as_before() -> None:
 @pytest.mark.parametrize("limit", [None, 16])
 def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int | None) -> None:
     """It has a token in the first step, also where a prompt that runs could take all of it."""
-    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS)
-    lane.scheduler.max_num_scheduled_tokens = most = 64
-    limit_prompts(lane.scheduler, None if limit is None else lambda running: limit)
+    most = 64
+    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS, step_tokens=most)
+    lane.scheduler.prompt_limit = None if limit is None else lambda running: limit
     lane.arrive("prompt", 0, 0.0, tokens=400)
     lane.arrive("waits", 0, 0.0, tokens=400)
     assert planned(lane) == {"prompt": limit or most}
@@ -95,7 +95,7 @@ def test_what_runs_is_told() -> None:
     lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
     lane.arrive("a", 0, 0.0, tokens=5)
     planned(lane)
-    limit_prompts(lane.scheduler, lambda running: 16)
+    lane.scheduler.prompt_limit = lambda running: 16
     lane.arrive("b", 0, 0.0, tokens=100)
     planned(lane)
     assert running_of(lane.scheduler) == Running(decoding=1, context_tokens=6, prefilling=1, computed_tokens=16)

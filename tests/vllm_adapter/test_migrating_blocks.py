@@ -23,6 +23,7 @@ class Lane:
         config = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         self.kv_cache_manager = KVCacheManager(config, 1000, scheduler_block_size=4, hash_block_size=4)
         self.requests: dict[str, Request] = {}
+        self.cached_tokens: dict[str, int] = {}
         self.pool = SchedulerPool(self)
 
     @property

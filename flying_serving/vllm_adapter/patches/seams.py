@@ -22,7 +22,10 @@ SEAMS = (
     "vllm.v1.structured_output:StructuredOutputManager.accept_tokens(self, request, new_token_ids)",
     "vllm.v1.core.block_pool:BlockPool.get_new_blocks(self, num_blocks)",
     "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
+    "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls(self)",
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule(self, throttle_prefills)",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit(self, request)",
     "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(self, request)",
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, kv_connector_stats, "
     "cudagraph_stats, perf_stats, ec_connector_stats)",

@@ -1,23 +1,6 @@
-"""Where a scheduler's steps begin and end, and what is in them."""
+"""What a step of a scheduler computes."""
 
-from collections.abc import Callable
 from typing import Any
-
-
-def watch_steps(scheduler: Any, began: Callable[[Any], None], ended: Callable[[Any], None]) -> None:
-    """Call `began` with each SchedulerOutput that a vLLM scheduler makes, and `ended` when its output has come."""
-    schedule, update = scheduler.schedule, scheduler.update_from_output
-
-    def scheduled(*args: Any, **kwargs: Any) -> Any:
-        plan = schedule(*args, **kwargs)
-        began(plan)
-        return plan
-
-    def updated(plan: Any, output: Any) -> Any:
-        ended(plan)
-        return update(plan, output)
-
-    scheduler.schedule, scheduler.update_from_output = scheduled, updated
 
 
 def contents(plan: Any) -> tuple[int, int, int, int]:

@@ -1,0 +1,56 @@
+"""What an engine does at each event of a lane's scheduler: the hooks of `vllm_adapter/scheduler.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flying_serving.engine.loop import Instruments
+from flying_serving.layout.groups import Group
+from flying_serving.migration.source import Source
+from flying_serving.vllm_adapter.beginnings import beginnings_in
+
+
+class LaneEvents:
+    """The hooks of the scheduler of one lane.
+
+    Args:
+        group: the group of the lane, which this engine leads.
+        instruments: they observe the steps and complete the statistics.
+        source: it offers the KV of requests that leave.
+        emit: sends outputs to clients, as `Host.emit`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        instruments: Instruments,
+        source: Source,
+        emit: Callable[[dict[int, Any] | None], None],
+    ) -> None:
+        self._group = group
+        self._steps = instruments.steps
+        self._report = instruments.report
+        # steps of wider groups are traced by all members: see EngineTrace.stepped
+        self._trace = instruments.trace if len(group) == 1 else None
+        self._source = source
+        self._emit = emit
+
+    def step_planned(self, plan: Any) -> None:
+        """Time the step, and tell the API server of requests that begin in it."""
+        self._steps.planned(self._group, plan)
+        beginnings = beginnings_in(plan)
+        if beginnings is not None:
+            self._emit(beginnings)
+
+    def output_received(self, plan: Any) -> None:
+        """Log the step."""
+        if self._trace is not None:
+            self._trace.received(plan)
+        self._steps.received(self._group, plan)
+
+    def blocks_freed(self, request: Any) -> None:
+        """Offer the KV of a request that goes on elsewhere, or revoke what was offered."""
+        self._source.blocks_freed(len(self._group), request)
+
+    def stats_made(self, stats: Any) -> None:
+        """Make the statistics of the lane those of the engine."""
+        self._report.complete(len(self._group), stats)

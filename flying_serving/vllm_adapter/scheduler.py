@@ -1,0 +1,205 @@
+"""The scheduler of a lane: vLLM's own, which tells the engine of its steps and limits prompts."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_request_block_hasher,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from flying_serving.errors import ConfigError
+from flying_serving.scheduling.batches import Running
+from flying_serving.vllm_adapter.limits import running_of
+
+PromptLimit = Callable[[Running], int | None]
+"""How many prompt tokens a step may take, given what runs beside them; None: as many as fit."""
+
+
+class LaneHooks(Protocol):
+    """What the scheduler of a lane tells its engine."""
+
+    def step_planned(self, plan: Any) -> None:
+        """A step was planned: its SchedulerOutput."""
+
+    def output_received(self, plan: Any) -> None:
+        """The output of this step has come. The scheduler takes it after this call."""
+
+    def blocks_freed(self, request: Any) -> None:
+        """The blocks of this request are freed after this call. They are still its own."""
+
+    def stats_made(self, stats: Any) -> None:
+        """These SchedulerStats are handed out after this call, which may change them."""
+
+
+class NoHooks:
+    """The hooks of a scheduler that tells nothing."""
+
+    def step_planned(self, plan: Any) -> None:
+        """Do nothing."""
+
+    def output_received(self, plan: Any) -> None:
+        """Do nothing."""
+
+    def blocks_freed(self, request: Any) -> None:
+        """Do nothing."""
+
+    def stats_made(self, stats: Any) -> None:
+        """Do nothing."""
+
+
+class LaneScheduler(Scheduler):
+    """vLLM's scheduler for one lane: `lane_class` lays it over the class that vLLM would take.
+
+    It decides as vLLM's does, with one exception: `_limit_prompts`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+        self.hooks: LaneHooks = NoHooks()
+        self.prompt_limit: PromptLimit | None = None
+        """Asked before each step; None: no limit is set."""
+        self.cached_tokens: dict[str, int] = {}
+        """By request: tokens that the prefix cache had when the request got its blocks."""
+
+        self._most_step_tokens = self.max_num_scheduled_tokens
+        self._most_chunk_tokens = self.scheduler_config.long_prefill_token_threshold
+        self._has_arrived = False
+
+    # ---- the hooks
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's."""
+        self._limit_prompts()
+        plan = super().schedule(*args, **kwargs)
+        self.hooks.step_planned(plan)
+        return plan
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """vLLM's."""
+        self.hooks.output_received(scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's; None with --disable-log-stats."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            self.hooks.stats_made(stats)
+        return stats
+
+    def _free_request_blocks(self, request: Any) -> None:
+        self.hooks.blocks_freed(request)
+        self.cached_tokens.pop(request.request_id, None)
+        super()._free_request_blocks(request)
+
+    def _get_local_prefix_cache_hit(self, request: Any) -> Any:
+        hit = super()._get_local_prefix_cache_hit(request)
+        self.cached_tokens[request.request_id] = hit[1]
+        return hit
+
+    # ---- the limit on prompts
+
+    def _limit_prompts(self) -> None:
+        """Let the next step take no token from requests that decode.
+
+        vLLM gives tokens to running requests in the order of their admission, and the rest to
+        waiting ones. A request that has come with its KV, from another group, would get no token
+        until the prompts before it are computed. As long as such prompts run, they leave one token
+        to each request that decodes. With a `prompt_limit` they do so in every step.
+
+        A limit for the step alone (`max_num_scheduled_tokens`) would let two prompts take the
+        tokens of requests that decode. So the share of one prompt
+        (`long_prefill_token_threshold`) is limited too.
+        """
+        self.max_num_scheduled_tokens = self._most_step_tokens
+        self.scheduler_config.long_prefill_token_threshold = self._most_chunk_tokens
+
+        self._has_arrived = self._has_arrived or bool(self.kv_holding_waiting)
+        if not self._has_arrived and self.prompt_limit is None:
+            return
+
+        # what runs is counted only where it matters: the count looks at each request
+        running = running_of(self)
+        prompts_run = running.prefilling > 0 or bool(self.kv_holding_waiting)
+        self._has_arrived = self._has_arrived and prompts_run
+
+        prompt_tokens = None if self.prompt_limit is None else self.prompt_limit(running)
+        if prompt_tokens is None and self._has_arrived:
+            prompt_tokens = max(1, self._most_step_tokens - running.decoding)
+        if prompt_tokens is not None:
+            self._take_at_most(prompt_tokens, running)
+
+    def _take_at_most(self, prompt_tokens: int, running: Running) -> None:
+        step_tokens = min(self._most_step_tokens, running.decoding + prompt_tokens)
+        self.max_num_scheduled_tokens = step_tokens
+
+        chunk_tokens = max(1, prompt_tokens // max(1, running.prefilling))
+        if self._most_chunk_tokens:  # 0 is vLLM's default: no limit
+            chunk_tokens = min(chunk_tokens, self._most_chunk_tokens)
+        self.scheduler_config.long_prefill_token_threshold = chunk_tokens
+
+
+# ---- which class a lane's scheduler has
+
+
+@cache
+def lane_class(base: type[Any]) -> type[Any]:
+    """The LaneScheduler over a scheduler class: vLLM's (synchronous or asynchronous), or a user's.
+
+    Raises:
+        ConfigError: if the user's class is no subclass of vLLM's Scheduler.
+    """
+    if issubclass(base, LaneScheduler):
+        return base
+    if not issubclass(base, Scheduler):
+        raise ConfigError(f"--scheduler-cls={base.__qualname__}: must be a subclass of {Scheduler.__qualname__}")
+    return LaneScheduler if base is Scheduler else type(f"Lane{base.__name__}", (LaneScheduler, base), {})
+
+
+def use_lane_class(scheduler_config: Any) -> None:
+    """Let vLLM's engine make its scheduler as `lane_class` says, by the seam `scheduler_cls`.
+
+    vLLM then warns of a custom class, which the user has not chosen: that line is left out. For a
+    class that the user has chosen vLLM still warns here.
+
+    Raises: as `lane_class`.
+    """
+    scheduler_config.scheduler_cls = lane_class(scheduler_config.get_scheduler_cls())
+    logging.getLogger("vllm.config.scheduler").addFilter(_is_not_of_a_lane_class)
+
+
+def _is_not_of_a_lane_class(record: logging.LogRecord) -> bool:
+    named = record.args if isinstance(record.args, tuple) else ()
+    return not any(isinstance(arg, type) and issubclass(arg, LaneScheduler) for arg in named)
+
+
+def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:
+    """The scheduler of a group, made as vLLM's EngineCore `core` makes its own.
+
+    `config`, `kv_config`: the VllmConfig and the KVCacheConfig of the lane. Raises: as `lane_class`.
+    """
+    block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(kv_config, config)
+    return lane_class(config.scheduler_config.get_scheduler_cls())(
+        vllm_config=config,
+        kv_cache_config=generate_scheduler_kv_cache_config([kv_config]),
+        structured_output_manager=core.structured_output_manager,
+        log_stats=core.log_stats,
+        block_size=block_tokens,
+        hash_block_size=hash_block_tokens,
+    )
+
+
+def block_hasher(config: Any, kv_config: Any) -> Any:
+    """The function that hashes a request's blocks for a lane's prefix cache.
+
+    To be called once the engine has prefix caching.
+    """
+    _, hash_block_tokens = resolve_kv_cache_block_sizes(kv_config, config)
+    hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    return get_request_block_hasher(hash_block_tokens, hash_function)
