@@ -74,7 +74,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     # what the API server may ask
     weight_bytes = core.call_workers(WorkerLanes.get_weight_bytes)
     memory = EngineMemory(weight_bytes, own.total * site.block_bytes)
-    utilities = EngineUtilities(loop, instruments.steps, site.block_bytes, memory, steps, copies)
+    utilities = EngineUtilities(loop, site.block_bytes, memory, steps, copies)
     return loop, utilities
 
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.engine.loop import EngineLoop
-from flying_serving.engine.steps import StepLog
 from flying_serving.wire import (
     CalibrationRow,
     EngineFigures,
@@ -29,7 +28,6 @@ class EngineUtilities:
     """
 
     loop: EngineLoop
-    steps: StepLog
     block_bytes: int
     memory: EngineMemory
     calibration: list[CalibrationRow]
@@ -66,14 +64,14 @@ class EngineUtilities:
     def flying_report(self) -> Any:
         """What each lane of this engine holds and has done: an `EngineReport`."""
         status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
-        steps = {size: seconds.count for size, seconds in self.steps.durations.items()}
+        steps = {size: seconds.count for size, seconds in self.loop.instruments.steps.durations.items()}
         return encode(
             EngineReport(engine=self.loop.engine, pid=os.getpid(), steps=steps, migrations=migrations, **status)
         )
 
     def flying_metrics(self) -> Any:
         """What only this engine knows of itself, for `/metrics` and the live view: an `EngineFigures`."""
-        steps = {size: seconds.row for size, seconds in self.steps.durations.items()}
+        steps = {size: seconds.row for size, seconds in self.loop.instruments.steps.durations.items()}
         report, hard = self.loop.instruments.report, self.loop.arbiter.hard
         kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
         residency = self.loop.residency
@@ -118,7 +116,7 @@ class EngineUtilities:
 
     def flying_steps(self) -> Any:
         """The steps that this engine has led since the last call: a `StepRow` each."""
-        return encode(self.steps.take())
+        return encode(self.loop.instruments.steps.take())
 
     def flying_calibration(self) -> Any:
         """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow` each."""

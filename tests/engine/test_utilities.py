@@ -3,7 +3,6 @@
 import pytest
 
 from flying_serving.engine.lane import Lanes
-from flying_serving.engine.steps import StepLog
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.errors import IntegrityError
 from flying_serving.wire import ANSWERS, EngineMemory
@@ -21,7 +20,7 @@ def checked(engines: Engines) -> EngineUtilities:
     """Return the utilities of an engine with lanes of its own and the first engine's weights."""
     loop = Engine().loop
     loop.residency = engines.residencies[0]
-    return EngineUtilities(loop, StepLog(None), 0, EngineMemory(0, 0), [], [])  # type: ignore[arg-type]
+    return EngineUtilities(loop, 0, EngineMemory(0, 0), [], [])
 
 
 def test_the_check_passes_while_weights_are_whole_and_lent() -> None:

@@ -221,7 +221,7 @@ class Engine:
     def hear(self, client_message: ClientMessage, view: View = ()) -> None:
         """Handle what the client sent; `view`: of other engines."""
         self.peers.view = dict(view)
-        utilities = EngineUtilities(self.loop, Nothing(), 0, EngineMemory(0, 0), [], [])  # type: ignore[arg-type]
+        utilities = EngineUtilities(self.loop, 0, EngineMemory(0, 0), [], [])
         match client_message:
             case Job(name, size):
                 extra: dict[str, Any] = {LANE_KEY: size}
