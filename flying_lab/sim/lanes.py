@@ -153,7 +153,7 @@ class SimLane:
             self.decoding.add(request)
 
     def _prompt_tokens(self, arrived: Sequence[SimRequest]) -> tuple[int, int]:
-        """Tokens of a step beside those that decode, and those of one prompt, as `LaneScheduler._limit_prompts`.
+        """Tokens of a step beside those that decode, and of one prompt: see `LaneScheduler`.
 
         `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to them. Like vLLM's,
         from what runs before the step preempts any of it.

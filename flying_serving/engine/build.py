@@ -80,7 +80,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where an engine is built: vLLM's core, which has its scheduler and executor, in a deployment."""
+    """Where an engine is built: vLLM's core, with its scheduler and executor, and the deployment."""
 
     core: Any
     deployment: Deployment
@@ -104,17 +104,19 @@ class Site:
     def block_bytes(self) -> int:
         """Bytes of one KV block, all layers, on one device."""
         kv_config = self.core.kv_config
-        return int(sum(tensor.size for tensor in kv_config.kv_cache_tensors) // kv_config.num_blocks)
+        all_bytes = sum(tensor.size for tensor in kv_config.kv_cache_tensors)
+        return int(all_bytes // kv_config.num_blocks)
 
     def channel(self) -> Channel:
         """The engine's end of the channel."""
         timeout_s = self.deployment.flying.collective_timeout_s
-        return Channel(self.run_dir, self.engine, self.deployment.engines, self.core.wake, timeout_s)
+        engines, wake = self.deployment.engines, self.core.wake
+        return Channel(self.run_dir, self.engine, engines, wake, timeout_s)
 
     def offer_table(self) -> OfferTable:
         """The table in which the engine offers KV.
 
-        An offer has room for the blocks of the longest request in lane 1, whose blocks hold the fewest tokens.
+        An offer has room for the longest request in lane 1, whose blocks hold the fewest tokens.
         """
         longest_tokens = self.core.vllm_config.model_config.max_model_len
         offer_blocks = longest_tokens // self.core.scheduler.block_size + 2
@@ -129,7 +131,10 @@ class Site:
 
 
 def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable) -> list[Lane]:
-    """Lane 1, over vLLM's scheduler, and the lane of each group size, with a scheduler where the engine leads."""
+    """Lane 1, over vLLM's scheduler, and a lane for each wider group.
+
+    Where the engine leads the group, the lane gets a scheduler.
+    """
     core = site.core
     factory = LaneFactory(site.engine, own, channel, table, site.deployment.flying.lend_blocks)
     lanes = [factory.own_lane(core.scheduler.block_size, core.request_block_hasher)]
@@ -155,7 +160,7 @@ def _make_instruments(site: Site, lanes: Lanes, board: StepBoard) -> Instruments
 
 
 def _connect(site: Site, loop: EngineLoop) -> None:
-    """Let the schedulers tell the loop and its instruments what happens in each lane that the engine leads."""
+    """Let the schedulers of the lanes that the engine leads tell the loop what happens there."""
     instruments, source = loop.instruments, loop.migrations.source
     for size, scheduler in loop.lanes.schedulers.items():
         group = aligned_group(site.engine, size)
@@ -167,7 +172,10 @@ def _connect(site: Site, loop: EngineLoop) -> None:
 
 
 def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> None:
-    """Pull KV in chunks of at most EXTRA_BYTES in all engines, whose time is known from copies at the start."""
+    """Bound the chunks in which KV is pulled: in all engines together at most EXTRA_BYTES.
+
+    `copies`: how long copying took at the start.
+    """
     chunks = loop.migrations.target.chunks
     chunks.blocks = max(1, EXTRA_BYTES // site.deployment.engines // site.block_bytes)
     costs = fit_migrations(map(astuple, copies))
@@ -175,8 +183,16 @@ def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> Non
 
 
 def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Membership:
-    deployment, of_loop = site.deployment, (loop.lanes, loop.arbiter, loop.migrations)
-    return Membership(deployment.incarnations, *of_loop, offers, site.core.call_workers, deployment.told_in_s)
+    deployment = site.deployment
+    return Membership(
+        deployment.incarnations,
+        loop.lanes,
+        loop.arbiter,
+        loop.migrations,
+        offers,
+        site.core.call_workers,
+        deployment.told_in_s,
+    )
 
 
 def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[CalibrationRow], list[MigrationRow]]:

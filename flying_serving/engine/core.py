@@ -50,7 +50,8 @@ class CoreWithLanes(EngineCore):
         heads = vllm_config.model_config.get_total_num_kv_heads()
         with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
             self.kv_config = super()._initialize_kv_caches(vllm_config)
-        use_lane_class(vllm_config.scheduler_config)  # next vLLM makes the scheduler; workers keep the user's class
+        # next vLLM makes the scheduler; the workers' configuration stays as the user has it
+        use_lane_class(vllm_config.scheduler_config)
         return self.kv_config
 
 

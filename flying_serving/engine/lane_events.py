@@ -1,4 +1,4 @@
-"""What an engine does at each event of a lane's scheduler: the hooks of `vllm_adapter/scheduler.py`."""
+"""What an engine does at each event of a lane's scheduler: see `vllm_adapter/scheduler.py`."""
 
 from collections.abc import Callable
 from typing import Any

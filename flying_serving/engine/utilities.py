@@ -64,14 +64,16 @@ class EngineUtilities:
     def flying_report(self) -> Any:
         """What each lane of this engine holds and has done: an `EngineReport`."""
         status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
-        steps = {size: seconds.count for size, seconds in self.loop.instruments.steps.durations.items()}
+        durations = self.loop.instruments.steps.durations
+        steps = {size: seconds.count for size, seconds in durations.items()}
         return encode(
             EngineReport(engine=self.loop.engine, pid=os.getpid(), steps=steps, migrations=migrations, **status)
         )
 
     def flying_metrics(self) -> Any:
         """What only this engine knows of itself, for `/metrics` and the live view: an `EngineFigures`."""
-        steps = {size: seconds.row for size, seconds in self.loop.instruments.steps.durations.items()}
+        durations = self.loop.instruments.steps.durations
+        steps = {size: seconds.row for size, seconds in durations.items()}
         report, hard = self.loop.instruments.report, self.loop.arbiter.hard
         kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
         residency = self.loop.residency

@@ -100,7 +100,7 @@ class Source:
         self._table.publish(number, tokens, blocks, final=True)
 
     def blocks_freed(self, size: int, request: Any) -> None:
-        """The scheduler of a lane frees the blocks of a request that has ended or is preempted."""
+        """The lane of `size` frees the blocks of a request now: it has ended, or is preempted."""
         offered = self.running.get(request.request_id)
         if offered is None or offered.size != size:
             return

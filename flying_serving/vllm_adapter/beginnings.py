@@ -11,11 +11,15 @@ from flying_serving.vllm_adapter.keys import DEADLINE_KEY
 
 
 def beginnings_in(plan: Any) -> dict[int, EngineCoreOutputs] | None:
-    """The message, by client, of the new requests with a deadline in a SchedulerOutput; None if it has none."""
+    """The message, by client, for new requests with a deadline in a SchedulerOutput.
+
+    None if there is no such request in it.
+    """
     begun = [new.req_id for new in plan.scheduled_new_reqs if _has_deadline(new.sampling_params)]
     if not begun:
         return None
-    return {0: EngineCoreOutputs(outputs=[EngineCoreOutput(request_id, []) for request_id in begun])}
+    outputs = [EngineCoreOutput(request_id, []) for request_id in begun]
+    return {0: EngineCoreOutputs(outputs=outputs)}
 
 
 def is_beginning(output: EngineCoreOutput) -> bool:

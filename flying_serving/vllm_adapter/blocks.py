@@ -47,7 +47,8 @@ class SchedulerPool:
         in the prefix cache: vLLM has them there as soon as the step that computes them is scheduled.
         """
         valid = request.num_computed_tokens - request.num_in_flight_tokens
-        if request.num_in_flight_tokens and valid <= self.scheduler.cached_tokens.get(request.request_id, 0):
+        cached = self.scheduler.cached_tokens.get(request.request_id, 0)
+        if request.num_in_flight_tokens and valid <= cached:
             return 0
         return int(max(0, min(valid, request.num_tokens - 1)))
 

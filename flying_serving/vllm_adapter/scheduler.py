@@ -59,6 +59,8 @@ class LaneScheduler(Scheduler):
     It decides as vLLM's does, with one exception: `_limit_prompts`.
     """
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
@@ -158,8 +160,11 @@ def lane_class(base: type[Any]) -> type[Any]:
     if issubclass(base, LaneScheduler):
         return base
     if not issubclass(base, Scheduler):
-        raise ConfigError(f"--scheduler-cls={base.__qualname__}: must be a subclass of {Scheduler.__qualname__}")
-    return LaneScheduler if base is Scheduler else type(f"Lane{base.__name__}", (LaneScheduler, base), {})
+        allowed = f"must be a subclass of {Scheduler.__qualname__}"
+        raise ConfigError(f"--scheduler-cls={base.__qualname__}: {allowed}")
+    if base is Scheduler:
+        return LaneScheduler
+    return type(f"Lane{base.__name__}", (LaneScheduler, base), {})
 
 
 def use_lane_class(scheduler_config: Any) -> None:
@@ -182,7 +187,9 @@ def _is_not_of_a_lane_class(record: logging.LogRecord) -> bool:
 def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:
     """The scheduler of a group, made as vLLM's EngineCore `core` makes its own.
 
-    `config`, `kv_config`: the VllmConfig and the KVCacheConfig of the lane. Raises: as `lane_class`.
+    `config`, `kv_config`: the VllmConfig and the KVCacheConfig of the lane.
+
+    Raises: as `lane_class`.
     """
     block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(kv_config, config)
     return lane_class(config.scheduler_config.get_scheduler_cls())(

@@ -1,1 +1,1 @@
-"""The names of vLLM that are replaced in a process: `table.py` declares all of them, `installer.py` checks them."""
+"""The names of vLLM that are replaced: `table.py` declares them, `installer.py` checks them."""

@@ -7,9 +7,10 @@ from typing import Any
 
 @contextmanager
 def engine_classes(engine_class: Any) -> Iterator[None]:
-    """While the body runs, vLLM's `run_engine_core` makes `engine_class` for dense and MoE models alike.
+    """While the body runs, vLLM makes `engine_class` for dense and MoE models alike.
 
-    vLLM couples the data-parallel ranks of an MoE model, to split its experts over them. Ours are independent.
+    vLLM couples the data-parallel ranks of an MoE model, to split its experts over them. Ours are
+    independent.
     """
     from vllm.v1.engine import core
 

@@ -50,7 +50,7 @@ def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = NO_HOOKS) -> 
 
 
 def hold(stand_in: StandIn, value: Any) -> None:
-    """Let a name hold a value until `uninstall`, or until a context manager replaces it for a while."""
+    """Let a name hold a value until `uninstall`; a context manager may replace it for a while."""
     _replace(stand_in.target, find(stand_in.target).value, value)
 
 
@@ -70,13 +70,16 @@ def _replace(target: str, original: Any, value: Any) -> None:
 
 def _hook_of(patch: Patch, handed: Mapping[str, Hook]) -> Hook:
     module, name = patch.hook.split(":")
-    hook: Hook = handed[name] if module == HANDED else getattr(importlib.import_module(module), name)
+    if module == HANDED:
+        return handed[name]
+    hook: Hook = getattr(importlib.import_module(module), name)
     return hook
 
 
 def _in_kind_of(descriptor: Any, function: Callable[..., Any]) -> Any:
     """A static method stays one, a property too."""
-    return type(descriptor)(function) if isinstance(descriptor, staticmethod | property) else function
+    is_wrapper = isinstance(descriptor, staticmethod | property)
+    return type(descriptor)(function) if is_wrapper else function
 
 
 def _wrap(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:

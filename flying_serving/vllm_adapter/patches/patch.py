@@ -9,7 +9,7 @@ from flying_serving.errors import HookError
 from flying_serving.vllm_adapter.patches.version import VLLM_VERSION
 
 HANDED = "handed"
-"""In place of a module: a hook that vLLM's server calls is above this package, which imports none of it."""
+"""In place of a module: hooks of vLLM's server are above this package, which imports none of it."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,10 @@ class Patch:
     """A function, method or property that is wrapped.
 
     Args:
-        original: "module:qualified.name(parameters)": the names of its parameters must be these, in this order.
-        hook: "module:name" of the wrapper in this package, or "handed:name" of one that `install` is given.
-            It gets the original, then what the original gets.
+        original: "module:qualified.name(parameters)": its parameters must have these names, in
+            this order.
+        hook: "module:name" of the wrapper in this package, or "handed:name" of one that `install`
+            is given. It gets the original, then what the original gets.
         why: what it is for.
     """
 
@@ -38,7 +39,7 @@ class StandIn:
     """A name of a module that holds another value while a context manager is entered.
 
     Args:
-        original: "module:name(parameters)" of a class, as in `Patch`; or "module:name" of a variable.
+        original: "module:name(parameters)" of a class, or "module:name" of a variable.
         setter: "module:name" of the functions that replace it.
         why: what it is for.
     """
@@ -80,7 +81,7 @@ def find(target: str) -> Found:
 
 
 def resolve(original: str) -> Found:
-    """Raise HookError unless the name is there, and has the parameters that it must have, if any are written."""
+    """Raise HookError unless the name is there, with the parameters of `original` if it has any."""
     target, has_parameters, names = original.removesuffix(")").partition("(")
     owner, name, value = find(target)
     if isinstance(value, property):
@@ -89,5 +90,6 @@ def resolve(original: str) -> Found:
         expected = tuple(filter(None, names.split(", ")))
         parameters = tuple(inspect.signature(value).parameters)
         if parameters != expected:
-            raise HookError(f"{target}{parameters} is not {expected}; vLLM {VLLM_VERSION} is needed")
+            differs = f"{target}{parameters} is not {expected}"
+            raise HookError(f"{differs}; vLLM {VLLM_VERSION} is needed")
     return Found(owner, name, value)

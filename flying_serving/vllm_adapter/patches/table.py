@@ -1,9 +1,9 @@
 """Every name of vLLM that Flying Serving replaces: why, and what it must still look like.
 
-A patch wraps a function: its hook gets the original as its first argument. A stand-in is another value of a module's
-name for a while. `installer.py` compares each signature with the one written here, and refuses another vLLM with one
-clear line; it undoes everything, for tests. Nothing of vLLM is replaced that is not in this file
-(`tests/vllm_adapter/patches/test_rebinding.py`).
+A patch wraps a function: its hook gets the original as its first argument. A stand-in is another
+value of a module's name for a while. `installer.py` compares each signature with the one written
+here, and refuses another vLLM with one clear line; it undoes everything, for tests. Nothing of vLLM
+is replaced that is not in this file: see `tests/vllm_adapter/patches/test_rebinding.py`.
 """
 
 from typing import Any

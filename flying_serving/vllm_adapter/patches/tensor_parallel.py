@@ -18,7 +18,7 @@ def set_home(coordinator: Any) -> None:
 
 @contextmanager
 def activate(coordinator: Any) -> Iterator[None]:
-    """Make a group vLLM's tensor-parallel group while the body runs: one step, so this has to cost nothing."""
+    """Make a group vLLM's tensor-parallel group while the body runs, which may be one step."""
     home = parallel_state._TP
     parallel_state._TP = parallel_state._ETP = coordinator
     try:

