@@ -213,10 +213,10 @@ class Traps:
     def _install_server(self) -> None:
         """What the server notices; and it starts each engine again at once, however often that was lost."""
         from flying_serving.controller.surviving import SurvivingController
-        from flying_serving.server import engines
+        from flying_serving.server.engines import supervisor
 
-        engines.STABLE_S = 0.0
-        _wrap(engines.Engines, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine))
+        supervisor.STABLE_S = 0.0
+        _wrap(supervisor.Engines, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine))
         _wrap(
             SurvivingController,
             "_orphaned",

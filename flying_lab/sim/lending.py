@@ -1,4 +1,4 @@
-"""What engines are told of their weights in the simulator: the shell's part, as `server/weights.py`."""
+"""What engines are told of their weights in the simulator: the shell's part, as `server/calls/weight_orders.py`."""
 
 from collections.abc import Callable
 from functools import partial

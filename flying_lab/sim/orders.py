@@ -1,4 +1,4 @@
-"""Orders of layouts in the simulator: the shell's part, as `server/orders.py`."""
+"""Orders of layouts in the simulator: the shell's part, as `server/calls/layout_orders.py`."""
 
 from collections.abc import Callable
 from functools import partial

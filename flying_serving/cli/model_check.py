@@ -97,7 +97,7 @@ def _configuration(args: Any) -> Any:
     """vLLM's, of the whole model. Raises FlyingError for what is not served, as `serve` does."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from flying_serving.server.support import keep_all_kv, refuse_unsupported
+    from flying_serving.server.start.support import keep_all_kv, refuse_unsupported
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     refuse_unsupported(config, client_count=1)
@@ -107,8 +107,8 @@ def _configuration(args: Any) -> Any:
 
 def _check(args: Any, config: Any) -> Checked:
     """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would end with."""
-    from flying_serving.server.launch import placements_of
-    from flying_serving.server.support import choose_group_sizes
+    from flying_serving.server.start.launch import placements_of
+    from flying_serving.server.start.support import choose_group_sizes
     from flying_serving.worker.admission import anatomy, kv_plan, obstacles
 
     flying = parse_flying(config.additional_config[KEY])

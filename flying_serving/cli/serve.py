@@ -65,9 +65,9 @@ def parse(argv: list[str], prog: str) -> Any:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from flying_serving.server.front_ends import refuse_other_front_ends
     from flying_serving.server.patches import HOOKS
-    from flying_serving.server.support import refuse_missing_model, refuse_unusable_address
+    from flying_serving.server.start.front_ends import refuse_other_front_ends
+    from flying_serving.server.start.support import refuse_missing_model, refuse_unusable_address
     from flying_serving.vllm_adapter.patches import installer, table
 
     installer.install(table.ENTRY_PATCHES, HOOKS)
@@ -141,7 +141,7 @@ def explained(args: Any) -> Iterator[None]:
 
     What is raised where no flag is read, as while the server serves, keeps its traceback.
     """
-    from flying_serving.server.support import no_model
+    from flying_serving.server.start.support import no_model
 
     try:
         yield

@@ -21,14 +21,14 @@ from flying_serving.errors import EngineLost, TooFewEngines
 from flying_serving.log import logger
 from flying_serving.memory.peers import KVBlocks, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
-from flying_serving.server.calls import EngineCalls
+from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
-from flying_serving.server.ending import Ending, let_streams_end
-from flying_serving.server.engines import Engines
-from flying_serving.server.metrics import ServerMetrics
-from flying_serving.server.processes import CleanParent, EngineProcess
-from flying_serving.server.settings import settings_of
+from flying_serving.server.engines.processes import CleanParent, EngineProcess
+from flying_serving.server.engines.shutdown import Ending, let_streams_end
+from flying_serving.server.engines.supervisor import Engines
+from flying_serving.server.http.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
+from flying_serving.server.start.settings import settings_of
 from flying_serving.vllm_adapter import restart
 from flying_serving.vllm_adapter.channel import ClientChannel
 

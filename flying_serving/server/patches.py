@@ -27,8 +27,8 @@ def make_client(
     installer.install(table.SERVER_PATCHES, HOOKS)
     from flying_serving.engine.core import FlyingEngineCore
     from flying_serving.server.client import FlyingClient
-    from flying_serving.server.interrupt import ended_by_signals
-    from flying_serving.server.launch import prepare
+    from flying_serving.server.start.interrupts import ended_by_signals
+    from flying_serving.server.start.launch import prepare
     from flying_serving.vllm_adapter.client import starting
 
     executor_class = prepare(vllm_config, client_count)
@@ -44,9 +44,9 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
         VLLMValidationError: before that, if no layout of this server can run the request, or it cannot be sent.
         GracefulHTTPError: if too many wait.
     """
-    from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
-    from flying_serving.server.priorities import own_priority
+    from flying_serving.server.requests.checks import fields_of
+    from flying_serving.server.requests.priorities import own_priority
 
     given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
     client, prompt = given["self"].engine_core, given["prompt"]
@@ -65,9 +65,9 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
     Raises: as `check_before_stream`.
     """
-    from flying_serving.server.checks import fields_of
     from flying_serving.server.client import FlyingClient
-    from flying_serving.server.priorities import note_priority
+    from flying_serving.server.requests.checks import fields_of
+    from flying_serving.server.requests.priorities import note_priority
 
     given = dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
     client, prompt = self.engine_client.engine_core, given["engine_input"]
@@ -83,7 +83,7 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def end_by_event(original: Any, generator: Any) -> Any:
     """Wraps `_convert_stream_to_sse_events` of /v1/responses."""
-    from flying_serving.server.refusals import ended_by_event
+    from flying_serving.server.http.refusals import ended_by_event
 
     return ended_by_event(original(generator))
 
@@ -108,7 +108,7 @@ def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
     original(app, supported_tasks)
-    from flying_serving.server import node, refusals, routes, view
+    from flying_serving.server.http import node, refusals, routes, view
 
     routes.attach(app, app.state.args)
     node.attach(app)
@@ -118,8 +118,8 @@ def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
 
 def tell_rights(original: Any, engine_client: Any, state: Any, args: Any) -> Any:
     """Wraps `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an API key is set."""
-    from flying_serving.server.access import keys_in
     from flying_serving.server.client import FlyingClient
+    from flying_serving.server.http.access import keys_in
 
     client = getattr(engine_client, "engine_core", None)
     if isinstance(client, FlyingClient):

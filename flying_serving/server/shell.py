@@ -29,15 +29,15 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.surviving import SurvivingController
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
-from flying_serving.server.arrivals import origin_of
-from flying_serving.server.asking import LastFigures
-from flying_serving.server.calls import EngineCalls, retrieved
-from flying_serving.server.checks import Checks, refused
-from flying_serving.server.draining import Draining
+from flying_serving.server.calls.engine_calls import EngineCalls, retrieved
+from flying_serving.server.calls.engine_figures import LastFigures
+from flying_serving.server.calls.layout_orders import LayoutOrders
+from flying_serving.server.calls.weight_orders import WeightOrders
 from flying_serving.server.figures.losses import Losses
-from flying_serving.server.orders import LayoutOrders
-from flying_serving.server.streams import Streams
-from flying_serving.server.weights import WeightOrders
+from flying_serving.server.requests.checks import Checks, refused
+from flying_serving.server.requests.draining import Draining
+from flying_serving.server.requests.origin import origin_of
+from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.beginnings import is_beginning
 from flying_serving.vllm_adapter.history import why_not_migratable
 

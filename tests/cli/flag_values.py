@@ -22,7 +22,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli import serve
 from flying_serving.errors import FlyingError
-from flying_serving.server.support import refuse_unsupported
+from flying_serving.server.start.support import refuse_unsupported
 
 VALUES = ("x", "-1", "[]")
 TAKEN, USAGE = "taken", "usage"

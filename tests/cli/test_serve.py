@@ -15,7 +15,7 @@ from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, 
 from flying_serving.errors import ConfigError
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.predict.work import Objective
-from flying_serving.server.settings import settings_of
+from flying_serving.server.start.settings import settings_of
 from flying_serving.validation import first_problem
 
 
@@ -145,7 +145,7 @@ READS = ("vllm.engine.arg_utils", "from_cli_args")
 CONFIGURES = ("vllm.engine.arg_utils", "create_engine_config")
 STARTS = ("vllm.v1.engine.async_llm", "from_vllm_config")
 SERVES = ("vllm.entrypoints.launchers.launcher", "serve_http")
-OURS = ("flying_serving.server.launch", "prepare")
+OURS = ("flying_serving.server.start.launch", "prepare")
 THEIRS = ("transformers.models", "load")
 
 

@@ -19,7 +19,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from flying_serving.cli.admin import app
 from flying_serving.cli.serve import _add_flags, _flying_settings
 from flying_serving.errors import ConfigError
-from flying_serving.server import node
+from flying_serving.server.http import node
 from tests.deploy.manifests import NODES, ROUTER, Object, amount, container, find, of_kind, pod, probes
 
 VERSIONS = ("1.30", kubernetes_validate.latest_version())

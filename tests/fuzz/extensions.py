@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flying_serving.server.xargs import DEADLINE_KEY, DEGREE_KEY, EXPECTED_KEY, SPLIT_KEY
+from flying_serving.server.requests.xargs import DEADLINE_KEY, DEGREE_KEY, EXPECTED_KEY, SPLIT_KEY
 from flying_serving.vllm_adapter.keys import OURS
 from tests.fuzz.bodies import encode, junk, real, text, whole
 from tests.fuzz.drawing import Sent

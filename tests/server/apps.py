@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from fastapi import FastAPI
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
-from flying_serving.server import node, routes, view
+from flying_serving.server.http import node, routes, view
 from tests.server.doubles import Server
 
 SECRET = "secret"

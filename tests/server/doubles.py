@@ -15,7 +15,7 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.commands import Command
 from flying_serving.errors import EngineLost
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.calls import EngineCalls
+from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.client import until_the_end
 from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell

@@ -20,8 +20,8 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from flying_serving.config import KEY, deployment_of
 from flying_serving.engine.core import FlyingEngineCore
-from flying_serving.server.launch import prepare
 from flying_serving.server.patches import HOOKS
+from flying_serving.server.start.launch import prepare
 from flying_serving.vllm_adapter.client import starting
 from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY
 from flying_serving.vllm_adapter.patches import installer, table

@@ -34,10 +34,10 @@ from flying_serving.errors import FlyingError
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
 from flying_serving.placement.wishes import BIND, read_wishes
-from flying_serving.server.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
-from flying_serving.server.front_ends import refuse_other_front_ends
-from flying_serving.server.rights import ClientRights
-from flying_serving.server.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
+from flying_serving.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
+from flying_serving.server.requests.rights import ClientRights
+from flying_serving.server.start.front_ends import refuse_other_front_ends
+from flying_serving.server.start.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
 from flying_serving.vllm_adapter.patches import version
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
@@ -614,7 +614,7 @@ def test_wrong_degree_on_another_route(server: Server, name: str, value: Any, st
 
 @pytest.mark.parametrize("case", RIGHTS_CASES, ids=lambda case: case.what)
 def test_what_clients_may_not_set(case: Case) -> None:
-    """`tests/server/test_rights.py` asks a live server by every route."""
+    """`tests/server/requests/test_rights.py` asks a live server by every route."""
     rights = ClientRights(FlyingConfig())
     rights.has_key = True
     with pytest.raises(VLLMValidationError) as refused:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flying_serving.server.xargs import EXPECTED_KEY
+from flying_serving.server.requests.xargs import EXPECTED_KEY
 from harness.live import BLOCK_BYTES, Server, wait_until
 from harness.streams import WORST_LOGPROB, Stream, begin, streamed_body, worst_difference
 from tests.conftest import SMALL_BLOCKS

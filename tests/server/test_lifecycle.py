@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from flying_serving.server.rundir import _remove_left
+from flying_serving.server.start.rundir import _remove_left
 from harness.forked import by_shell, run
 from harness.live import COMMAND, Server, tiny, wait_until
 from harness.streams import Stream, begin, stream, streamed_body

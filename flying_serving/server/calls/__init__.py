@@ -1,0 +1,1 @@
+"""Calls of engine utilities: orders to engines, and the answers of engines."""

@@ -1,0 +1,148 @@
+"""Who may use which routes: with an API key, who has it; without one the admin routes answer this machine alone."""
+
+import hmac
+import reprlib
+from collections.abc import Mapping
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, HTTPException, Request
+from starlette.datastructures import Headers, State
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from flying_serving.server.http.overload import error_body
+
+FORWARDED = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
+"""Headers with which a proxy says that a request is another machine's: from that proxy it does not count as local.
+
+They can only take a right away. uvicorn believes `X-Forwarded-For` of the proxies that `FORWARDED_ALLOW_IPS` names.
+"""
+READING = ("GET", "HEAD", "OPTIONS")
+"""Methods that vLLM leaves open outside `/v1` and its other guarded prefixes: no route generates or changes by them."""
+OPEN = ("/ping", "/tokenize", "/detokenize")
+"""Routes that vLLM leaves open and that take other methods, but run nothing in an engine."""
+_SET_KEY = "without an API key (--api-key, VLLM_API_KEY) the admin routes"
+
+
+class RequireKey:
+    """Middleware: where the server has an API key, a request that may generate or change something needs it.
+
+    vLLM asks for its key by the beginning of a path, which leaves `/invocations` and the routes of its dev mode open.
+    `owner`: the application that knows the keys.
+    """
+
+    def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
+        self._app = app
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        keys = keys_of(self._owner)
+        if not keys or is_open(scope) or has_key(Headers(scope=scope), keys):
+            await self._app(scope, receive, send)
+            return
+        status = HTTPStatus.UNAUTHORIZED
+        await JSONResponse(error_body("Unauthorized", status), status)(scope, receive, send)
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a request needs no API key for what vLLM itself does not guard."""
+    if scope["type"] == "websocket":
+        return False
+    if scope["type"] != "http" or scope["method"] in READING:
+        return True
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path in OPEN
+
+
+def has_key(headers: Mapping[str, str], keys: list[str]) -> bool:
+    """Whether a request has one of the API keys, as a bearer token."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and any(hmac.compare_digest(token.encode(), key.encode()) for key in keys)
+
+
+async def authorise(request: Request) -> None:
+    """The server's API key guards the admin routes too, those that only read included.
+
+    Raises:
+        HTTPException: 401 without the key, if there is one; else as `refuse_others`.
+    """
+    await refuse_others(request)
+    keys = keys_of(request.app)
+    if keys and not has_key(request.headers, keys):
+        raise HTTPException(401, "Unauthorized")
+
+
+async def refuse_others(request: Request) -> None:
+    """Without an API key, raise HTTPException (403) for requests of other machines, and of pages of other sites.
+
+    A page of another site may have a name that resolves to this machine's address (DNS rebinding). To its browser our
+    answers are of its own site then, but the request says in `Host` to whom it was sent.
+    """
+    if keys_of(request.app):
+        return
+    if not is_local(request.scope, request.headers):
+        raise HTTPException(403, f"{_SET_KEY} answer this machine alone")
+    origin = request.headers.get("origin")
+    if origin is not None and not _is_loopback(_host(origin)):
+        raise HTTPException(403, f"{_SET_KEY} answer no pages of other sites")
+    if not _is_sent_to_us(request):
+        host = reprlib.repr(request.headers.get("host", ""))
+        raise HTTPException(403, f"Host={host}: {_SET_KEY} answer to localhost, loopback addresses and --host alone")
+
+
+def keys_of(app: FastAPI) -> list[str]:
+    """The API keys of a server, none if it asks for none."""
+    return keys_in(app.state)
+
+
+def keys_in(state: State) -> list[str]:
+    """The API keys in the state of an application."""
+    return [key for key in (state.flying_keys or ()) if key]
+
+
+def _is_sent_to_us(request: Request) -> bool:
+    """Whether a local request names this machine as one does that knows it; on a unix socket every name is right."""
+    if _is_unix(request.scope):
+        return True
+    host = _host(f"//{request.headers.get('host', '')}")
+    return _is_loopback(host) or (host is not None and host == getattr(request.app.state.args, "host", None))
+
+
+def is_local(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether the connection is from this machine, by its peer's address, and none that a proxy here forwards.
+
+    A peer may be unknown: of a unix socket, and of a TCP connection that was reset before it was looked at.
+    """
+    if any(name in headers for name in FORWARDED):
+        return False
+    if _is_unix(scope):  # its directory says who may connect
+        return True
+    peer = scope.get("client")
+    return peer is not None and _is_loopback(peer[0])
+
+
+def _is_unix(scope: Mapping[str, Any]) -> bool:
+    """Whether uvicorn listens on a unix socket: its address has no port."""
+    _, port = scope.get("server") or (None, 0)
+    return port is None
+
+
+def _is_loopback(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host or "")
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).hostname
+    except ValueError:
+        return None

@@ -1,0 +1,137 @@
+"""Bodies of requests, bounded: an order's once its sender is known to be allowed, all others before vLLM reads them."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+from fastapi import HTTPException, Request
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flying_serving.server.http.body_room import BodyRooms, Grow, address_of
+from flying_serving.server.http.pace import chunks
+
+MAX_BODY_BYTES = 16 * 1024
+"""Of an order: a layout of eight engines, with spaces and line breaks, has some hundred."""
+MAX_BODY_DEPTH = 8
+"""Of an order: lists and objects within each other; a layout has three."""
+MAX_REQUEST_DEPTH = 100
+"""Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each level."""
+ADMIN = "/flying/"
+_ESCAPE, _TEXT = re.compile(rb"\\.", re.DOTALL), re.compile(rb'"[^"]*"?')
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
+
+
+class BoundedBodies:
+    """Middleware: reads bodies before vLLM does. Refuses those that are too long (413), nested too deeply (400) or too
+    slow (408), and others while many are being read (429).
+
+    `max_body_bytes`: of each body, at most.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._rooms = BodyRooms(max_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or _is_admin(scope):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        if all(route.matches(scope)[0] is not Match.FULL for route in request.app.router.routes):
+            await self._app(scope, receive, send)  # which says so without the body
+            return
+        try:
+            with self._rooms.held(address_of(scope)) as grow:
+                content = await _read(request, self._max_body_bytes, " (--max-body-bytes)", grow)
+            if not request.headers.get("content-type", "").startswith("multipart/"):
+                _check_depth(content, MAX_REQUEST_DEPTH)
+        except HTTPException as error:
+            refusal = await request.app.exception_handlers[HTTPException](request, error)
+            await refusal(scope, receive, send)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+        async def receive_whole() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, receive_whole, send)
+
+
+def _is_admin(scope: Scope) -> bool:
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path.startswith(ADMIN)
+
+
+async def read_json(request: Request) -> Any:
+    """The body of an order as JSON. Nothing is read before this is called, and little more than MAX_BODY_BYTES then.
+
+    FastAPI would read and parse the body of a route that declares one before it calls what the route depends on.
+
+    Raises:
+        HTTPException: 413 if the body is too long; 400 if it is no JSON, is nested too deeply, or ends too early.
+    """
+    content = await _read(request, MAX_BODY_BYTES)
+    _check_depth(content, MAX_BODY_DEPTH)
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise HTTPException(400, f"body: JSON decode error: {error}") from None
+
+
+def _unbounded(length: int) -> None:
+    """Bodies of orders need no room: their senders are allowed, and they are short."""
+
+
+async def _read(request: Request, most: int, flag: str = "", grow: Grow = _unbounded) -> bytes:
+    """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread.
+
+    Raises:
+        HTTPException: 400, 408, 413 or 429, saying what is allowed.
+    """
+    says = f"body: must be at most {most} bytes long{flag}, is"
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:18]) > most:
+        raise HTTPException(413, f"{says} {length[:18]}")
+    content = bytearray()
+    async for chunk in chunks(request.receive):  # whatever Content-Length says
+        if len(content) + len(chunk) > most:
+            raise HTTPException(413, f"{says} {len(content) + len(chunk)} or longer")
+        content += chunk
+        grow(len(content))
+    return bytes(content)
+
+
+def _check_depth(content: bytes, most: int) -> None:
+    if is_deeper(content, most):
+        raise HTTPException(400, f"body: must be nested at most {most} deep")
+
+
+def is_deeper(content: bytes, most: int) -> bool:
+    """Whether lists and objects nest more than `most` deep, in as much of the text as is JSON.
+
+    Without recursion and without a parser, which would build all of it, and in time linear in its length.
+    """
+    text = _as_utf8(content)
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
+    if b"\\" in text:
+        text = _ESCAPE.sub(b"", text)
+    brackets = np.frombuffer(_TEXT.sub(b"", text).translate(None, _NO_BRACKET), dtype=np.uint8)
+    depths = np.cumsum(_STEPS[brackets], dtype=np.int32)
+    return bool(depths.max(initial=0) > most)
+
+
+def _as_utf8(content: bytes) -> bytes:
+    """JSON's parser takes UTF-16 and UTF-32 too, in which a bracket is not one byte."""
+    encoding = json.detect_encoding(content)
+    if encoding.startswith("utf-8"):
+        return content
+    try:
+        return content.decode(encoding, "surrogatepass").encode(errors="surrogatepass")
+    except UnicodeError:
+        return content

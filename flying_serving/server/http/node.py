@@ -1,0 +1,57 @@
+"""What routers between nodes ask: how busy this node is, and whether it takes requests. Open, as vLLM's /load is."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+
+from flying_serving.server.http.access import authorise
+from flying_serving.server.http.load import load_of, takes_requests
+from flying_serving.server.http.routes import shell_of
+from flying_serving.server.requests.draining import RETRY_AFTER_S
+
+router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["flying"])
+
+
+async def load(request: Request) -> Any:
+    """How busy the node is: see `NodeLoad`."""
+    return load_of(shell_of(request))
+
+
+async def ready(request: Request) -> Response:
+    """200 if the node takes new requests; 503 while it drains, ends, or all engines are lost."""
+    shell = shell_of(request)
+    if takes_requests(shell):
+        return Response(status_code=200)
+    return JSONResponse(load_of(shell), 503, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+@router.get("/drain")
+async def drains(request: Request) -> Any:
+    """Whether the node drains, how many requests it still has, and whether it may be stopped without losing any."""
+    shell = shell_of(request)
+    requests = len(shell.controller.open_requests)
+    return shell.draining.to_json(requests) | {"requests": max(requests, shell.draining.answering)}
+
+
+@router.post("/drain", dependencies=[Depends(validate_json_request)])
+async def drain(request: Request) -> Any:
+    """Take no new requests from now on; those that have begun go on."""
+    shell_of(request).draining.begin()
+    return await drains(request)
+
+
+@router.delete("/drain")
+async def take_again(request: Request) -> Any:
+    """Take new requests again."""
+    shell_of(request).draining.end()
+    return await drains(request)
+
+
+def attach(app: FastAPI) -> None:
+    """Add the routes; vLLM's /load, which knows only of HTTP requests, is not reached any more."""
+    app.include_router(router)
+    for path, endpoint in (("/ready", ready), ("/get_load", load), ("/load", load)):
+        app.router.routes.insert(0, APIRoute(path, endpoint, methods=["GET"]))

@@ -1,0 +1,59 @@
+"""Routes of the live view: the page, which holds no data, and its data, which the API key guards."""
+
+import logging
+import time
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.responses import HTMLResponse, JSONResponse
+
+from flying_serving.observe.view import page
+from flying_serving.observe.view.rolling import Rolling
+from flying_serving.server.figures.state import state, to_ask
+from flying_serving.server.http.access import authorise, keys_of, refuse_others
+from flying_serving.server.http.routes import shell_of
+from flying_serving.vllm_adapter.stats import roll
+
+router = APIRouter(prefix="/flying", tags=["flying"])
+
+
+@router.get("/", response_class=HTMLResponse, dependencies=[Depends(refuse_others)])
+async def live_view(request: Request) -> HTMLResponse:
+    """The live view. It loads without the API key and asks for it, since a browser cannot send it before."""
+    return HTMLResponse(page.document(needs_key=bool(keys_of(request.app))), headers=page.headers())
+
+
+@router.get("/view", dependencies=[Depends(authorise)])
+async def view(request: Request) -> JSONResponse:
+    """What the live view shows: layout, groups, task pool, times of the last seconds, the last switches."""
+    shell = shell_of(request)
+    deployment = shell.calls.deployment
+    shared = request.app.state
+    if not hasattr(shared, "flying_rolling"):
+        shared.flying_rolling = Rolling(deployment.engines)
+        roll(shared.engine_client, shared.flying_rolling)
+    shell.figures.ask(to_ask(shell.controller, shell.figures.known))  # the next look has what they answer
+    found = state(
+        shell.controller,
+        shared.flying_rolling,
+        shell.figures.known,
+        time.monotonic(),
+        **shell.losses.view(),
+        started=shared.flying_started,
+        model=shell.model_config.served_model_name,
+        devices_per_engine=deployment.devices,
+        group_sizes=list(deployment.group_sizes),
+    )
+    return JSONResponse(found)  # as it is: FastAPI would go through it value by value, several times a second
+
+
+def _is_logged(record: logging.LogRecord) -> bool:
+    """A page that looks three times a second would fill the access log."""
+    arguments = record.args
+    return not (isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == "/flying/view")
+
+
+def attach(app: FastAPI) -> None:
+    """Add both routes to vLLM's app."""
+    app.state.flying_started = time.time()
+    app.include_router(router)
+    logging.getLogger("uvicorn.access").addFilter(_is_logged)

@@ -1,0 +1,1 @@
+"""Requests: the fields that a client sends, the checks before an answer begins, and the streams of tokens."""

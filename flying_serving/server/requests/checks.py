@@ -1,0 +1,106 @@
+"""What refuses a request before its answer begins, and the place that a request has from then until it arrives."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+from weakref import finalize
+
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.places import Place
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.errors import PoolFull, RequestError
+from flying_serving.server.calls.engine_calls import EngineCalls, refusal
+from flying_serving.server.requests.encoding import check_encodable
+from flying_serving.server.requests.rights import ClientRights
+from flying_serving.server.requests.streams import Streams, prompt_length
+from flying_serving.server.requests.xargs import DEGREE_KEY
+
+
+class Checks:
+    """Refusals of one server."""
+
+    def __init__(self, calls: EngineCalls, controller: Controller, streams: Streams) -> None:
+        self.rights = ClientRights(calls.deployment.flying)
+        self._calls = calls
+        self._controller = controller
+        self._streams = streams
+        self._places = controller.admission.places
+
+    def spec(self, fields: Mapping[str, Any]) -> RequestSpec:
+        """What the controller has to know of a request, from fields by name.
+
+        Raises:
+            VLLMValidationError: naming the field, its value and what is allowed (HTTP 400).
+        """
+        sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
+        check_encodable(sent, self._calls.channel.encode)
+        priority, params = fields["priority"], fields["sampling_params"]
+        self.rights.check(priority, {} if params is None else params.extra_args or {})
+        prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
+        return self._streams.spec(prompt, params, priority)
+
+    def let_in(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
+        """Hold a place for the requests of a call, if they can be taken, until they arrive or `answer` is gone.
+
+        `answer` is what begins the requests when it is read.
+
+        Raises:
+            VLLMValidationError: as `spec`, or if no layout of this server can run them, or `n` is more than it ever
+                lets in at once (HTTP 400).
+            GracefulHTTPError: if too many wait (429), or the server ends (503).
+        """
+        if not self._places.claim(call):
+            self._hold(Place(call), fields, answer)
+
+    def let_in_ahead(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
+        """As `let_in`, before the call is made, which `answer` makes when it is read."""
+        self._hold(Place(call, ahead=True), fields, answer)
+
+    def _hold(self, place: Place, fields: Mapping[str, Any], answer: object) -> None:
+        if self._calls.ending:
+            raise refusal()
+        spec = self.spec(fields)
+        place.prompt_tokens, place.urgent = spec.prompt_tokens, spec.urgent
+        place.left = getattr(fields["sampling_params"], "n", 1)
+        with refused(spec):
+            self._controller.placing.sizes(spec)
+            self._check_outputs(place)
+            self._controller.admission.hold(place)
+        # an answer that nobody reads, as its client has left, is never begun, so no code of it runs
+        finalize(answer, self._places.give_back, place).atexit = False
+
+    def _check_outputs(self, place: Place) -> None:
+        """Raise VLLMValidationError for more outputs than are ever let in together."""
+        most = self._controller.admission.most_at_once(place)
+        if place.left > most:
+            bounds = "that many run and wait at most (--max-num-seqs, --max-waiting-requests, --max-waiting-tokens)"
+            says = f"must be a whole number from 1 to {most} on this server: {bounds}"
+            raise VLLMValidationError(f"n={place.left}: {says}", parameter="n")
+
+    def check_end(self, call: str | None) -> None:
+        """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it was let in before."""
+        if self._calls.leaving or (self._calls.ending and not self._places.holds(call)):
+            raise refusal()
+
+
+@contextmanager
+def refused(spec: RequestSpec) -> Iterator[None]:
+    """Turn the refusals of a controller into those of vLLM: VLLMValidationError, or GracefulHTTPError with 429."""
+    try:
+        yield
+    except RequestError as error:
+        if spec.degree is None:
+            raise VLLMValidationError(str(error)) from None
+        raise VLLMValidationError(f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}") from None
+    except PoolFull as error:
+        raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
+
+
+def fields_of(given: Mapping[str, Any], prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request, from what vLLM's `generate` is given and the prompt as tokens or embeddings."""
+    of_prompt = {name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")}
+    others = {name: value for name, value in given.items() if name not in ("self", "prompt", "prompt_text")}
+    return {"priority": 0} | of_prompt | others

@@ -1,0 +1,65 @@
+"""Which fields that steer the node clients may set: `--clients-may-set`; by default none where an API key is set."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+from flying_serving.config import FlyingConfig
+from flying_serving.server.requests.encoding import shown
+from flying_serving.server.requests.xargs import DEGREE_KEY, EXPECTED_KEY, SPLIT_KEY
+
+FLAG = "--clients-may-set"
+PRIORITY = "priority"
+_XARGS = (DEGREE_KEY, SPLIT_KEY, EXPECTED_KEY)
+EVERYTHING = frozenset({PRIORITY, *_XARGS})
+_USUAL_PRIORITY = 0
+
+
+class ClientRights:
+    """What clients of one server may set in their requests.
+
+    `has_key`: whether the server asks for an API key, which is known when its HTTP application is made.
+    """
+
+    def __init__(self, flying: FlyingConfig) -> None:
+        self.has_key = False
+        self._given = flying.clients_may_set
+        self._most_urgent = flying.most_urgent_priority
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """The fields that clients may set."""
+        if self._given is not None:
+            return EVERYTHING & frozenset(self._given)
+        if not self.has_key:
+            return EVERYTHING
+        # who says how urgent a request may be says that requests may be urgent
+        return frozenset({PRIORITY} if self._most_urgent is not None else ())
+
+    @property
+    def may_be_urgent(self) -> bool:
+        """Whether any request may have a priority below the usual one."""
+        return PRIORITY in self.allowed and self._most_urgent != _USUAL_PRIORITY
+
+    def check(self, priority: int, extra: Mapping[str, Any]) -> None:
+        """Raise VLLMValidationError for a field that clients may not set here, or a priority that is too urgent.
+
+        Args:
+            priority: of the request.
+            extra: its `vllm_xargs`.
+        """
+        allowed = self.allowed
+        if priority != _USUAL_PRIORITY and PRIORITY not in allowed:
+            raise _refused(PRIORITY, priority)
+        if self._most_urgent is not None and priority < self._most_urgent:
+            says = f"must be {self._most_urgent} or more on this server (--most-urgent-priority)"
+            raise VLLMValidationError(f"{PRIORITY}={priority}: {says}", parameter=PRIORITY)
+        for key in _XARGS:
+            if key in extra and key not in allowed:
+                raise _refused(f"vllm_xargs.{key}", extra[key])
+
+
+def _refused(field: str, value: object) -> VLLMValidationError:
+    says = f"clients may not set it on this server ({FLAG})"
+    return VLLMValidationError(f"{field}={shown(value)}: {says}", parameter=field)

@@ -1,0 +1,252 @@
+"""The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+from flying_serving.controller.commands import Dispatch, DispatchPrefix, DropPart, PullAhead, Recall
+from flying_serving.controller.requests import KVOffer, RequestSpec
+from flying_serving.controller.settings import Capacity
+from flying_serving.layout.groups import Group
+from flying_serving.server.requests import xargs
+from flying_serving.vllm_adapter.keys import (
+    AHEAD_KEY,
+    DEADLINE_KEY,
+    HISTORY_KEY,
+    LANE_KEY,
+    MIGRATED_FROM_KEY,
+    OFFER_KEY,
+)
+
+
+@dataclass
+class Stream:
+    """One request as the client asked for it.
+
+    `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
+    that outputs of the old engine are recognised as stale. `past_ids`: those that it had in engines that it has left.
+    `capped`: its group may end it for want of room.
+    """
+
+    request: EngineCoreRequest
+    tokens: list[int] = field(default_factory=list)
+    engine_id: str = ""
+    past_ids: set[str] = field(default_factory=set)
+    dispatches: int = 0
+    capped: bool = False
+
+
+class Streams:
+    """Open requests by vLLM's id and by the engines'."""
+
+    def __init__(self, capacity: Capacity, max_model_len: int) -> None:
+        self._capacity = capacity
+        self._max_model_len = max_model_len
+        self._streams: dict[str, Stream] = {}
+        self._ids: dict[str, str] = {}
+        self._past_ids: dict[str, str] = {}
+        self._prefixes: dict[str, str] = {}
+        self._ahead: set[int] = set()
+
+    def spec(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
+        """What the controller has to know of a request with a prompt of that many tokens.
+
+        Raises:
+            VLLMValidationError: naming the field, its value and what is allowed.
+        """
+        if params is None:
+            return RequestSpec(prompt, prompt, priority=priority)
+        extra = params.extra_args or {}
+        xargs.check_names(extra)
+        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
+        left, most = self._left(prompt), self._most_outputs(prompt, params)
+        sure = most if params.ignore_eos else min(params.min_tokens, most)
+        return RequestSpec(
+            prompt,
+            prompt + (max(1, sure) if sure < left else 1),
+            most,
+            xargs.degree(extra, self._capacity.degrees),
+            priority,
+            xargs.deadline_s(extra),
+            expected_tokens=xargs.tokens(extra, xargs.EXPECTED_KEY, 1, self._max_model_len),
+            split_at=xargs.tokens(extra, xargs.SPLIT_KEY, 0, prompt + most),
+            most_tokens=prompt + most if most < left else None,
+        )
+
+    def _left(self, prompt: int) -> int:
+        """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a request."""
+        return max(1, self._max_model_len - prompt)
+
+    def open(self, request: EngineCoreRequest) -> None:
+        """Take a request."""
+        self._streams[request.request_id] = Stream(request)
+
+    def close(self, request_id: str) -> None:
+        """Forget a request."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._ids.pop(stream.engine_id, None)
+            for engine_id in stream.past_ids:
+                self._past_ids.pop(engine_id, None)
+
+    def engine_id(self, request_id: str) -> str:
+        """The id of a request in the engine that runs it."""
+        return self._streams[request_id].engine_id
+
+    def recall(self, request_id: str) -> str:
+        """Treat further outputs of the request's engine as stale. Returns its id there."""
+        stream = self._streams[request_id]
+        if self._ids.pop(stream.engine_id, None) is not None:
+            stream.past_ids.add(stream.engine_id)
+            self._past_ids[stream.engine_id] = request_id
+        return stream.engine_id
+
+    def leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
+        """The id in its engine of what leaves it, and the number under which its KV stays; None if that does not."""
+        if isinstance(command, DropPart):
+            if not command.keeps:
+                return None
+            return self.drop_part(command.request_id, command.offer), command.offer
+        return None if command.offer is None else (self.recall(command.request_id), command.offer)
+
+    def to_engine(self, dispatch: Dispatch) -> EngineCoreRequest | None:
+        """The request as a group's leader gets it: with its lane, its tokens so far, and the group's limit.
+
+        None if it is over by now.
+        """
+        stream = self._streams.get(dispatch.request_id)
+        if stream is None:
+            return None
+        self._ids.pop(stream.engine_id, None)
+        kv = dispatch.migrated_from
+        if kv is not None and kv.number in self._ahead:  # the group has pulled its KV under this id
+            self._ahead.discard(kv.number)
+            stream.engine_id = part_id(dispatch.request_id, kv.number)
+        else:
+            stream.engine_id = (
+                f"{dispatch.request_id}+{stream.dispatches}" if stream.dispatches else dispatch.request_id
+            )
+            stream.dispatches += 1
+        self._ids[stream.engine_id] = dispatch.request_id
+        most = self._most_outputs_of(stream.request)
+        stream.capped = most > dispatch.limit_tokens
+        told: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
+        if kv is not None:
+            told[MIGRATED_FROM_KEY] = _source(kv)
+        if dispatch.offer is not None:
+            told[OFFER_KEY] = (dispatch.offer, dispatch.publishes)
+        return _sent(stream.request, stream.engine_id, dispatch.group, min(most, dispatch.limit_tokens), told)
+
+    def prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
+        """The first tokens of a request's prompt as a request of their own; None if the request is over by now."""
+        stream = self._streams.get(command.request_id)
+        if stream is None:
+            return None
+        engine_id = part_id(command.request_id, command.offer)
+        self._prefixes[engine_id] = command.request_id
+        token_ids = stream.request.prompt_token_ids
+        assert token_ids is not None
+        told: dict[str, Any] = {OFFER_KEY: (command.offer, True)} | _deadline(stream.request)
+        cut = replace(
+            stream.request,
+            prompt_token_ids=token_ids[: command.tokens],
+            sampling_params=SamplingParams(temperature=0.0, ignore_eos=True),
+        )
+        return _sent(cut, engine_id, command.group, 1, told)
+
+    def ahead(self, command: PullAhead) -> EngineCoreRequest | None:
+        """A request as a group gets it that only pulls its KV for now; None if it is over by now."""
+        stream = self._streams.get(command.request_id)
+        if stream is None:
+            return None
+        self._ahead.add(command.kv.number)
+        engine_id = part_id(command.request_id, command.kv.number)
+        told = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
+        return _sent(stream.request, engine_id, command.group, self._most_outputs_of(stream.request), told)
+
+    def drop_part(self, request_id: str, offer: int) -> str:
+        """Forget the part of a split request. Returns its id in its engine."""
+        engine_id = part_id(request_id, offer)
+        self._ahead.discard(offer)
+        self._prefixes.pop(engine_id, None)
+        return engine_id
+
+    def begun(self, engine_id: str) -> str | None:
+        """The request that has begun with what an engine knows, or knew, by this id; None if it is over.
+
+        An engine may say so when the request has left it: it has begun all the same.
+        """
+        return self._ids.get(engine_id) or self._prefixes.get(engine_id) or self._past_ids.get(engine_id)
+
+    def prefix_ended(self, output: EngineCoreOutput) -> str | None:
+        """The request of which an output ends a prefix, if it does."""
+        return self._prefixes.pop(output.request_id, None) if output.finish_reason is not None else None
+
+    def _most_outputs_of(self, request: EngineCoreRequest) -> int:
+        prompt = prompt_length(request.prompt_token_ids, request.prompt_embeds)
+        return self._most_outputs(prompt, request.sampling_params)
+
+    def _most_outputs(self, prompt: int, params: SamplingParams | None) -> int:
+        left = self._left(prompt)
+        return left if params is None or params.max_tokens is None else min(params.max_tokens, left)
+
+    def take(self, output: EngineCoreOutput) -> bool:
+        """Note the tokens of an output and give it vLLM's id. False if it is stale, and must not be shown."""
+        request_id = self._ids.get(output.request_id)
+        if request_id is None:
+            return False
+        output.request_id = request_id
+        self._streams[request_id].tokens += output.new_token_ids
+        return True
+
+    def ended(self, outputs: Iterable[EngineCoreOutput]) -> tuple[list[str], list[EngineCoreOutput]]:
+        """Which requests have ended, and the outputs of those that could go on, as only their group has no room."""
+        ended = [output for output in outputs if output.finish_reason is not None]
+        return (
+            [output.request_id for output in ended if not self.is_full(output)],
+            [output for output in ended if self.is_full(output)],
+        )
+
+    def is_full(self, output: EngineCoreOutput) -> bool:
+        """Whether its group has ended a request that could go on in a wider one."""
+        return output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
+
+
+def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
+    """Tokens of a prompt, which may come as embeddings instead, shape (tokens, hidden)."""
+    prompt = embeds if token_ids is None else token_ids
+    return 0 if prompt is None else len(prompt)
+
+
+def part_id(request_id: str, offer: int) -> str:
+    """The id in its engine of the part of a split request."""
+    return f"{request_id}~{offer}"
+
+
+def _deadline(request: EngineCoreRequest) -> dict[str, Any]:
+    """What an engine is told of the deadline of a request, if it has one."""
+    extra = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+    return {name: value for name, value in extra.items() if name == DEADLINE_KEY}
+
+
+def _source(kv: KVOffer) -> tuple[int, int, int]:
+    return kv.group[0], len(kv.group), kv.number
+
+
+def _sent(
+    request: EngineCoreRequest, engine_id: str, group: Group, max_tokens: int, told: dict[str, Any]
+) -> EngineCoreRequest:
+    """A request as a group's leader gets it: with another id, limit and what only engines are told."""
+    if request.sampling_params is None:
+        return replace(request, request_id=engine_id)
+    # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
+    params = request.sampling_params.clone()
+    params.max_tokens = max_tokens
+    params.min_tokens = min(params.min_tokens, max_tokens)  # else its engine could not decode it
+    lane = {LANE_KEY: len(group)} if len(group) > 1 else {}
+    params.extra_args = (params.extra_args or {}) | lane | told or None
+    return replace(request, request_id=engine_id, sampling_params=params)

@@ -1,0 +1,57 @@
+"""What clients say in `vllm_xargs`: each value checked, or refused with its field, what it was and what is allowed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+from flying_serving.server.requests.encoding import shown
+from flying_serving.vllm_adapter.keys import DEADLINE_KEY, OURS
+
+DEGREE_KEY = "tp_degree"
+EXPECTED_KEY = "expected_tokens"
+SPLIT_KEY = "split_at"
+
+
+def check_names(extra: Mapping[str, Any]) -> None:
+    """Raise VLLMValidationError for a field in which the server tells engines something."""
+    for key in OURS:
+        if key in extra:
+            raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
+
+
+def degree(extra: Mapping[str, Any], degrees: Sequence[int]) -> int | None:
+    """The TP degree that a request asks for; whether there is such a group is checked later."""
+    value = extra.get(DEGREE_KEY)
+    if DEGREE_KEY not in extra or _is_whole(value):
+        return value
+    raise _refused(DEGREE_KEY, value, f"must be one of {list(degrees)}")
+
+
+def deadline_s(extra: Mapping[str, Any]) -> float | None:
+    """Seconds for which a request waits at most until a scheduler has it in a step."""
+    value = extra.get(DEADLINE_KEY)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
+        raise _refused(DEADLINE_KEY, value, "must be a number above 0 up to 86400")
+    return float(value)
+
+
+def tokens(extra: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
+    """A number of tokens from `least` to `most`."""
+    if key not in extra:
+        return None
+    value = extra[key]
+    if not _is_whole(value) or not least <= value <= most:
+        raise _refused(key, value, f"must be a whole number from {least} to {most}")
+    return int(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _refused(key: str, value: object, allowed: str) -> VLLMValidationError:
+    name = f"vllm_xargs.{key}"
+    return VLLMValidationError(f"{name}={shown(value)}: {allowed}", parameter=name)

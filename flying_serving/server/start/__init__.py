@@ -1,0 +1,1 @@
+"""Before the engines start: flags are checked, the deployment is described, the run directory is made."""

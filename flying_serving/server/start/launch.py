@@ -1,0 +1,114 @@
+"""Turn vLLM's configuration into a deployment of engines with lanes, before the engines start."""
+
+import os
+from multiprocessing import resource_tracker
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from flying_serving.config import KEY, Deployment, FlyingConfig, parse_flying
+from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.log import logger
+from flying_serving.observe.tracing.file import begin_trace
+from flying_serving.placement.here import placements_here
+from flying_serving.placement.plan import Placement
+from flying_serving.policy.policies import POLICIES
+from flying_serving.server.start.rundir import make_run_dir
+from flying_serving.server.start.support import choose_group_sizes, keep_all_kv, refuse_unsupported
+from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
+from flying_serving.vllm_adapter.numa import let_devices_share_nodes
+from flying_serving.worker.admission import obstacles
+
+_WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.worker.worker.FlyingCPUWorker",
+    "vllm.v1.worker.gpu_worker.Worker": "flying_serving.worker.worker.FlyingGPUWorker",
+}
+
+
+def prepare(config: Any, client_count: int) -> Any:
+    """Check what is asked for and write the deployment into `config`. Returns the executor class of the engines.
+
+    Raises:
+        ConfigError: with one line that names flag, value and what is allowed.
+    """
+    flying = parse_flying(config.additional_config[KEY] or {})
+    refuse_unsupported(config, client_count)
+    if flying.tbt_slo_ms is not None and not config.scheduler_config.enable_chunked_prefill:
+        raise ConfigError(f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill is off")
+    keep_all_kv(config)
+    parallel = config.parallel_config
+    if parallel.worker_cls not in _WORKERS:
+        raise Unsupported(f"--worker-cls={parallel.worker_cls}: one of {sorted(_WORKERS)} is needed")
+    policy = POLICIES[flying.policy]
+    if policy.by_priority:
+        config.scheduler_config.policy = "priority"
+    sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
+    for size, reason in not_offered.items():
+        logger.warning("group size %d is not offered: %s", size, reason)
+    for name in stateful_processors(config.model_config):
+        logger.warning("requests that have begun keep their groups: %s has no %s = True", name, FOLLOWS_OUTPUTS)
+    resource_tracker.ensure_running()  # for all: it removes the shared memory of workers that vLLM kills at the end
+    run_dir = make_run_dir()
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
+    # a fixed layout needs no other sizes than its own and 1, which every engine has
+    deployment = Deployment(
+        run_dir=run_dir,
+        engines=parallel.data_parallel_size,
+        devices=parallel.tensor_parallel_size,
+        group_sizes=sizes if policy.pinned_size is None else tuple(sorted({1, policy.pinned_size(sizes)})),
+        not_offered=not_offered,
+        survives=survives(flying, parallel.data_parallel_size),
+        incarnations=(0,) * parallel.data_parallel_size,
+        placements=placements_of(parallel),
+        flying=flying,
+    )
+    if flying.trace_out is not None:
+        begin_trace(flying.trace_out)
+    config.additional_config = {**config.additional_config, KEY: deployment.model_dump()}
+    parallel.worker_cls = _WORKERS[parallel.worker_cls]
+    config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)
+    if current_platform.is_cpu():
+        let_devices_share_nodes(parallel)
+        _preload()
+    if deployment.devices > 1:
+        return MultiprocExecutor
+    parallel.distributed_executor_backend = UniProcExecutor
+    return UniProcExecutor
+
+
+def survives(flying: FlyingConfig, engines: int) -> bool:
+    """Whether a server goes on when an engine is lost: where its groups need no torch world, and each has all weights.
+
+    Raises:
+        ConfigError: if it is to have more engines than there are, or to notice a frozen one too late.
+    """
+    if flying.min_engines > engines:
+        raise ConfigError(f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size")
+    found = engines > 1 and current_platform.is_cpu() and flying.cpu_collectives == "shm" and not flying.lend_weights
+    if found and flying.engine_timeout_s > flying.collective_timeout_s:  # those that wait for it would end before it
+        allowed = f"at most {flying.collective_timeout_s:g}, --collective-timeout-s"
+        raise ConfigError(f"--engine-timeout-s={flying.engine_timeout_s:g}: {allowed}")
+    return found
+
+
+def placements_of(parallel: Any) -> tuple[Placement, ...]:
+    """Of the devices of all engines of a ParallelConfig; none on CUDA.
+
+    Raises:
+        ConfigError: for what a user's variables ask for and this machine does not allow.
+    """
+    if not current_platform.is_cpu():
+        return ()
+    return placements_here(parallel.data_parallel_size, parallel.tensor_parallel_size)
+
+
+def _preload() -> None:
+    """Import what engines need before they are forked, so that it is done once and its pages are shared."""
+    import flying_serving.engine.core
+    import flying_serving.worker.worker  # noqa: F401
+
+    current_platform.import_kernels()
+    torch.set_num_threads(1)  # a fork lacks the OpenMP threads that this process starts, and would wait for them

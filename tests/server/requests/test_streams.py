@@ -1,0 +1,201 @@
+"""Streams: a request as a group's leader gets it, each time that it is sent to one."""
+
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
+from flying_serving.controller.requests import KVOffer, RequestSpec
+from flying_serving.layout.groups import Group
+from flying_serving.server.requests.streams import Streams
+from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
+from tests.controller.shell import Shell, settings
+from tests.policy.costs import costs
+
+
+def opened(extra: dict[str, Any] | None = None) -> tuple[Streams, EngineCoreRequest]:
+    """A request of three tokens that has come."""
+    streams = Streams(settings("manual").capacity, 400)
+    params = SamplingParams(max_tokens=20, extra_args=extra)
+    request = EngineCoreRequest("r", [1, 2, 3], None, params, None, 0.0, None, None, None)
+    streams.open(request)
+    return streams, request
+
+
+def sent(streams: Streams, group: Group, migrated_from: KVOffer | None = None) -> tuple[str, dict[str, Any] | None]:
+    """The id that a request has in a group, and what engines are told beside vLLM's parameters."""
+    request = streams.to_engine(Dispatch("r", group, 0, 400, migrated_from))
+    assert request is not None
+    return request.request_id, request.sampling_params.extra_args
+
+
+def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
+    """Each time anew; and engines know a request by another id each time."""
+    streams, request = opened({"mine": 1})
+    assert sent(streams, (0,)) == ("r", {"mine": 1})
+    assert streams.take(EngineCoreOutput("r", [7]))
+    streams.recall("r")
+    assert sent(streams, (2, 3), KVOffer((0,), 5)) == (
+        "r+1",
+        {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (0, 1, 5)},
+    )
+    streams.recall("r")
+    assert sent(streams, (1,), KVOffer((2, 3), 7)) == (
+        "r+2",
+        {"mine": 1, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (2, 2, 7)},
+    )
+    streams.recall("r")
+    assert sent(streams, (0, 1, 2, 3)) == ("r+3", {"mine": 1, LANE_KEY: 4, HISTORY_KEY: [7]})
+    assert request.sampling_params.extra_args == {"mine": 1}
+
+
+def test_a_request_migrates_before_its_first_token() -> None:
+    """What was prefilled comes along; there is no history."""
+    streams, request = opened()
+    assert sent(streams, (0, 1)) == ("r", {LANE_KEY: 2})
+    streams.recall("r")
+    assert sent(streams, (3,), KVOffer((0, 1), 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, 1)})
+    assert request.sampling_params.extra_args is None
+
+
+def test_what_the_old_group_says_is_stale() -> None:
+    """From the recall on, also while the request waits for another group."""
+    streams, _ = opened()
+    sent(streams, (0,))
+    assert streams.recall("r") == "r"
+    assert not streams.take(EngineCoreOutput("r", [7]))
+    sent(streams, (1,), KVOffer((0,), 1))
+    assert not streams.take(EngineCoreOutput("r", [7]))
+    output = EngineCoreOutput("r+1", [8])
+    assert streams.take(output)
+    assert output.request_id == "r"
+
+
+def test_a_request_that_is_over_goes_nowhere() -> None:
+    """A request whose client has left is not sent on."""
+    streams, _ = opened()
+    sent(streams, (0,))
+    streams.close("r")
+    assert streams.to_engine(Dispatch("r", (1,), 0, 400, KVOffer((0,), 1))) is None
+
+
+def test_a_group_is_told_under_which_number_it_offers_kv_at_the_end() -> None:
+    streams, _ = opened()
+    request = streams.to_engine(Dispatch("r", (0,), 0, 10, offer=4))
+    assert request is not None
+    assert request.sampling_params.extra_args == {OFFER_KEY: (4, False)}
+
+
+def test_a_prefix_is_a_request_of_its_own() -> None:
+    """One greedy token behind the first tokens of the prompt: nothing of what the client asked for the output."""
+    streams, request = opened({"mine": 1})
+    request.sampling_params.stop_token_ids = [7]
+    prefix = streams.prefix(DispatchPrefix("r", (2, 3), 2, 5))
+    assert prefix is not None
+    params = prefix.sampling_params
+    assert (prefix.request_id, prefix.prompt_token_ids, prefix.lora_request) == ("r~5", [1, 2], None)
+    assert (params.max_tokens, params.temperature, params.stop_token_ids) == (1, 0.0, [])
+    assert params.extra_args == {LANE_KEY: 2, OFFER_KEY: (5, True)}
+    assert sent(streams, (0,), KVOffer((2, 3), 5)) == ("r", {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)})
+    assert not streams.take(EngineCoreOutput("r~5", [9]))
+    assert streams.prefix_ended(EngineCoreOutput("r~5", [9])) is None
+    over = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
+    assert not streams.take(over)
+    assert [streams.prefix_ended(over), streams.prefix_ended(over)] == ["r", None]
+
+
+def test_what_was_pulled_ahead_goes_on_under_the_same_id() -> None:
+    """With the tokens that the first group has given, and as a group's limit is no end of the request."""
+    streams, _ = opened({"mine": 1})
+    first = streams.to_engine(Dispatch("r", (0,), 0, 2, offer=5, publishes=True))
+    assert first is not None
+    assert (first.sampling_params.max_tokens, first.sampling_params.extra_args) == (
+        2,
+        {"mine": 1, OFFER_KEY: (5, True)},
+    )
+    kv = KVOffer((0,), 5)
+    ahead = streams.ahead(PullAhead("r", (1,), kv, 4))
+    assert ahead is not None
+    source = {"mine": 1, MIGRATED_FROM_KEY: (0, 1, 5)}
+    assert (ahead.request_id, ahead.sampling_params.extra_args) == ("r~5", source | {AHEAD_KEY: 4})
+    output = EngineCoreOutput("r", [7, 8], finish_reason=FinishReason.LENGTH)
+    assert streams.take(output)
+    assert streams.is_full(output)
+    streams.recall("r")
+    assert sent(streams, (1,), kv) == ("r~5", source | {HISTORY_KEY: [7, 8]})
+    assert not streams.take(EngineCoreOutput("r", [9]))
+    last = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
+    assert streams.take(last)
+    assert (last.request_id, streams.is_full(last)) == ("r", False)
+
+
+def test_a_part_that_was_dropped_is_nothing_to_go_on_with() -> None:
+    """The KV that its first group offers is pulled under another id, and the end of a prefix is stale."""
+    streams, _ = opened()
+    sent(streams, (0,))
+    kv = KVOffer((0,), 5)
+    streams.ahead(PullAhead("r", (1,), kv, 4))
+    assert streams.drop_part("r", 5) == "r~5"
+    assert sent(streams, (1,), kv) == ("r+1", {MIGRATED_FROM_KEY: (0, 1, 5)})
+    streams.prefix(DispatchPrefix("r", (2,), 2, 6))
+    assert streams.drop_part("r", 6) == "r~6"
+    assert streams.prefix_ended(EngineCoreOutput("r~6", [9], finish_reason=FinishReason.LENGTH)) is None
+
+
+def test_no_part_is_made_of_a_request_that_is_over() -> None:
+    streams, _ = opened()
+    streams.close("r")
+    assert streams.prefix(DispatchPrefix("r", (1,), 2, 5)) is None
+    assert streams.ahead(PullAhead("r", (1,), KVOffer((0,), 5), 4)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed", "longest"),
+    [
+        ({"max_tokens": 250}, 61, 310),
+        ({"max_tokens": 250, "min_tokens": 20}, 80, 310),
+        ({"max_tokens": 250, "ignore_eos": True}, 310, 310),
+        ({"max_tokens": None}, 61, 61),
+        ({"max_tokens": None, "min_tokens": 20}, 80, 80),
+        ({"max_tokens": 340, "ignore_eos": True}, 61, 61),
+        ({"max_tokens": None, "ignore_eos": True}, 61, 61),
+    ],
+)
+def test_a_request_needs_only_what_it_is_sure_to_take(fields: dict[str, Any], needed: int, longest: int) -> None:
+    """Of a prompt of 60 tokens, where the model's length is 400; all that it may take decides whether it is refused."""
+    spec = Streams(settings("manual").capacity, 400).spec(60, SamplingParams(**fields), 0)
+    assert (spec.tokens, spec.longest_tokens) == (needed, longest)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 20, 150, 330, 339, 340])
+def test_no_group_is_formed_for_a_large_max_tokens(max_tokens: int | None) -> None:
+    """Where outputs usually have 20 tokens, and groups are worse for everything but a need."""
+    shell = Shell(settings("auto", max_num_seqs=64), costs((1, 2, 4), 1.5, 1.2))
+    for number in range(40):
+        shell.arrive(f"r{number}", RequestSpec(10, 30, 20))
+        shell.tick()
+        shell.token(f"r{number}", 20)
+    spec = Streams(shell.controller.settings.capacity, 400).spec(60, SamplingParams(max_tokens=max_tokens), 0)
+    shell.arrive("agent", spec)
+    shell.tick()
+    assert shell.switches == []
+    assert len(shell.open["agent"].group or ()) == 1
+
+
+def test_the_models_length_ends_a_request_for_good() -> None:
+    """What goes beyond it is as long as it: that is no full group, and `min_tokens` is cut with it."""
+    streams = Streams(settings("manual").capacity, 90)
+    params = SamplingParams(max_tokens=100_000, min_tokens=50_000)
+    request = EngineCoreRequest("r", list(range(60)), None, params, None, 0.0, None, None, None)
+    streams.open(request)
+    spec = streams.spec(60, params, 0)
+    assert (spec.tokens, spec.max_output_tokens) == (61, 30)
+    for limit, full in ((29, True), (30, False), (40, False)):
+        sent = streams.to_engine(Dispatch("r", (0,), 0, limit))
+        assert sent is not None
+        assert sent.sampling_params.max_tokens == sent.sampling_params.min_tokens == min(limit, 30)
+        output = EngineCoreOutput(sent.request_id, [7], finish_reason=FinishReason.LENGTH)
+        assert streams.take(output)
+        assert streams.is_full(output) == full
