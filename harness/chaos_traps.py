@@ -216,7 +216,9 @@ class Traps:
         from flying_serving.server.engines import supervisor
 
         supervisor.STABLE_S = 0.0
-        _wrap(supervisor.Engines, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine))
+        _wrap(
+            supervisor.EngineSupervisor, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine)
+        )
         _wrap(
             SurvivingController,
             "_orphaned",

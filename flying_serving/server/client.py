@@ -25,7 +25,7 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.server.engines.shutdown import Ending, let_streams_end
-from flying_serving.server.engines.supervisor import Engines
+from flying_serving.server.engines.supervisor import EngineSupervisor
 from flying_serving.server.http.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.server.start.settings import settings_of
@@ -60,7 +60,7 @@ class FlyingClient(AsyncMPClient):
         if self._parent is not None:
             processes = [EngineProcess(one.pid, one.name) for one in self.resources.engine_manager.processes]
             self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that is started again has the same name
-            self.engines = Engines(self.shell, processes, self._restart, self._end_server)
+            self.engines = EngineSupervisor(self.shell, processes, self._restart, self._end_server)
         self._clock_runs = False
         with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts the clock
             self._ensure_clock()

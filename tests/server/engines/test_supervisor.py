@@ -16,7 +16,8 @@ from flying_serving.comm.life import hold
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines import departures, supervisor
-from flying_serving.server.engines.supervisor import Engines
+from flying_serving.server.engines.record import incarnations
+from flying_serving.server.engines.supervisor import EngineSupervisor
 from tests.policy.costs import costs, measured
 from tests.server.doubles import ABORT, ADD, UTILITY, FakeVllm, Server
 
@@ -100,8 +101,18 @@ class Node:
         self.ended: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.engines = Engines(self.server.shell, self.lives, self._restart, self.ended.append)
+        self.engines = EngineSupervisor(self.server.shell, self.lives, self._restart, self.ended.append)
         self.pulse = Pulse(str(run_dir), 4, devices)
+
+    @property
+    def lost(self) -> list[int]:
+        """Engines of which no process serves."""
+        return [engine for engine, record in enumerate(self.engines.records) if not record.serves]
+
+    @property
+    def incarnations(self) -> list[int | None]:
+        """The incarnation of each engine, None of a lost one."""
+        return incarnations(self.engines.records)
 
     def beat(self, *engines: int) -> None:
         """Engines give signs of life from now on."""
@@ -169,7 +180,7 @@ async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: P
         assert one.vllm.peers[3:] == [(engine, [0, 1, 0, 0]) for engine in range(4)]
         await one.until(lambda: not one.server.controller.lost)
         assert one.server.controller.layout.to_lists() == [[0], [1], [2], [3]]
-        assert one.engines.incarnations == [0, 1, 0, 0] and one.engines.records[1].losses == 1
+        assert one.incarnations == [0, 1, 0, 0] and one.engines.records[1].losses == 1
         assert len(one.vllm.core_engines) == 4
 
 
@@ -186,7 +197,7 @@ async def test_what_a_lost_engine_was_asked_fails_at_once(tmp_path: Path) -> Non
         with pytest.raises(EngineLost, match="engine 2 was lost"):
             one.server.calls.utility(2, "flying_check")
         assert one.server.calls.engines == [0, 1, 3]
-        assert one.engines.lost[2].why == "its process has ended"
+        assert one.server.shell.losses.now[2].why == "its process has ended"
         one.vllm.stopped.clear()
         one.gate.set()
         await one.until(lambda: one.server.calls.engines == [0, 1, 2, 3])
@@ -197,9 +208,9 @@ async def test_an_engine_without_a_sign_of_life_is_killed(tmp_path: Path) -> Non
     async with node(tmp_path, timeout_s=LIMIT_S) as one:
         one.beat(0, 1, 2)
         one.gate.clear()
-        await one.until(lambda: one.engines.lost)
+        await one.until(lambda: one.lost)
         assert [life.kills for life in one.lives] == [0, 0, 0, 1]
-        assert one.engines.lost[3].why == "it gave no sign of life for 0.5 s (--engine-timeout-s)"
+        assert one.server.shell.losses.now[3].why == "it gave no sign of life for 0.5 s (--engine-timeout-s)"
 
 
 async def test_a_start_that_falls_silent_is_killed(tmp_path: Path) -> None:
@@ -235,8 +246,8 @@ async def test_an_engine_that_hangs_as_it_ends_is_killed(tmp_path: Path) -> None
         await asyncio.sleep(LIMIT_S)
         one.gate.clear()
         one.pulse.leave(2)
-        await one.until(lambda: one.engines.lost)
-        assert [life.kills for life in one.lives] == [0, 0, 1, 0] and list(one.engines.lost) == [2]
+        await one.until(lambda: one.lost)
+        assert [life.kills for life in one.lives] == [0, 0, 1, 0] and one.lost == [2]
 
 
 async def test_a_start_that_fails_is_repeated_later_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +265,7 @@ async def test_a_start_that_fails_is_repeated_later_each_time(tmp_path: Path, mo
         one.lives[0].die()
         await one.until(lambda: len(one.starts) == 5)
         assert [delay_s for delay_s in waits if delay_s >= 1.0] == [1.0, 2.0, 4.0, 8.0]
-        await one.until(lambda: not one.engines.lost)
+        await one.until(lambda: not one.lost)
         assert one.engines.records[0].incarnation == 5
 
 
@@ -265,7 +276,7 @@ async def test_two_that_are_lost_together_know_of_each_other(tmp_path: Path) -> 
         memory.touch()  # its members remove it, but all of them may be lost together
         one.lives[0].die()
         one.lives[3].die()
-        await one.until(lambda: len(one.starts) == 2 and not one.engines.lost)
+        await one.until(lambda: len(one.starts) == 2 and not one.lost)
         assert not memory.exists()
         assert sorted(one.starts, key=str) == sorted([[1, 0, 0, None], [1, 0, 0, 1]], key=str)
         assert [told for engine, told in one.vllm.peers if engine == 1][-1] == [1, 0, 0, 1]
@@ -308,7 +319,9 @@ async def test_a_kill_from_outside_makes_no_request_a_suspect(
     async with node(tmp_path) as one:
         one.server.open_request("a")
         one.server.open_request("b")
-        one.engines.records[1].killed = "injected" if frozen else None
+        if frozen:
+            one.lives[1].lingers = True
+            one.engines.records[1].kill("injected")
         one.lives[1].die(exitcode)
         await one.until(lambda: one.starts)
         there = one.server.controller.started["b"]
@@ -320,7 +333,7 @@ async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
         one.server.calls.ending = one.server.calls.leaving = True
         one.lives[1].die()
         await asyncio.sleep(0.05)
-        assert not one.engines.lost and not one.starts
+        assert not one.lost and not one.starts
 
 
 async def test_while_requests_drain_an_engine_is_lost_but_not_started_again(tmp_path: Path) -> None:
@@ -345,12 +358,12 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
             one.pulse.leave(engine)
         one.lives[1].die()
         await asyncio.sleep(0.02)
-        assert not one.engines.lost
-        await one.until(lambda: one.engines.lost)
+        assert not one.lost
+        await one.until(lambda: one.lost)
         one.lives[2].die()
         one.server.calls.leaving = True
         await asyncio.sleep(1.1)
-        assert 2 not in one.engines.lost
+        assert 2 not in one.lost
 
 
 async def test_an_engine_that_a_signal_has_ended_is_not_taken_for_frozen(tmp_path: Path) -> None:
@@ -360,8 +373,8 @@ async def test_an_engine_that_a_signal_has_ended_is_not_taken_for_frozen(tmp_pat
         one.gate.clear()
         one.pulse.leave(1)
         one.lives[1].die()
-        await one.until(lambda: one.engines.lost)
-        assert one.engines.lost[1].why == "its process has ended"
+        await one.until(lambda: one.lost)
+        assert one.server.shell.losses.now[1].why == "its process has ended"
 
 
 async def test_engines_that_signals_have_ended_are_lost_with_the_first(
@@ -377,8 +390,8 @@ async def test_engines_that_signals_have_ended_are_lost_with_the_first(
             one.pulse.leave(engine)
             one.lives[engine].die()
             await asyncio.sleep(0.1)
-        await one.until(lambda: one.engines.lost)
-        assert sorted(one.engines.lost) == [1, 2]
+        await one.until(lambda: one.lost)
+        assert one.lost == [1, 2]
         assert (ADD, "b+1", 3) in one.vllm.messages
         await asyncio.sleep(0.3)
         assert [one.engines.records[engine].losses for engine in range(4)] == [0, 1, 1, 0]
@@ -389,15 +402,15 @@ async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_p
     async with node(tmp_path) as one:
         one.vllm.stopped.add(0)
         one.lives[1].die()
-        await one.until(lambda: one.engines.lost)
+        await one.until(lambda: one.lost)
         one.answer(0)
-        await one.until(lambda: one.engines.records[1].incarnation == 1 and not one.engines.lost)
+        await one.until(lambda: one.engines.records[1].incarnation == 1 and not one.lost)
         one.engines.records[1].process.kill()
         await one.until(lambda: one.engines.records[1].losses == 2)
         one.vllm.stopped.clear()
         one.answer(0)
         await one.until(lambda: not one.server.controller.lost)
-        assert one.engines.incarnations == [0, 2, 0, 0] and len(one.vllm.core_engines) == 4
+        assert one.incarnations == [0, 2, 0, 0] and len(one.vllm.core_engines) == 4
         assert one.ended == []
 
 
@@ -409,17 +422,17 @@ async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path)
         one.gate.clear()
         for engine in (1, 2, 3):
             one.lives[engine].die()
-            await one.until(lambda engine=engine: engine in one.engines.lost)
+            await one.until(lambda engine=engine: engine in one.lost)
         one.server.open_request("a")
         one.vllm.stopped.add(0)
         one.gate.set()
-        await one.until(lambda: len(one.engines.lost) == 2)
+        await one.until(lambda: len(one.lost) == 2)
         assert controller.lost == {1, 2, 3}
         one.lives[0].die()
         one.vllm.stopped.clear()
         await one.until(lambda: one.engines.records[0].losses == 1 and not controller.lost)
         assert one.ended == [] and controller.group_of("a") is not None
-        assert one.engines.incarnations == [1, 1, 1, 1] and not one.engines.lost
+        assert one.incarnations == [1, 1, 1, 1] and not one.lost
 
 
 async def test_an_engine_lost_before_it_has_joined_fails_no_order(tmp_path: Path) -> None:
@@ -434,7 +447,7 @@ async def test_an_engine_lost_before_it_has_joined_fails_no_order(tmp_path: Path
         await one.until(lambda: one.server.controller.waits_for_idle)
         one.vllm.stopped.add(0)
         one.gate.set()
-        await one.until(lambda: not one.engines.lost)
+        await one.until(lambda: not one.lost)
         one.engines.records[3].process.kill()
         await one.until(lambda: one.engines.records[3].losses == 2)
         assert not order.done() and one.server.controller.waits_for_idle
@@ -450,7 +463,7 @@ async def test_an_engine_that_starts_as_others_leave_ends_too(tmp_path: Path) ->
         one.server.calls.ending = one.server.calls.leaving = True
         one.gate.set()
         await one.until(lambda: one.engines.records[1].process.kills)  # type: ignore[attr-defined]
-        assert list(one.engines.lost) == [1]
+        assert one.lost == [1]
 
 
 async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path: Path) -> None:
@@ -458,7 +471,7 @@ async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path:
         one.vllm.failing.add(2)
         one.lives[1].die()
         await one.until(lambda: not one.server.controller.lost and one.engines.records[2].losses)
-        assert one.engines.incarnations == [0, 1, 1, 0]
+        assert one.incarnations == [0, 1, 1, 0]
 
 
 async def test_an_engine_that_others_cannot_go_on_with_starts_again_later(tmp_path: Path) -> None:
@@ -471,9 +484,9 @@ async def test_an_engine_that_others_cannot_go_on_with_starts_again_later(tmp_pa
         one.gate.set()
         await one.until(lambda: one.engines.records[1].losses == 2)
         assert [life.kills for life in (one.lives[0], one.lives[2])] == [0, 0]
-        assert one.engines.records[1].quick == 1
+        assert one.engines.records[1].rapid_losses == 1
         await one.until(lambda: not one.server.controller.lost)
-        assert one.engines.incarnations == [0, 2, 0, 0]
+        assert one.incarnations == [0, 2, 0, 0]
 
 
 async def test_a_start_that_fails_in_an_unexpected_way_ends_nothing(tmp_path: Path) -> None:

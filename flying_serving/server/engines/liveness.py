@@ -1,0 +1,42 @@
+"""Engines that give no sign of life are killed: their requests may run elsewhere only when they are gone."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from flying_serving.comm.pulse import Pulse, Silence
+from flying_serving.server.calls.engine_calls import EngineCalls
+from flying_serving.server.engines.processes import has_ended
+from flying_serving.server.engines.record import Phase, Process, Record
+
+LOOK_S = 0.2
+"""How often signs of life are looked for."""
+
+
+class LivenessWatch:
+    """Looks at the signs of life of all engines of a server."""
+
+    def __init__(self, records: Sequence[Record], pulse: Pulse, calls: EngineCalls) -> None:
+        self._records = records
+        self._pulse = pulse
+        self._calls = calls
+        self._limit_s = calls.deployment.flying.engine_timeout_s
+        self._silences: dict[Process, Silence] = {}
+
+    async def run(self) -> None:
+        """Kill silent engines, until all engines have ended."""
+        reason = f"it gave no sign of life for {self._limit_s:g} s (--engine-timeout-s)"
+        while not self._calls.channel.engines_dead:
+            self._silences = {r.process: self._silences.get(r.process, Silence()) for r in self._records}
+            for engine, record in enumerate(self._records):
+                if self._is_silent(engine, record) and record.can_be_killed:
+                    record.kill(reason)
+            await asyncio.sleep(LOOK_S)
+
+    def _is_silent(self, engine: int, record: Record) -> bool:
+        """Whether a process that should give signs of life has given none for too long. To be called at each look."""
+        is_starting = record.phase in (Phase.STARTING, Phase.START_KILLED)
+        silence = self._silences[record.process]
+        silent_s = silence.look(self._pulse.of(engine), time.monotonic(), starts=is_starting)
+        ends_in_time = self._calls.leaving and self._pulse.has_left(engine)
+        return silent_s > self._limit_s and not ends_in_time and not has_ended(record.process.sentinel)

@@ -1,0 +1,120 @@
+"""What the server knows of an engine: the phase that it is in, its process, and its losses.
+
+    UP ──> KILLED ──> LOST ──> STARTING ──> JOINING ──> UP
+
+An engine whose process ends by itself gets from UP or JOINING to LOST at once. A start that fails ends in LOST too.
+"""
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class Phase(Enum):
+    """UP: it serves. KILLED: this server has killed its process, whose end is to be noticed.
+
+    LOST: no process serves, and a start is due. STARTING: a new process starts. START_KILLED: this server has killed
+    that process, and the start is to fail. JOINING: it serves, and the other engines hear that it is back.
+    """
+
+    UP = "up"
+    KILLED = "killed"
+    LOST = "lost"
+    STARTING = "starting"
+    START_KILLED = "start killed"
+    JOINING = "joining"
+
+
+NEXT: Mapping[Phase, frozenset[Phase]] = {
+    Phase.UP: frozenset({Phase.KILLED, Phase.LOST}),
+    Phase.KILLED: frozenset({Phase.LOST}),
+    Phase.LOST: frozenset({Phase.STARTING}),
+    Phase.STARTING: frozenset({Phase.START_KILLED, Phase.JOINING, Phase.LOST}),
+    Phase.START_KILLED: frozenset({Phase.KILLED, Phase.LOST}),
+    Phase.JOINING: frozenset({Phase.UP, Phase.KILLED, Phase.LOST}),
+}
+"""The phases that may follow each phase."""
+IS_KILLED: Mapping[Phase, Phase] = {
+    Phase.UP: Phase.KILLED,
+    Phase.JOINING: Phase.KILLED,
+    Phase.STARTING: Phase.START_KILLED,
+}
+"""The phase after a kill of the process, for each phase that has a process to kill."""
+IS_READY: Mapping[Phase, Phase] = {Phase.STARTING: Phase.JOINING, Phase.START_KILLED: Phase.KILLED}
+"""The phase after a start has succeeded. A process that was killed as it became ready ends all the same."""
+WITHOUT_ENGINE = frozenset({Phase.LOST, Phase.STARTING, Phase.START_KILLED})
+"""Phases in which no process serves."""
+
+
+class Process(Protocol):
+    """An engine's process; `sentinel` is readable when it has ended."""
+
+    sentinel: int
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass
+class Record:
+    """One engine of the server.
+
+    `incarnation`: starts before the present one. `losses`: since the start of the server.
+    `rapid_losses`: losses in a row, each soon after a return, and starts that failed.
+    `joined_s`: when it was back last, as `time.monotonic`.
+    `kill_reason`: why this server has killed its process, until the end of that process is noticed.
+    """
+
+    process: Process
+    phase: Phase = Phase.UP
+    incarnation: int = 0
+    losses: int = 0
+    rapid_losses: int = 0
+    joined_s: float = 0.0
+    kill_reason: str | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether a process of it serves, or did until this server has killed it."""
+        return self.phase not in WITHOUT_ENGINE
+
+    @property
+    def can_be_killed(self) -> bool:
+        """Whether it has a process that this server has not killed."""
+        return self.phase in IS_KILLED
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether a process that ends, or has ended a moment ago, may hold its memory."""
+        return self.phase not in (Phase.UP, Phase.JOINING)
+
+    @property
+    def was_killed_by_others(self) -> bool:
+        """Whether its process was killed, and not by this server."""
+        return self.kill_reason is None and self.process.exitcode == -signal.SIGKILL
+
+    def advance(self, phase: Phase) -> None:
+        """Go to the next phase. Raises RuntimeError for a phase that cannot follow the present one."""
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"an engine that is {self.phase.value} cannot be {phase.value} next")
+        self.phase = phase
+
+    def kill(self, reason: str) -> None:
+        """Kill its process, which has not been killed."""
+        self.advance(IS_KILLED[self.phase])
+        self.kill_reason = reason
+        self.process.kill()
+
+
+def incarnations(records: Iterable[Record]) -> list[int | None]:
+    """The incarnation of each engine, None of a lost one."""
+    return [record.incarnation if record.serves else None for record in records]
+
+
+def departing(records: Iterable[Record]) -> dict[int, int]:
+    """Engines of which a process may hold memory that is to be free before a start, and the sentinel of each."""
+    return {engine: record.process.sentinel for engine, record in enumerate(records) if record.holds_memory}

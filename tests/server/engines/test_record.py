@@ -1,0 +1,82 @@
+"""Phases of an engine: each follows another as the table says, and says whether a process serves."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flying_serving.server.engines.record import (
+    IS_KILLED,
+    IS_READY,
+    NEXT,
+    Phase,
+    Record,
+    departing,
+    incarnations,
+)
+
+A_LOSS_AND_RETURN = (Phase.KILLED, Phase.LOST, Phase.STARTING, Phase.JOINING, Phase.UP)
+NOT_NEXT = [(phase, other) for phase in Phase for other in Phase if other not in NEXT[phase]]
+
+
+def record(phase: Phase = Phase.UP, **fields: Any) -> Record:
+    """Return the record of an engine in a phase, whose process counts how often it is killed."""
+    process = SimpleNamespace(sentinel=7, exitcode=None, kills=0)
+    process.kill = lambda: setattr(process, "kills", process.kills + 1)
+    return Record(process, phase, **fields)
+
+
+def test_a_loss_and_return_go_through_the_phases_in_order() -> None:
+    engine = record()
+    for phase in A_LOSS_AND_RETURN:
+        engine.advance(phase)
+    assert engine.phase is Phase.UP
+
+
+@pytest.mark.parametrize(("phase", "other"), NOT_NEXT)
+def test_a_phase_that_cannot_follow_is_an_error(phase: Phase, other: Phase) -> None:
+    engine = record(phase)
+    with pytest.raises(RuntimeError, match=f"an engine that is {phase.value} cannot be {other.value} next"):
+        engine.advance(other)
+    assert engine.phase is phase
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_leads_back_to_up(phase: Phase) -> None:
+    reached = {phase}
+    for _ in Phase:
+        reached |= {following for before in reached for following in NEXT[before]}
+    assert Phase.UP in reached
+
+
+@pytest.mark.parametrize("table", [IS_KILLED, IS_READY], ids=["killed", "ready"])
+def test_every_step_of_a_table_is_one_that_may_follow(table: dict[Phase, Phase]) -> None:
+    assert [phase for phase, following in table.items() if following not in NEXT[phase]] == []
+
+
+@pytest.mark.parametrize("phase", IS_KILLED)
+def test_a_kill_ends_the_process_and_notes_the_reason(phase: Phase) -> None:
+    engine = record(phase)
+    engine.kill("it was silent")
+    assert engine.process.kills == 1  # type: ignore[attr-defined]
+    assert engine.kill_reason == "it was silent"
+    assert not engine.can_be_killed
+
+
+@pytest.mark.parametrize("phase", IS_KILLED)
+def test_a_kill_does_not_change_whether_a_process_serves(phase: Phase) -> None:
+    """The requests of a killed engine run elsewhere only when its process has ended."""
+    engine = record(phase)
+    served = engine.serves
+    engine.kill("it was silent")
+    assert engine.serves is served
+
+
+def test_incarnations_of_engines_without_a_process_that_serves_are_none() -> None:
+    engines = [record(phase, incarnation=number) for number, phase in enumerate(Phase)]
+    assert incarnations(engines) == [0, 1, None, None, None, 5]
+
+
+def test_engines_that_end_or_have_ended_hold_memory() -> None:
+    engines = [record(phase) for phase in (Phase.UP, Phase.KILLED, Phase.LOST, Phase.JOINING)]
+    assert departing(engines) == {1: 7, 2: 7}
