@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from flying_serving.errors import ServerFailed
-from flying_serving.server.http.overload import error_body
+from flying_serving.server.http.error_body import error_body
 
 ADMIN = "/flying/"
 RETRY_AFTER_S = 1

@@ -108,18 +108,15 @@ def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
     """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
     original(app, supported_tasks)
-    from flying_serving.server.http import node, refusals, routes, view
+    from flying_serving.server.http import application
 
-    routes.attach(app, app.state.args)
-    node.attach(app)
-    view.attach(app)
-    refusals.attach()
+    application.attach(app, app.state.args)
 
 
 def tell_rights(original: Any, engine_client: Any, state: Any, args: Any) -> Any:
     """Wraps `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an API key is set."""
     from flying_serving.server.client import FlyingClient
-    from flying_serving.server.http.access import keys_in
+    from flying_serving.server.http.app_state import keys_in
 
     client = getattr(engine_client, "engine_core", None)
     if isinstance(client, FlyingClient):

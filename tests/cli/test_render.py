@@ -13,8 +13,8 @@ from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.server.figures.losses import Loss, Losses
+from flying_serving.server.figures.status import describe
 from flying_serving.server.requests.draining import Draining
-from flying_serving.server.start.settings import describe
 from tests.controller.shell import Shell, settings
 
 APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)

@@ -16,7 +16,7 @@ from vllm.sampling_params import SamplingParams
 from flying_serving.errors import LayoutError
 from flying_serving.layout.groups import Layout
 from flying_serving.server.http.bodies import MAX_BODY_DEPTH, MAX_REQUEST_DEPTH, is_deeper
-from flying_serving.server.http.routes import LayoutOrder, refusal_of
+from flying_serving.server.http.layout_order import LayoutOrder, refusal_of
 from tests.fuzz import traces
 from tests.fuzz.admin import orders
 from tests.fuzz.bodies import encode, junk, whole

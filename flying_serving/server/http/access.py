@@ -8,12 +8,10 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, HTTPException, Request
-from starlette.datastructures import Headers, State
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import HTTPException, Request
 
-from flying_serving.server.http.overload import error_body
+from flying_serving.server.http.app_state import keys_of
+from flying_serving.server.http.incoming import Incoming
 
 FORWARDED = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 """Headers with which a proxy says that a request is another machine's: from that proxy it does not count as local.
@@ -27,34 +25,19 @@ OPEN = ("/ping", "/tokenize", "/detokenize")
 _SET_KEY = "without an API key (--api-key, VLLM_API_KEY) the admin routes"
 
 
-class RequireKey:
-    """Middleware: where the server has an API key, a request that may generate or change something needs it.
+async def check_key(request: Incoming) -> None:
+    """Raise HTTPException (401) for a request without the API key, if the server has one, that may change something.
 
     vLLM asks for its key by the beginning of a path, which leaves `/invocations` and the routes of its dev mode open.
-    `owner`: the application that knows the keys.
     """
-
-    def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
-        self._app = app
-        self._owner = owner
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        keys = keys_of(self._owner)
-        if not keys or is_open(scope) or has_key(Headers(scope=scope), keys):
-            await self._app(scope, receive, send)
-            return
-        status = HTTPStatus.UNAUTHORIZED
-        await JSONResponse(error_body("Unauthorized", status), status)(scope, receive, send)
+    keys = keys_of(request.app)
+    if keys and not is_open(request) and not has_key(request.headers, keys):
+        raise HTTPException(HTTPStatus.UNAUTHORIZED, "Unauthorized")
 
 
-def is_open(scope: Scope) -> bool:
-    """Whether a request needs no API key for what vLLM itself does not guard."""
-    if scope["type"] == "websocket":
-        return False
-    if scope["type"] != "http" or scope["method"] in READING:
-        return True
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path in OPEN
+def is_open(request: Incoming) -> bool:
+    """Whether a request needs no API key where vLLM itself does not ask for one. A websocket always needs it."""
+    return request.is_http and (request.scope["method"] in READING or request.path in OPEN)
 
 
 def has_key(headers: Mapping[str, str], keys: list[str]) -> bool:
@@ -91,16 +74,6 @@ async def refuse_others(request: Request) -> None:
     if not _is_sent_to_us(request):
         host = reprlib.repr(request.headers.get("host", ""))
         raise HTTPException(403, f"Host={host}: {_SET_KEY} answer to localhost, loopback addresses and --host alone")
-
-
-def keys_of(app: FastAPI) -> list[str]:
-    """The API keys of a server, none if it asks for none."""
-    return keys_in(app.state)
-
-
-def keys_in(state: State) -> list[str]:
-    """The API keys in the state of an application."""
-    return [key for key in (state.flying_keys or ()) if key]
 
 
 def _is_sent_to_us(request: Request) -> bool:

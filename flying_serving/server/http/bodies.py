@@ -1,15 +1,16 @@
-"""Bodies of requests, bounded: an order's once its sender is known to be allowed, all others before vLLM reads them."""
+"""Bodies of requests, with bounds: the gate reads most of them before vLLM does, an admin route reads its own."""
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from fastapi import HTTPException, Request
-from starlette.routing import Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive
 
 from flying_serving.server.http.body_room import BodyRooms, Grow, address_of
+from flying_serving.server.http.incoming import ADMIN, Incoming
 from flying_serving.server.http.pace import chunks
 
 MAX_BODY_BYTES = 16 * 1024
@@ -18,53 +19,34 @@ MAX_BODY_DEPTH = 8
 """Of an order: lists and objects within each other; a layout has three."""
 MAX_REQUEST_DEPTH = 100
 """Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each level."""
-ADMIN = "/flying/"
 _ESCAPE, _TEXT = re.compile(rb"\\.", re.DOTALL), re.compile(rb'"[^"]*"?')
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 
 
-class BoundedBodies:
-    """Middleware: reads bodies before vLLM does. Refuses those that are too long (413), nested too deeply (400) or too
-    slow (408), and others while many are being read (429).
+class Bodies:
+    """The bodies of requests to the routes of vLLM. `max_body_bytes`: of each body, at most."""
 
-    `max_body_bytes`: of each body, at most.
-    """
-
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self._app = app
+    def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._rooms = BodyRooms(max_body_bytes)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or _is_admin(scope):
-            await self._app(scope, receive, send)
+    async def check(self, request: Incoming) -> None:
+        """Read the whole body of a POST. An admin route reads its own body, once its client is known to be allowed.
+
+        Raises:
+            HTTPException: for a body that is too long (413), nested too deeply (400) or too slow (408), and for another
+                body while many are being read (429).
+        """
+        is_post = request.is_http and request.scope["method"] == "POST"
+        if not is_post or request.path.startswith(ADMIN) or not request.has_route:
             return
-        request = Request(scope, receive)
-        if all(route.matches(scope)[0] is not Match.FULL for route in request.app.router.routes):
-            await self._app(scope, receive, send)  # which says so without the body
-            return
-        try:
-            with self._rooms.held(address_of(scope)) as grow:
-                content = await _read(request, self._max_body_bytes, " (--max-body-bytes)", grow)
-            if not request.headers.get("content-type", "").startswith("multipart/"):
-                _check_depth(content, MAX_REQUEST_DEPTH)
-        except HTTPException as error:
-            refusal = await request.app.exception_handlers[HTTPException](request, error)
-            await refusal(scope, receive, send)
-            return
-        whole: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
-
-        async def receive_whole() -> Message:
-            return whole.pop() if whole else await receive()
-
-        await self._app(scope, receive_whole, send)
-
-
-def _is_admin(scope: Scope) -> bool:
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path.startswith(ADMIN)
+        with self._rooms.held(address_of(request.scope)) as grow:
+            body = await _read(request.receive, request.headers, self._max_body_bytes, " (--max-body-bytes)", grow)
+        if not request.headers.get("content-type", "").startswith("multipart/"):
+            _check_depth(body, MAX_REQUEST_DEPTH)
+        request.replace_body(body)
 
 
 async def read_json(request: Request) -> Any:
@@ -75,7 +57,7 @@ async def read_json(request: Request) -> Any:
     Raises:
         HTTPException: 413 if the body is too long; 400 if it is no JSON, is nested too deeply, or ends too early.
     """
-    content = await _read(request, MAX_BODY_BYTES)
+    content = await _read(request.receive, request.headers, MAX_BODY_BYTES)
     _check_depth(content, MAX_BODY_DEPTH)
     try:
         return json.loads(content)
@@ -87,18 +69,20 @@ def _unbounded(length: int) -> None:
     """Bodies of orders need no room: their senders are allowed, and they are short."""
 
 
-async def _read(request: Request, most: int, flag: str = "", grow: Grow = _unbounded) -> bytes:
+async def _read(
+    receive: Receive, headers: Mapping[str, str], most: int, flag: str = "", grow: Grow = _unbounded
+) -> bytes:
     """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread.
 
     Raises:
         HTTPException: 400, 408, 413 or 429, saying what is allowed.
     """
     says = f"body: must be at most {most} bytes long{flag}, is"
-    length = request.headers.get("content-length", "")
+    length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:18]) > most:
         raise HTTPException(413, f"{says} {length[:18]}")
     content = bytearray()
-    async for chunk in chunks(request.receive):  # whatever Content-Length says
+    async for chunk in chunks(receive):  # whatever Content-Length says
         if len(content) + len(chunk) > most:
             raise HTTPException(413, f"{says} {len(content) + len(chunk)} or longer")
         content += chunk

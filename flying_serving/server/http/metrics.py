@@ -1,20 +1,15 @@
 """Our metrics in the API server: switches are followed at every tick, all else is asked for at each scrape."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flying_serving.controller.node_load import NodeLoad, node_load
 from flying_serving.server.figures.page import (
     NODE_SERIES,
     Page,
-    Published,
     node_series,
     put_controller,
     put_engine,
@@ -26,9 +21,6 @@ from flying_serving.server.figures.page import (
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.server.shell import Shell
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 PATIENCE_S = 0.5
 """An engine answers between two steps. A scrape waits this long for it, and then shows its last figures."""
@@ -92,22 +84,3 @@ def drop_engine_series(registry: CollectorRegistry) -> None:
         collector = registry._names_to_collectors.get(name)  # noqa: SLF001 - the library finds collectors by no public way
         if collector is not None:
             registry.unregister(collector)
-
-
-class FreshMetrics:
-    """Middleware: makes the page before a route hands it out. vLLM's runs in a thread, where no engine can be asked.
-
-    `owner`: the application that holds the engine client. `published`: where the route finds the page.
-    """
-
-    def __init__(self, app: ASGIApp, owner: FastAPI, published: Published) -> None:
-        self._app = app
-        self._owner = owner
-        self._published = published
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].rstrip("/").endswith("/metrics"):
-            metrics: ServerMetrics | None = self._owner.state.engine_client.engine_core.metrics
-            if metrics is not None:
-                self._published.metrics = (await metrics.page()).metrics + metrics.node_series()
-        await self._app(scope, receive, send)

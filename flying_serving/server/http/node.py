@@ -7,22 +7,29 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
+from flying_serving.controller.node_load import node_load
 from flying_serving.server.http.access import authorise
-from flying_serving.server.http.load import load_of, takes_requests
-from flying_serving.server.http.routes import shell_of
-from flying_serving.server.requests.draining import RETRY_AFTER_S
+from flying_serving.server.http.app_state import shell_of
+from flying_serving.server.http.overload import RETRY_AFTER_S, takes_requests
+from flying_serving.server.shell import Shell
 
 router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["flying"])
 
 
+def load_of(shell: Shell) -> dict[str, Any]:
+    """How busy the node is, and whether it drains: the answer of `GET /load`."""
+    load = node_load(shell.controller, shell.model_config.max_model_len)
+    return load.to_json() | shell.draining.to_json(load.requests)
+
+
 async def load(request: Request) -> Any:
     """How busy the node is: see `NodeLoad`."""
-    return load_of(shell_of(request))
+    return load_of(shell_of(request.app))
 
 
 async def ready(request: Request) -> Response:
     """200 if the node takes new requests; 503 while it drains, ends, or all engines are lost."""
-    shell = shell_of(request)
+    shell = shell_of(request.app)
     if takes_requests(shell):
         return Response(status_code=200)
     return JSONResponse(load_of(shell), 503, headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -31,7 +38,7 @@ async def ready(request: Request) -> Response:
 @router.get("/drain")
 async def drains(request: Request) -> Any:
     """Whether the node drains, how many requests it still has, and whether it may be stopped without losing any."""
-    shell = shell_of(request)
+    shell = shell_of(request.app)
     requests = len(shell.controller.open_requests)
     return shell.draining.to_json(requests) | {"requests": max(requests, shell.draining.answering)}
 
@@ -39,14 +46,14 @@ async def drains(request: Request) -> Any:
 @router.post("/drain", dependencies=[Depends(validate_json_request)])
 async def drain(request: Request) -> Any:
     """Take no new requests from now on; those that have begun go on."""
-    shell_of(request).draining.begin()
+    shell_of(request.app).draining.begin()
     return await drains(request)
 
 
 @router.delete("/drain")
 async def take_again(request: Request) -> Any:
     """Take new requests again."""
-    shell_of(request).draining.end()
+    shell_of(request.app).draining.end()
     return await drains(request)
 
 

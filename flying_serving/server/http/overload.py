@@ -1,94 +1,81 @@
-"""A server in a flood: requests that may not wait are answered before their bodies are parsed."""
+"""A server that takes no more requests, as it drains, ends or is full, and when a client may try again."""
 
 import re
-from collections import deque
+import time
 from http import HTTPStatus
-from typing import Any
 
-from fastapi import FastAPI
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI, HTTPException
+from starlette.types import Message, Send
 
 from flying_serving.errors import PoolFull
+from flying_serving.server.http.app_state import shell_of
+from flying_serving.server.http.incoming import Incoming
+from flying_serving.server.shell import Shell
 
-GENERATE = (
-    "/completions",
-    "/completions/batch",
-    "/responses",
-    "/messages",
-    "/generate",
-    "/v2/chat",
-    "/invocations",
-    "/systemone",
-    "/generative_scoring",
-)
-"""Ends of the paths of vLLM's routes that generate."""
 PRIORITY_HEADER = "X-Vllm-Priority"
 """What vLLM takes in place of the field of a body."""
+RETRY_AFTER_S = 1
+"""Seconds after which a client may try again where another node may take the request at once."""
 _URGENT = re.compile(rb'"priority"\s*:\s*"?\s*-')
 """A number below 0, also as text, which vLLM takes for a number."""
 
 
-class RefuseWhenFull:
-    """Middleware: while no more requests may wait, what would generate gets 429 unparsed.
+def takes_requests(shell: Shell) -> bool:
+    """Whether the server takes new requests: it does not drain or end, and its engines live."""
+    return not (shell.draining or shell.calls.ending or shell.calls.channel.engines_dead)
 
-    To parse a body, validate it and tokenize its prompt takes several times as long, of which engines on the same
-    cores would have to do without. A request with a priority below 0 is parsed all the same: urgent requests count only
-    each other. `owner`: the application that holds the engine client.
+
+async def check_draining(request: Incoming) -> None:
+    """Raise HTTPException (503) for a request that generates while the node drains.
+
+    Here and not where requests reach the engines: a request that has got this far may have begun to stream.
     """
-
-    def __init__(self, app: ASGIApp, owner: FastAPI) -> None:
-        self._app = app
-        self._owner = owner
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not generates(scope):
-            await self._app(scope, receive, send)
-            return
-        shell = self._owner.state.engine_client.engine_core.shell
-        admission = shell.controller.admission
-        if admission.problem() is None:
-            await self._app(scope, receive, send)
-            return
-        read = await _read(receive)
-        if not (shell.checks.rights.may_be_urgent and _is_urgent(scope, read)):
-            try:
-                admission.check()
-            except PoolFull as error:
-                status = HTTPStatus.TOO_MANY_REQUESTS
-                await JSONResponse(error_body(str(error), status), status)(scope, receive, send)
-                return
-        await self._app(scope, _replayed(read, receive), send)
+    if request.generates and shell_of(request.app).draining:
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server drains: send the request to another")
 
 
-async def _read(receive: Receive) -> deque[Message]:
-    """All messages of a body."""
-    read = deque([await receive()])
-    while read[-1].get("more_body"):
-        read.append(await receive())
-    return read
+async def check_full(request: Incoming) -> None:
+    """Raise HTTPException (429) for a request that generates while no more requests may wait.
+
+    To parse a body, validate it and tokenize its prompt takes several times as long, and engines may need the same
+    cores. An urgent request, with a priority below 0, is parsed all the same: urgent requests count only each other.
+    """
+    if not request.generates:
+        return
+    shell = shell_of(request.app)
+    admission = shell.controller.admission
+    if admission.problem() is None or (shell.checks.rights.may_be_urgent and _is_urgent(request)):
+        return
+    try:
+        admission.check()
+    except PoolFull as error:
+        raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
 
 
-def _is_urgent(scope: Scope, read: deque[Message]) -> bool:
+def _is_urgent(request: Incoming) -> bool:
     """Whether a request may have a priority below 0, as far as can be seen without parsing it."""
-    priority = Headers(scope=scope).get(PRIORITY_HEADER, "")
-    body = b"".join(message.get("body", b"") for message in read)
-    return priority.strip().startswith("-") or _URGENT.search(body) is not None
+    priority = request.headers.get(PRIORITY_HEADER, "")
+    return priority.strip().startswith("-") or _URGENT.search(request.body) is not None
 
 
-def _replayed(read: deque[Message], receive: Receive) -> Receive:
-    async def replay() -> Message:
-        return read.popleft() if read else await receive()
+def with_retry_after(app: FastAPI, send: Send) -> Send:
+    """Send answers with the header `Retry-After` where the server takes no more requests for now (429, 503)."""
 
-    return replay
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            wait_s = _retry_after_s(app, message["status"])
+            if wait_s is not None:
+                others = [header for header in message["headers"] if header[0].lower() != b"retry-after"]
+                message["headers"] = [*others, (b"retry-after", str(wait_s).encode())]
+        await send(message)
+
+    return answer
 
 
-def generates(scope: Scope) -> bool:
-    """Whether a request is to one of the routes that generate."""
-    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(GENERATE)
-
-
-def error_body(message: str, status: HTTPStatus) -> dict[str, Any]:
-    """The body that vLLM gives a `GracefulHTTPError`."""
-    return {"error": {"message": message, "type": status.phrase, "param": None, "code": status}}
+def _retry_after_s(app: FastAPI, status: int) -> int | None:
+    """Seconds after which to try again, for an answer with this status; None if that cannot be said."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return shell_of(app).controller.pool.retry_after_s(time.monotonic())
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and not takes_requests(shell_of(app)):
+        return RETRY_AFTER_S
+    return None

@@ -9,8 +9,8 @@ from starlette.responses import HTMLResponse, JSONResponse
 from flying_serving.observe.view import page
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.state import state, to_ask
-from flying_serving.server.http.access import authorise, keys_of, refuse_others
-from flying_serving.server.http.routes import shell_of
+from flying_serving.server.http.access import authorise, refuse_others
+from flying_serving.server.http.app_state import keys_of, shell_of
 from flying_serving.vllm_adapter.stats import roll
 
 router = APIRouter(prefix="/flying", tags=["flying"])
@@ -25,7 +25,7 @@ async def live_view(request: Request) -> HTMLResponse:
 @router.get("/view", dependencies=[Depends(authorise)])
 async def view(request: Request) -> JSONResponse:
     """What the live view shows: layout, groups, task pool, times of the last seconds, the last switches."""
-    shell = shell_of(request)
+    shell = shell_of(request.app)
     deployment = shell.calls.deployment
     shared = request.app.state
     if not hasattr(shared, "flying_rolling"):

@@ -3,7 +3,6 @@
 from contextvars import ContextVar
 from itertools import count
 
-from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.v1.engine import EngineCoreRequest
 
 from flying_serving.controller.places import Origin
@@ -13,15 +12,9 @@ _http: ContextVar[str | None] = ContextVar("http", default=None)
 _numbers = count(1)
 
 
-class NumberRequests:
-    """Middleware: gives each HTTP request a number, which all that it asks for shares."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        _http.set(f"http-{next(_numbers)}")
-        await self._app(scope, receive, send)
+def number_http_request() -> None:
+    """Give the HTTP request that is answered in this task a number, which all that it asks for shares."""
+    _http.set(f"http-{next(_numbers)}")
 
 
 def origin_of(request: EngineCoreRequest) -> Origin:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +12,13 @@ import httpx
 import psutil
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from starlette.routing import Mount, Route, WebSocketRoute
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from flying_serving.server.http.access import FORWARDED, OPEN, READING, RequireKey, is_local
-from flying_serving.server.http.overload import generates
+from flying_serving.server.http.access import FORWARDED, OPEN, READING, check_key, is_local
+from flying_serving.server.http.incoming import Incoming, generates
 from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter.patches import installer, table
 from harness.live import Server
@@ -26,6 +26,7 @@ from tests.server.apps import SECRET, app
 from tests.server.test_lifecycle import Parts
 
 KEY = {"Authorization": f"Bearer {SECRET}"}
+KEY_BYTES = f"Bearer {SECRET}".encode()
 HERE = ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")
 ELSEWHERE = ("10.0.0.7", "0.0.0.0", "::", "fe80::1%eth0", "::ffff:10.0.0.7", "2001:db8::7", "localhost.example", "")
 PATHS = ("/flying/switches", "/flying/")
@@ -281,16 +282,23 @@ async def test_every_route_that_does_not_only_read_needs_the_key(vllms_app: Fast
 @pytest.mark.parametrize("path", ["/invocations", "/generative_scoring", "/collective_rpc", *OPEN])
 @pytest.mark.parametrize("keys", [(SECRET,), ()], ids=["with a key", "without"])
 async def test_who_has_the_key_or_needs_none_gets_to_the_route(path: str, keys: tuple[str, ...]) -> None:
-    reached: list[str] = []
-
-    async def route(scope: Any, receive: Any, send: Any) -> None:
-        reached.append(scope["path"])
-
-    owner: Any = SimpleNamespace(state=SimpleNamespace(flying_keys=keys))
     headers = [(b"authorization", f"Bearer {SECRET}".encode())] if keys and path not in OPEN else []
+    owner = SimpleNamespace(state=SimpleNamespace(flying_keys=keys))
     scope = {"type": "http", "method": "POST", "path": f"/api{path}", "root_path": "/api", "headers": headers}
-    await RequireKey(route, owner)(scope, None, None)  # type: ignore[arg-type]
-    assert reached == [f"/api{path}"]
+    await check_key(Incoming(scope | {"app": owner}, unread))  # raises nothing
+
+
+@pytest.mark.parametrize(("headers", "refused"), [([], True), ([(b"authorization", KEY_BYTES)], False)], ids=str)
+async def test_a_websocket_needs_the_key_on_every_path(headers: list[tuple[bytes, bytes]], refused: bool) -> None:
+    owner = SimpleNamespace(state=SimpleNamespace(flying_keys=(SECRET,)))
+    request = Incoming({"type": "websocket", "path": OPEN[0], "headers": headers, "app": owner}, unread)
+    with pytest.raises(HTTPException, match="401") if refused else nullcontext():
+        await check_key(request)
+
+
+async def unread() -> Any:
+    """In place of the body of a request, which is not looked at."""
+    raise AssertionError
 
 
 async def test_a_unix_socket_is_local(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,10 +10,10 @@ import pytest
 from fastapi import FastAPI, Request
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from flying_serving.server.http import body_room, pace
-from flying_serving.server.http.bodies import MAX_REQUEST_DEPTH, BoundedBodies, is_deeper, read_json
+from flying_serving.server.http.bodies import MAX_REQUEST_DEPTH, is_deeper, read_json
+from tests.server.apps import gated
 
 MOST = 4096
 LISTS, OBJECTS = (b"[", b"]"), (b'{"a":', b"}")
@@ -30,17 +29,15 @@ async def whole(request: Request) -> bytes:
 
 
 def app(root_path: str = "", reads: Callable[[Request], Awaitable[Sized]] = whole) -> FastAPI:
-    """Return an app whose only route answers with the length of what it reads."""
-    made = FastAPI(root_path=root_path)
-    made.state.args = SimpleNamespace(log_error_stack=False)
+    """Return an app behind the gate whose only route answers with the length of what it reads."""
+    made = gated(max_body_bytes=MOST)
+    made.root_path = root_path
 
     async def read(request: Request) -> int:
         return len(await reads(request))
 
     for path in ("/v1/completions", "/flying/x"):
         made.add_api_route(path, read, methods=["POST", "GET"])
-    init_exception_handler(made)
-    made.add_middleware(BoundedBodies, max_body_bytes=MOST)
     return made
 
 

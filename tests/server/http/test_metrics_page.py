@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,10 +13,10 @@ from flying_serving.config import FlyingConfig
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
-from flying_serving.server.figures.page import Page, Published
+from flying_serving.server.figures.page import Page
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.http import metrics as module
-from flying_serving.server.http.metrics import FreshMetrics, ServerMetrics
+from flying_serving.server.http.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
 from tests.controller.shell import settings
@@ -145,27 +144,6 @@ async def test_requests_wherever_they_are_are_watched(calls: FakeCalls) -> None:
     metrics._predictions = watching = Watching(controller.settings.objective)
     metrics.tick(1.0)
     assert sorted(watching.seen) == [f"r{number}" for number in range(5)]
-
-
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/behind/a/proxy/metrics"])
-async def test_the_page_is_made_before_the_route_hands_it_out(calls: FakeCalls, path: str) -> None:
-    """vLLM's routes read it from the registry, perhaps in a thread."""
-    published, served = Published(), []
-
-    async def route(*_: Any) -> None:
-        served.append(list(published.collect()))
-
-    core = SimpleNamespace(metrics=metrics_of(calls))
-    owner = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=core)))
-    middleware = FreshMetrics(route, owner, published)  # type: ignore[arg-type]
-    await middleware({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
-    assert len(served[0]) == len(list(published.describe()))
-    assert calls.asked == [1, 1]
-    await middleware({"type": "http", "path": "/v1/completions"}, None, None)  # type: ignore[arg-type]
-    assert calls.asked == [1, 1], "nobody scrapes"
-    core.metrics = None  # type: ignore[assignment]
-    await middleware({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
-    assert calls.asked == [1, 1], "--disable-log-stats"
 
 
 def test_the_parser_takes_a_page_without_samples() -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from flying_serving.errors import EngineLost
-from flying_serving.server.http import routes
+from flying_serving.server.http import layout_order
 from flying_serving.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from tests.server.apps import app
 from tests.server.doubles import Server
@@ -129,7 +129,7 @@ async def test_a_long_value_is_not_repeated(body: Any) -> None:
     assert text.startswith(f"{error['field']}=")
     assert text.endswith(error["allowed"])
     assert "..." in text
-    assert len(answer.text) < 8 * routes.MAX_SHOWN
+    assert len(answer.text) < 8 * layout_order.MAX_SHOWN
 
 
 @pytest.mark.parametrize(

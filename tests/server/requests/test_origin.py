@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
 from flying_serving.controller.places import Origin
-from flying_serving.server.requests.origin import NumberRequests, origin_of
+from flying_serving.server.requests.origin import origin_of
+from tests.server.apps import gated
 from tests.server.doubles import request
 
 
@@ -22,7 +23,7 @@ def origin(call: str) -> Origin:
 
 def app(seen: list[Origin]) -> FastAPI:
     """Return an app whose answers ask for three prompts, as vLLM's do: in tasks of a handler, and of a stream."""
-    made = FastAPI()
+    made = gated()
 
     async def ask(call: str) -> None:
         seen.append(origin(call))
@@ -42,7 +43,6 @@ def app(seen: list[Origin]) -> FastAPI:
     async def streamed() -> StreamingResponse:
         return StreamingResponse(answer())
 
-    made.add_middleware(NumberRequests)
     return made
 
 

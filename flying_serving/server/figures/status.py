@@ -1,0 +1,40 @@
+"""What `GET /flying/status` shows of the controller, as plain JSON."""
+
+from dataclasses import asdict
+from typing import Any
+
+from flying_serving.config import Deployment
+from flying_serving.controller.controller import Controller
+from flying_serving.controller.switches import predictions
+from flying_serving.policy.snapshot import Decision
+
+
+def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
+    """What `GET /flying/status` shows of the controller."""
+    return {
+        "policy": controller.settings.policy.name,
+        "layout": controller.layout.to_lists(),
+        "group_sizes": list(deployment.group_sizes),
+        "not_offered": {str(size): reason for size, reason in deployment.not_offered.items()},
+        "devices_per_engine": deployment.devices,
+        "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
+        "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
+        "weights": {
+            ",".join(map(str, group)): stage.value
+            for group, stage in (controller.lending.stages if controller.lending.lends else {}).items()
+        },
+        "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
+        "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},
+        "splits": asdict(controller.splits.counts),
+        "last_decision": None if controller.last_decision is None else _decision(controller.last_decision),
+        "would_do": [_decision(decision) for decision in controller.would_do],
+    }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    return {
+        "to": decision.layout.to_lists(),
+        "mode": decision.mode,
+        "is_made": decision.is_made,
+        **predictions(decision),
+    }

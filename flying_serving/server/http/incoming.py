@@ -1,0 +1,71 @@
+"""A request as it reaches the gate, before anything has parsed it."""
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.routing import Match
+from starlette.types import Message, Receive, Scope
+
+ADMIN = "/flying/"
+"""Beginning of the paths of the admin routes."""
+GENERATE = (
+    "/completions",
+    "/completions/batch",
+    "/responses",
+    "/messages",
+    "/generate",
+    "/v2/chat",
+    "/invocations",
+    "/systemone",
+    "/generative_scoring",
+)
+"""Ends of the paths of vLLM's routes that generate."""
+
+
+class Incoming:
+    """An HTTP request, or the opening of a websocket.
+
+    `receive` is what the application reads the request from. `body` is empty until `replace_body`.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.headers = Headers(scope=scope)
+        self.app: FastAPI = scope["app"]
+        self.body = b""
+
+    @property
+    def is_http(self) -> bool:
+        """Whether this is an HTTP request, and not a websocket."""
+        return self.scope["type"] == "http"
+
+    @property
+    def path(self) -> str:
+        """The path below the root path of the application."""
+        path: str = self.scope["path"]
+        return path.removeprefix(self.scope.get("root_path", ""))
+
+    @property
+    def generates(self) -> bool:
+        """Whether this is a request to one of the routes that generate."""
+        return generates(self.scope)
+
+    @property
+    def has_route(self) -> bool:
+        """Whether the application has a route for this path and method."""
+        return any(route.matches(self.scope)[0] is Match.FULL for route in self.app.router.routes)
+
+    def replace_body(self, body: bytes) -> None:
+        """Take the body that was read from `receive`, and have `receive` yield it again, as one message."""
+        rest, self.body = self.receive, body
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await rest()
+
+        self.receive = replay
+
+
+def generates(scope: Scope) -> bool:
+    """Whether a request is to one of the routes that generate."""
+    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(GENERATE)

@@ -1,0 +1,65 @@
+"""An operator's order of a layout: its body is parsed, and an error of it is shown as vLLM shows errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
+
+from flying_serving.config import MAX_ENGINES, MODES
+from flying_serving.errors import LayoutError
+from flying_serving.validation import first_problem
+
+MAX_SHOWN = 400
+"""Characters of a name, a value or a reason that an answer repeats."""
+_GROUP: JsonDict = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_ENGINES - 1}}
+_GROUPS: JsonDict = {"type": "array", "items": _GROUP}
+
+
+class LayoutOrder(BaseModel):
+    """Body of `POST /flying/layout`; the client checks `groups` and `mode`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    groups: Any = Field(default=None, examples=[[[0, 1], [2], [3]]], json_schema_extra=_GROUPS)
+    mode: Any = Field(default="weave", json_schema_extra={"enum": list(MODES)})
+    weave_steps: int | None = Field(default=None, ge=1, le=1000)
+
+    @classmethod
+    def parse(cls, body: object) -> LayoutOrder:
+        """Raise LayoutError, naming field, value and what is allowed, for what is no order."""
+        for name, value in body.items() if isinstance(body, dict) else ():  # pydantic fails on a lone surrogate here
+            if name not in cls.model_fields:
+                raise LayoutError(name, value, f"unknown; known are {', '.join(cls.model_fields)}")
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            field, value, allowed = first_problem(cls, error)
+            raise LayoutError(field or "body", value, allowed) from None
+
+
+def refusal_of(error: LayoutError) -> dict[str, object]:
+    """The error in vLLM's form, with three more fields."""
+    field, allowed = _shown(error.field), _shown(error.allowed)
+    message = f"{field}={_shown(repr(error.value))}: {allowed}"
+    problem = {"field": field, "value": _as_json(error.value), "allowed": allowed}
+    return {"message": message, "type": "BadRequestError", "param": field, "code": 400, **problem}
+
+
+def _shown(text: str) -> str:
+    """Without its middle if it is long, and with what UTF-8 cannot carry, lone surrogates, as escapes."""
+    text = text.encode(errors="backslashreplace").decode()
+    half = MAX_SHOWN // 2
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]}...{text[-half:]}"
+
+
+def _as_json(value: object) -> object:
+    """A value that JSON has, if it is short, or else the text of it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError):
+        return _shown(repr(value))
+    return value if len(text) <= MAX_SHOWN else _shown(repr(value))
