@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any
 
@@ -12,12 +11,12 @@ import msgspec
 import zmq
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest, PauseMode
-from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S, AsyncMPClient
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.config import deployment_of
 from flying_serving.engine.core import FlyingEngineCore
-from flying_serving.errors import EngineLost, TooFewEngines
+from flying_serving.errors import TooFewEngines
 from flying_serving.log import logger
 from flying_serving.memory.peers import KVBlocks, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
@@ -25,15 +24,12 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.server.engines.shutdown import Ending, let_streams_end
+from flying_serving.server.engines.starter import EngineStarter
 from flying_serving.server.engines.supervisor import EngineSupervisor
 from flying_serving.server.http.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.server.start.settings import settings_of
-from flying_serving.vllm_adapter import restart
 from flying_serving.vllm_adapter.channel import ClientChannel
-
-READY_S = 10.0
-"""How long the first message of an engine that says that it is ready may be on its way."""
 
 
 class FlyingClient(AsyncMPClient):
@@ -54,13 +50,14 @@ class FlyingClient(AsyncMPClient):
         settings = settings_of(vllm_config, deployment, blocks)
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.metrics = ServerMetrics(self.shell) if log_stats else None
-        self.engines = None
+        self.supervisor: EngineSupervisor | None = None
         self.too_few: TooFewEngines | None = None
         """Why the server ends, if it does because too few engines are left."""
         if self._parent is not None:
-            processes = [EngineProcess(one.pid, one.name) for one in self.resources.engine_manager.processes]
+            processes = [EngineProcess(child.pid, child.name) for child in self.resources.engine_manager.processes]
             self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that is started again has the same name
-            self.engines = EngineSupervisor(self.shell, processes, self._restart, self._end_server)
+            starter = EngineStarter(self, self._parent, deployment, self._blocks)
+            self.supervisor = EngineSupervisor(self.shell, processes, starter.start, self._end_server)
         self._clock_runs = False
         with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts the clock
             self._ensure_clock()
@@ -80,8 +77,8 @@ class FlyingClient(AsyncMPClient):
         if not self._clock_runs:
             asyncio.get_running_loop()
             self._calls.background(keep_time(self.shell, self.metrics))
-            if self.engines is not None:
-                self.engines.watch()
+            if self.supervisor is not None:
+                self.supervisor.watch()
             self._clock_runs = True
 
     # ---- engines that die
@@ -90,37 +87,6 @@ class FlyingClient(AsyncMPClient):
         """vLLM's ends the server when an engine ends; ours goes on, where it can."""
         if self._parent is None:
             super().start_engine_core_monitor()
-
-    async def _restart(
-        self, engine: int, incarnations: list[int | None], started: Callable[[EngineProcess], None]
-    ) -> None:
-        """Start an engine again. Raises EngineLost if it is not ready within vLLM's deadline, or ends before."""
-        parent, loop = self._parent, asyncio.get_running_loop()
-        assert parent is not None
-        multiprocessing.active_children()  # reaps the one before, if this process has forked it
-        later = {"incarnations": tuple(incarnations), "restarts": True}
-        deployment = self._calls.deployment.model_copy(update=later)
-        config = restart.again(self.vllm_config, deployment, self._blocks[engine])
-        known: list[EngineProcess] = []
-
-        def note(process: EngineProcess) -> None:
-            known.append(process)
-            self.resources.engine_manager.processes[engine] = process  # vLLM ends it with the others
-            loop.call_soon_threadsafe(started, process)
-
-        while await self.input_socket.poll(0):  # of a start that was given up
-            await self.input_socket.recv_multipart()
-        starting = asyncio.to_thread(restart.start, parent.start, self, engine, config, note)
-        is_ready = False
-        try:
-            await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)
-            await asyncio.wait_for(self.input_socket.recv_multipart(), READY_S)  # its first message, on its own way
-            is_ready = True
-        except TimeoutError:
-            raise EngineLost("it was not ready in time") from None
-        finally:
-            for process in known if not is_ready else ():
-                process.kill()
 
     def _end_server(self, problem: str) -> None:
         """Too few engines are left: end as vLLM does when an engine dies, and say so at the end."""

@@ -47,7 +47,7 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
     with contextlib.suppress(EngineLost):
         for rows in await calls.gather("flying_calibration"):
             controller.steps.calibrate(Step.measured(rows))
-        rows = [astuple(row) for each in await calls.gather("flying_migration_costs") for row in each]
+        rows = [astuple(row) for answer in await calls.gather("flying_migration_costs") for row in answer]
         controller.migrates = fit_migrations(rows)
         layout, now_s = controller.layout, shell.clock()
         if layout.widest > 1:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.controller.commands import (
@@ -102,18 +102,25 @@ class Shell:
         await self.abort(request_ids)
 
     async def take(self, outputs: EngineCoreOutputs) -> None:
-        """Take a batch of outputs of an engine: note tokens and ends, and drop what is stale."""
+        """Take a batch of outputs of an engine: note tokens and ends, and drop stale outputs."""
         now_s = self.clock()
-        for output in filter(is_beginning, outputs.outputs):
-            if begun := self.streams.begun(output.request_id):
-                self.controller.deadlines.drop(begun)
-        outputs.outputs = [output for output in outputs.outputs if not is_beginning(output)]
-        prefixes = [(request_id, one) for one in outputs.outputs if (request_id := self.streams.prefix_ended(one))]
-        outputs.outputs = [output for output in outputs.outputs if self.streams.take(output)]
+        shown, full = list[EngineCoreOutput](), list[EngineCoreOutput]()
+        finished, prefixes = list[str](), list[tuple[str, EngineCoreOutput]]()
         for output in outputs.outputs:
-            self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
+            if is_beginning(output):
+                self._begun(output.request_id)
+            elif request_id := self.streams.prefix_ended(output):
+                prefixes.append((request_id, output))
+            elif self.streams.take(output):
+                shown.append(output)
+                self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
+                if self.streams.is_full(output):
+                    full.append(output)
+                elif output.finish_reason is not None:
+                    finished.append(output.request_id)
+        outputs.outputs = shown
+
         # ends come first: what follows from a full group may move any request that has not ended
-        finished, full = self.streams.ended(outputs.outputs)
         commands = self._finish(finished, now_s)
         for request_id, output in prefixes:
             failed = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
@@ -127,9 +134,14 @@ class Shell:
             else:
                 output.finish_reason = output.stop_reason = None
                 commands += continuing
+
         if finished:
             outputs.finished_requests = set(finished)
         await self.carry_out(commands)
+
+    def _begun(self, engine_id: str) -> None:
+        if request_id := self.streams.begun(engine_id):
+            self.controller.deadlines.drop(request_id)
 
     def _finish(self, request_ids: list[str], now_s: float) -> list[Command]:
         for request_id in request_ids:

@@ -12,11 +12,11 @@ from flying_serving.wire import EngineFigures
 
 
 class LastFigures:
-    """The last figures of each engine. `known`: of those that have answered."""
+    """The last figures of each engine. `latest`: by engine, of those that have answered."""
 
     def __init__(self, calls: EngineCalls) -> None:
         self._calls = calls
-        self.known: dict[int, EngineFigures] = {}
+        self.latest: dict[int, EngineFigures] = {}
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._unanswered_since_s: dict[int, float] = {}
 
@@ -31,7 +31,7 @@ class LastFigures:
 
     def forget(self, engine: int) -> None:
         """An engine is lost: what it has said is over."""
-        self.known.pop(engine, None)
+        self.latest.pop(engine, None)
         self._unanswered_since_s.pop(engine, None)
 
     def unanswered_s(self, engine: int, now_s: float) -> float:
@@ -45,5 +45,5 @@ class LastFigures:
             return  # for how long is what /metrics shows
         if engine in self._calls.lost:  # meanwhile
             return
-        self.known[engine] = figures
+        self.latest[engine] = figures
         self._unanswered_since_s.pop(engine, None)

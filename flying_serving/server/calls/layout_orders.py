@@ -146,11 +146,11 @@ class LayoutOrders:
     ) -> list[SwitchAnswer] | None:
         """Return the answers to an order when all of these have come; None if one does not: then it has failed."""
         try:
-            found = list(await asyncio.gather(*answers))
+            answered = list(await asyncio.gather(*answers))
         except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it
             self.failed(switch, error)
             return None
-        return found if self._controller.is_changing(switch) else None
+        return answered if self._controller.is_changing(switch) else None
 
     def failed(self, switch: Switch, error: Exception) -> None:
         """Engines could not be told, or one of them did not answer."""

@@ -47,18 +47,18 @@ class WeightOrders:
         self, command: LendWeights | FetchWeights, methods: list[str], answers: list[Coroutine[Any, Any, int]]
     ) -> None:
         began_s, group = self._clock(), list(command.group)
-        found = await asyncio.gather(*answers, return_exceptions=True)
+        results = await asyncio.gather(*answers, return_exceptions=True)
         for method in methods[1:]:
-            if not any(isinstance(answer, BaseException) for answer in found):
-                found = await asyncio.gather(*self._all(command, method), return_exceptions=True)
-        problems = [str(answer) for answer in found if isinstance(answer, BaseException)]
+            if not any(isinstance(answer, BaseException) for answer in results):
+                results = await asyncio.gather(*self._all(command, method), return_exceptions=True)
+        problems = [str(answer) for answer in results if isinstance(answer, BaseException)]
         now_s = self._clock()
         if problems and not self._calls.ending:
             logger.error("weights of group %s: %s", group, "; ".join(problems))
         if isinstance(command, LendWeights):
             if not problems:
                 self.loans += 1
-                logger.info("group %s lends its weights: %s blocks in %.2f s", group, found[0], now_s - began_s)
+                logger.info("group %s lends its weights: %s blocks in %.2f s", group, results[0], now_s - began_s)
             commands = self._controller.weights_lent(command.group, now_s, complete=not problems)
         elif problems:
             return  # an engine has ended, and so does the server

@@ -40,9 +40,9 @@ def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:
 
 
 def _left(departing: Mapping[int, int], pulse: Pulse) -> list[str]:
-    found = []
+    left = []
     for engine, sentinel in departing.items():
         if not has_ended(sentinel):
-            found.append(f"engine {engine}")
-        found += [f"device {device} of engine {engine}" for device in pulse.living_devices(engine)]
-    return found
+            left.append(f"engine {engine}")
+        left += [f"device {device} of engine {engine}" for device in pulse.living_devices(engine)]
+    return left

@@ -83,10 +83,10 @@ class CleanParent:
         """`run`: what an engine's process does with its keyword arguments."""
         context = multiprocessing.get_context("fork")
         self._starts = 0
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, run), name="flying-clean-parent")
+        self._orders, received = context.Pipe()
+        self._process = context.Process(target=_serve, args=(received, run), name="flying-clean-parent")
         self._process.start()
-        theirs.close()
+        received.close()
         self._owner = os.getpid()
         atexit.register(self.close)  # before multiprocessing waits for its children
 
@@ -98,9 +98,9 @@ class CleanParent:
         """
         self._starts += 1
         try:
-            self._ours.send((self._starts, name, dict(arguments)))
-            while self._ours.poll(STARTED_S):
-                number, pid, problem = self._ours.recv()
+            self._orders.send((self._starts, name, dict(arguments)))
+            while self._orders.poll(STARTED_S):
+                number, pid, problem = self._orders.recv()
                 if number != self._starts:  # of an earlier start that was given up
                     if pid is not None:
                         with suppress(ProcessLookupError):
@@ -120,7 +120,7 @@ class CleanParent:
             return
         self._process.kill()
         self._process.join(_REAP_S)
-        self._ours.close()
+        self._orders.close()
 
 
 def _serve(orders: Connection, run: Callable[..., None]) -> None:

@@ -93,8 +93,8 @@ class Ending:
 
     async def _let_engines_leave(self, until_s: float) -> None:
         with contextlib.suppress(TimeoutError, ServerEnds, EngineDeadError):
-            told = asyncio.gather(*self._calls.all("flying_leave"), return_exceptions=True)
-            await asyncio.wait_for(told, max(LEAVE_S, until_s - time.monotonic()))
+            answered = asyncio.gather(*self._calls.all("flying_leave"), return_exceptions=True)
+            await asyncio.wait_for(answered, max(LEAVE_S, until_s - time.monotonic()))
 
 
 def let_streams_end(loop: asyncio.AbstractEventLoop | None) -> None:

@@ -89,8 +89,8 @@ def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures:
                 state = "present"
             elif controller.loads[group].requests:
                 state = "paused" if hard else "woven"
-            for each in LANE_STATES:
-                page.put("flying:lane_state", float(each == state), engine, size, each)
+            for lane_state in LANE_STATES:
+                page.put("flying:lane_state", float(lane_state == state), engine, size, lane_state)
 
 
 def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:

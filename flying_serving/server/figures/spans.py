@@ -28,8 +28,8 @@ class SwitchTrace:
 
     def _shown(self, switch: Switch) -> list[Event]:
         record, began_s = switch.to_json(), switch.ordered_s
-        known = {name: value for name, value in record.items() if not _is_measured(name)}
-        events = [self._row.opened("switch", "switch", switch.number, began_s, known)]
+        fields = {name: value for name, value in record.items() if not _is_measured(name)}
+        events = [self._row.opened("switch", "switch", switch.number, began_s, fields)]
         if switch.cutover_ms is not None:
             args = {name: record[name] for name in _CUTOVER}
             ended_s = began_s + switch.cutover_ms / 1e3

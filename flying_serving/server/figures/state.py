@@ -16,11 +16,11 @@ SHOWN_SPLITS = 4
 
 
 def state(
-    controller: Controller, rolling: Rolling, known: Mapping[int, EngineFigures], now_s: float, **server: Any
+    controller: Controller, rolling: Rolling, latest: Mapping[int, EngineFigures], now_s: float, **server: Any
 ) -> dict[str, Any]:
     """The answer of `GET /flying/view` at `now_s`, the controller's time. Calls `rolling.look`.
 
-    `known`: what engines have last said. `server`: further fields, about the server as it was started (model,
+    `latest`: what engines have last said. `server`: further fields, about the server as it was started (model,
     `started` as `time`, ...).
     """
     rolling.look(now_s)
@@ -40,7 +40,7 @@ def state(
         "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
         "others": [_group(controller, group) | {"state": "paused" if hard else "woven"} for group in others],
         "splits": _splits(controller),
-        "engines": [_engine(controller, rolling, known, engine) for engine in engines],
+        "engines": [_engine(controller, rolling, latest, engine) for engine in engines],
         "running": controller.running,
         "pool": {
             "requests": len(pool),
@@ -81,14 +81,14 @@ def _splits(controller: Controller) -> dict[str, Any]:
     return {"now": len(splits), "begun": counts.prompt + counts.output, "undone": counts.undone, "shown": shown}
 
 
-def to_ask(controller: Controller, known: Mapping[int, EngineFigures]) -> list[int]:
+def to_ask(controller: Controller, latest: Mapping[int, EngineFigures]) -> list[int]:
     """Engines of whose memory the last that they have said is nothing, or may not be so any more."""
     engines = sorted(controller.layout.engines)
-    return [e for e in engines if e not in known or known[e].memory.lent_bytes or controller.lending.lends_now(e)]
+    return [e for e in engines if e not in latest or latest[e].memory.lent_bytes or controller.lending.lends_now(e)]
 
 
 def _engine(
-    controller: Controller, rolling: Rolling, known: Mapping[int, EngineFigures], engine: int
+    controller: Controller, rolling: Rolling, latest: Mapping[int, EngineFigures], engine: int
 ) -> dict[str, Any]:
     """An engine whose last requests were aborted has had no step to say so in: it holds nothing then.
 
@@ -96,7 +96,7 @@ def _engine(
     """
     usage = rolling.kv_usage(engine) if controller.loads.of_engine(engine) else 0.0
     devices = controller.settings.capacity.degree(1)
-    memory = to_builtins(known[engine].memory) if engine in known else None
+    memory = to_builtins(latest[engine].memory) if engine in latest else None
     if memory is not None:
         memory = {name: size_bytes * devices for name, size_bytes in memory.items()}
     return {"engine": engine, "kv_usage": usage, "memory": memory}

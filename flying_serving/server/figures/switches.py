@@ -33,9 +33,9 @@ class SwitchFollower:
         self._ordered: list[Switch] = []
         self._open: list[Switch] = []
 
-    def look(self, kept: Reversible[Switch]) -> tuple[list[Switch], list[Switch], list[Switch]]:
+    def look(self, records: Reversible[Switch]) -> tuple[list[Switch], list[Switch], list[Switch]]:
         """Switches that have begun, that engines have answered or one has not, and that are over; oldest first."""
-        begun = list(takewhile(lambda switch: switch.number > self._last_number, reversed(kept)))[::-1]
+        begun = list(takewhile(lambda switch: switch.number > self._last_number, reversed(records)))[::-1]
         if begun:
             self._last_number = begun[-1].number
         ordered = [*self._ordered, *begun]
@@ -58,9 +58,9 @@ class SwitchTally:
         self.worst_gap_s = {mode: Histogram(GAP_BOUNDS_S) for mode in MODES}
         self._follower = SwitchFollower()
 
-    def update(self, kept: Reversible[Switch]) -> list[Switch]:
+    def update(self, records: Reversible[Switch]) -> list[Switch]:
         """Take what is new in the controller's records, oldest first. Returns the switches that are new."""
-        begun, answered, ended = self._follower.look(kept)
+        begun, answered, ended = self._follower.look(records)
         for switch in answered:
             self._cut_over(switch)
         for switch in ended:

@@ -66,10 +66,10 @@ class ServerMetrics:
         page = Page(self._model_name)
         put_controller(page, self._controller, deployment.devices, now_s)
         put_node(page, self.load(), draining=bool(self._draining))
-        put_lanes(page, self._controller, deployment.group_sizes, self._figures.known)
+        put_lanes(page, self._controller, deployment.group_sizes, self._figures.latest)
         for engine in self._calls.engines:
             page.put("flying:engine_unanswered_seconds", self._figures.unanswered_s(engine, now_s), engine)
-        for engine, figures in self._figures.known.items():
+        for engine, figures in self._figures.latest.items():
             put_engine(page, engine, figures)
         put_losses(page, self._losses, self._controller.orphans)
         put_switches(page, self._tally, self._predictions)

@@ -23,8 +23,8 @@ async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
     except Exception as error:
         if not isinstance(error, VLLMError):
             logger.exception("a stream of /v1/responses has failed")
-        found = create_error_response(error).error
-        said = {"code": str(int(found.code)), "message": found.message, "param": found.param}
+        refusal = create_error_response(error).error
+        said = {"code": str(int(refusal.code)), "message": refusal.message, "param": refusal.param}
         yield f"event: error\ndata: {json.dumps({'type': 'error', **said, 'sequence_number': number})}\n\n"
 
 

@@ -30,11 +30,11 @@ async def status(request: Request) -> Any:
         reports = await shell.calls.gather("flying_report")
     except EngineLost as error:
         raise HTTPException(503, str(error)) from None
-    known = describe(shell.controller, shell.calls.deployment) | shell.losses.to_json()
+    answer = describe(shell.controller, shell.calls.deployment) | shell.losses.to_json()
     load = load_of(shell)
-    known["requests"] = {"running": load["requests_running"], "waiting": load["requests_waiting"]}
+    answer["requests"] = {"running": load["requests_running"], "waiting": load["requests_waiting"]}
     orphaned = asdict(shell.controller.orphans)
-    return known | {"load": load, "orphaned_requests": orphaned, "engines": to_builtins(reports)}
+    return answer | {"load": load, "orphaned_requests": orphaned, "engines": to_builtins(reports)}
 
 
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}

@@ -31,11 +31,11 @@ async def view(request: Request) -> JSONResponse:
     if not hasattr(shared, "flying_rolling"):
         shared.flying_rolling = Rolling(deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
-    shell.figures.ask(to_ask(shell.controller, shell.figures.known))  # the next look has what they answer
-    found = state(
+    shell.figures.ask(to_ask(shell.controller, shell.figures.latest))  # the next look has what they answer
+    shown = state(
         shell.controller,
         shared.flying_rolling,
-        shell.figures.known,
+        shell.figures.latest,
         time.monotonic(),
         **shell.losses.view(),
         started=shared.flying_started,
@@ -43,7 +43,7 @@ async def view(request: Request) -> JSONResponse:
         devices_per_engine=deployment.devices,
         group_sizes=list(deployment.group_sizes),
     )
-    return JSONResponse(found)  # as it is: FastAPI would go through it value by value, several times a second
+    return JSONResponse(shown)  # as it is: FastAPI would go through it value by value, several times a second
 
 
 def _is_logged(record: logging.LogRecord) -> bool:

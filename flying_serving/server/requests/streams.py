@@ -1,6 +1,6 @@
 """The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,12 +134,12 @@ class Streams:
         self._ids[stream.engine_id] = dispatch.request_id
         most = self._most_outputs_of(stream.request)
         stream.capped = most > dispatch.limit_tokens
-        told: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
+        extra: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
         if kv is not None:
-            told[MIGRATED_FROM_KEY] = _source(kv)
+            extra[MIGRATED_FROM_KEY] = _source(kv)
         if dispatch.offer is not None:
-            told[OFFER_KEY] = (dispatch.offer, dispatch.publishes)
-        return _sent(stream.request, stream.engine_id, dispatch.group, min(most, dispatch.limit_tokens), told)
+            extra[OFFER_KEY] = (dispatch.offer, dispatch.publishes)
+        return _sent(stream.request, stream.engine_id, dispatch.group, min(most, dispatch.limit_tokens), extra)
 
     def prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
         """The first tokens of a request's prompt as a request of their own; None if the request is over by now."""
@@ -150,13 +150,13 @@ class Streams:
         self._prefixes[engine_id] = command.request_id
         token_ids = stream.request.prompt_token_ids
         assert token_ids is not None
-        told: dict[str, Any] = {OFFER_KEY: (command.offer, True)} | _deadline(stream.request)
+        extra: dict[str, Any] = {OFFER_KEY: (command.offer, True)} | _deadline(stream.request)
         cut = replace(
             stream.request,
             prompt_token_ids=token_ids[: command.tokens],
             sampling_params=SamplingParams(temperature=0.0, ignore_eos=True),
         )
-        return _sent(cut, engine_id, command.group, 1, told)
+        return _sent(cut, engine_id, command.group, 1, extra)
 
     def ahead(self, command: PullAhead) -> EngineCoreRequest | None:
         """A request as a group gets it that only pulls its KV for now; None if it is over by now."""
@@ -165,8 +165,8 @@ class Streams:
             return None
         self._ahead.add(command.kv.number)
         engine_id = part_id(command.request_id, command.kv.number)
-        told = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
-        return _sent(stream.request, engine_id, command.group, self._most_outputs_of(stream.request), told)
+        extra = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
+        return _sent(stream.request, engine_id, command.group, self._most_outputs_of(stream.request), extra)
 
     def drop_part(self, request_id: str, offer: int) -> str:
         """Forget the part of a split request. Returns its id in its engine."""
@@ -203,14 +203,6 @@ class Streams:
         self._streams[request_id].tokens += output.new_token_ids
         return True
 
-    def ended(self, outputs: Iterable[EngineCoreOutput]) -> tuple[list[str], list[EngineCoreOutput]]:
-        """Which requests have ended, and the outputs of those that could go on, as only their group has no room."""
-        ended = [output for output in outputs if output.finish_reason is not None]
-        return (
-            [output.request_id for output in ended if not self.is_full(output)],
-            [output for output in ended if self.is_full(output)],
-        )
-
     def is_full(self, output: EngineCoreOutput) -> bool:
         """Whether its group has ended a request that could go on in a wider one."""
         return output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
@@ -228,7 +220,7 @@ def part_id(request_id: str, offer: int) -> str:
 
 
 def _deadline(request: EngineCoreRequest) -> dict[str, Any]:
-    """What an engine is told of the deadline of a request, if it has one."""
+    """The deadline of a request as an engine gets it, if the request has one."""
     extra = (request.sampling_params.extra_args if request.sampling_params else None) or {}
     return {name: value for name, value in extra.items() if name == DEADLINE_KEY}
 
@@ -238,9 +230,9 @@ def _source(kv: KVOffer) -> tuple[int, int, int]:
 
 
 def _sent(
-    request: EngineCoreRequest, engine_id: str, group: Group, max_tokens: int, told: dict[str, Any]
+    request: EngineCoreRequest, engine_id: str, group: Group, max_tokens: int, extra: dict[str, Any]
 ) -> EngineCoreRequest:
-    """A request as a group's leader gets it: with another id, limit and what only engines are told."""
+    """A request as a group's leader gets it: with another id, limit, and `extra`: fields for engines only."""
     if request.sampling_params is None:
         return replace(request, request_id=engine_id)
     # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
@@ -248,5 +240,5 @@ def _sent(
     params.max_tokens = max_tokens
     params.min_tokens = min(params.min_tokens, max_tokens)  # else its engine could not decode it
     lane = {LANE_KEY: len(group)} if len(group) > 1 else {}
-    params.extra_args = (params.extra_args or {}) | lane | told or None
+    params.extra_args = {**(params.extra_args or {}), **lane, **extra} or None
     return replace(request, request_id=engine_id, sampling_params=params)

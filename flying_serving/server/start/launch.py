@@ -87,11 +87,13 @@ def survives(flying: FlyingConfig, engines: int) -> bool:
     """
     if flying.min_engines > engines:
         raise ConfigError(f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size")
-    found = engines > 1 and current_platform.is_cpu() and flying.cpu_collectives == "shm" and not flying.lend_weights
-    if found and flying.engine_timeout_s > flying.collective_timeout_s:  # those that wait for it would end before it
+    uses_shm = current_platform.is_cpu() and flying.cpu_collectives == "shm"
+    survives_losses = engines > 1 and uses_shm and not flying.lend_weights
+    # engines that wait for a frozen one would end before it is noticed
+    if survives_losses and flying.engine_timeout_s > flying.collective_timeout_s:
         allowed = f"at most {flying.collective_timeout_s:g}, --collective-timeout-s"
         raise ConfigError(f"--engine-timeout-s={flying.engine_timeout_s:g}: {allowed}")
-    return found
+    return survives_losses
 
 
 def placements_of(parallel: Any) -> tuple[Placement, ...]:

@@ -42,9 +42,9 @@ def make_run_dir(parent: str | None = None) -> str:
 def remove_run_dir(path: Path) -> None:
     """Remove a run directory, its lock last: without it, what a kill leaves now could not be told from another's."""
     with suppress(OSError):
-        for found in path.iterdir():
-            if found.name != _OWNER:
-                found.unlink()
+        for entry in path.iterdir():
+            if entry.name != _OWNER:
+                entry.unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -71,7 +71,7 @@ def _remove_left(parent: str) -> None:
 def _is_own_directory(path: Path) -> bool:
     """Whether this is a directory, and no link to one, of this user: no other user can then replace it."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -78,8 +78,8 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (not model.enforce_eager, "--enforce-eager=False", "torch.compile and CUDA graphs"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )
-    for found, flag, what in refusals:
-        if found:
+    for is_asked, flag, what in refusals:
+        if is_asked:
             raise Unsupported(f"{flag}: {what} cannot be served by Flying Serving yet")
 
 

@@ -16,7 +16,7 @@ from flying_serving.comm.life import hold
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines import departures, supervisor
-from flying_serving.server.engines.record import incarnations
+from flying_serving.server.engines.record import Phase, incarnations
 from flying_serving.server.engines.supervisor import EngineSupervisor
 from tests.policy.costs import costs, measured
 from tests.server.doubles import ABORT, ADD, UTILITY, FakeVllm, Server
@@ -565,3 +565,21 @@ async def test_processes_that_do_not_end_are_named(tmp_path: Path, monkeypatch: 
         device.close()
         one.lives[2].die()
         await one.until(lambda: len(one.starts) == 2)
+
+
+async def test_a_process_that_starts_after_its_start_was_given_up_is_killed(tmp_path: Path) -> None:
+    """The fork may be late, as it is made in a thread."""
+    async with node(tmp_path) as one:
+        late = Life()
+        callbacks: list[Callable[[Any], None]] = []
+
+        async def fails(_: int, __: list[int | None], started: Callable[[Any], None]) -> None:
+            callbacks.append(started)
+            raise EngineLost("injected")
+
+        one.engines._restart = fails
+        one.lives[1].die()
+        await one.until(lambda: callbacks and one.server.shell.losses.counts[1]["start"])
+        callbacks[0](late)
+        assert late.kills == 1
+        assert one.engines.records[1].phase is Phase.LOST

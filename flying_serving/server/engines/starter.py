@@ -1,0 +1,65 @@
+"""A lost engine is started again, beside the engines that run."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S
+
+from flying_serving.config import Deployment
+from flying_serving.errors import EngineLost
+from flying_serving.server.engines.processes import CleanParent, EngineProcess
+from flying_serving.vllm_adapter import restart
+
+READY_S = 10.0
+"""How long the first message of an engine that says that it is ready may be on its way."""
+
+
+class EngineStarter:
+    """Starts engines of one server.
+
+    `client`: vLLM's MPClient, to which an engine connects. `parent`: forks the process of an engine.
+    `blocks`: KV blocks by engine.
+    """
+
+    def __init__(self, client: Any, parent: CleanParent, deployment: Deployment, blocks: Mapping[int, int]) -> None:
+        self._client = client
+        self._parent = parent
+        self._deployment = deployment
+        self._blocks = blocks
+
+    async def start(
+        self, engine: int, incarnations: list[int | None], started: Callable[[EngineProcess], None]
+    ) -> None:
+        """Start an engine and wait until it is ready to serve. `started` is told its process.
+
+        Raises:
+            EngineLost: if it is not ready within vLLM's deadline, or ends before. Its process is killed.
+        """
+        client, loop = self._client, asyncio.get_running_loop()
+        multiprocessing.active_children()  # reaps the process before, if this process has forked it
+        changes = {"incarnations": tuple(incarnations), "restarts": True}
+        deployment = self._deployment.model_copy(update=changes)
+        config = restart.again(client.vllm_config, deployment, self._blocks[engine])
+        processes: list[EngineProcess] = []
+
+        def note(process: EngineProcess) -> None:
+            processes.append(process)
+            client.resources.engine_manager.processes[engine] = process  # vLLM ends it with the others
+            loop.call_soon_threadsafe(started, process)
+
+        while await client.input_socket.poll(0):  # of a start that was given up
+            await client.input_socket.recv_multipart()
+        starting = asyncio.to_thread(restart.start, self._parent.start, client, engine, config, note)
+        is_ready = False
+        try:
+            await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)
+            await asyncio.wait_for(client.input_socket.recv_multipart(), READY_S)  # its first message, on its own way
+            is_ready = True
+        except TimeoutError:
+            raise EngineLost("it was not ready in time") from None
+        finally:
+            if not is_ready:
+                for process in processes:
+                    process.kill()
