@@ -5,6 +5,7 @@
 - `http/`: routes, and the gate that each request passes.
 - `requests/`: a request is checked, and becomes a stream of tokens.
 - `client.py`, `shell.py`, `clock.py`: vLLM's engine client, the controller's shell, and its ticks.
+- `metrics.py`: what `/metrics` shows.
 - `calls/`: engines are asked and told something.
 - `engines/`: an engine is lost, and is started again; the server ends.
 - `figures/`: samples for `/metrics`, `/flying/status`, the live view and traces.

@@ -26,7 +26,7 @@ from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.server.engines.shutdown import Ending, let_streams_end
 from flying_serving.server.engines.starter import EngineStarter
 from flying_serving.server.engines.supervisor import EngineSupervisor
-from flying_serving.server.http.metrics import ServerMetrics
+from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.server.start.settings import settings_of
 from flying_serving.vllm_adapter.channel import ClientChannel

@@ -9,7 +9,7 @@ from flying_serving.errors import EngineLost
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.predict.steps import Step
 from flying_serving.server.figures.spans import trace_switches
-from flying_serving.server.http.metrics import ServerMetrics
+from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 
 TICK_S = 0.1

@@ -60,7 +60,7 @@ def test_variables_that_are_used_are_defined() -> None:
 
 @pytest.mark.parametrize("expression", [*expressions(DASHBOARD), *variable_queries(DASHBOARD)])
 def test_expressions_name_metrics_that_exist(expression: str) -> None:
-    """Ours are all in the table; those of vLLM are compared with a server in `tests/server/http/test_metrics.py`."""
+    """Ours are all in the table; those of vLLM are compared with a server in `tests/server/test_metrics.py`."""
     named = metrics_in(expression)
     assert named
     assert {name for name in named if not name.startswith("vllm:")} - SERIES == set()

@@ -11,7 +11,7 @@ from flying_serving.config import KEY, parse_flying
 from flying_serving.server.figures.page import Published
 from flying_serving.server.http import node, refusals, routes, view
 from flying_serving.server.http.gate import Gate
-from flying_serving.server.http.metrics import drop_engine_series
+from flying_serving.server.metrics import drop_engine_series
 
 
 def attach(app: FastAPI, args: Any) -> None:

@@ -13,10 +13,10 @@ from flying_serving.config import FlyingConfig
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
+from flying_serving.server import metrics as module
 from flying_serving.server.figures.page import Page
 from flying_serving.server.figures.predictions import Predictions
-from flying_serving.server.http import metrics as module
-from flying_serving.server.http.metrics import ServerMetrics
+from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
 from tests.controller.shell import settings
