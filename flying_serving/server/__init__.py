@@ -1,4 +1,4 @@
-"""The API server's part: vLLM's HTTP server with our engine client, and the controller's shell behind it.
+"""The API server's part: vLLM's HTTP server with our engine client, and the controller's shell.
 
 - `plugin.py`, `patches.py`: where vLLM calls this package.
 - `start/`: flags are checked, and engines are described, before they start.

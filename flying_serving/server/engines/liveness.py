@@ -1,4 +1,4 @@
-"""Engines that give no sign of life are killed: their requests may run elsewhere only when they are gone."""
+"""Silent engines are killed: their requests may run elsewhere only when they are gone."""
 
 import asyncio
 import time
@@ -27,16 +27,18 @@ class LivenessWatch:
         """Kill silent engines, until all engines have ended."""
         reason = f"it gave no sign of life for {self._limit_s:g} s (--engine-timeout-s)"
         while not self._calls.channel.engines_dead:
-            self._silences = {r.process: self._silences.get(r.process, Silence()) for r in self._records}
+            processes = [record.process for record in self._records]
+            self._silences = {p: self._silences.get(p, Silence()) for p in processes}
             for engine, record in enumerate(self._records):
                 if self._is_silent(engine, record) and record.can_be_killed:
                     record.kill(reason)
             await asyncio.sleep(LOOK_S)
 
     def _is_silent(self, engine: int, record: Record) -> bool:
-        """Whether a process that should give signs of life has given none for too long. To be called at each look."""
+        """Look at the signs of life. Whether there has been none for too long."""
         is_starting = record.phase in (Phase.STARTING, Phase.START_KILLED)
         silence = self._silences[record.process]
         silent_s = silence.look(self._pulse.of(engine), time.monotonic(), starts=is_starting)
         ends_in_time = self._calls.leaving and self._pulse.has_left(engine)
-        return silent_s > self._limit_s and not ends_in_time and not has_ended(record.process.sentinel)
+        is_silent = silent_s > self._limit_s and not ends_in_time
+        return is_silent and not has_ended(record.process.sentinel)

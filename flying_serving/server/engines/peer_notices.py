@@ -29,7 +29,8 @@ class PeerNotices:
         }
         # each is awaited in a task of its own: all have been sent by now
         answers = {engine: retrieved(asyncio.ensure_future(call)) for engine, call in calls.items()}
-        heard = [self._heard(engine, answer, engine if back is None else back) for engine, answer in answers.items()]
+        blamed = {engine: engine if back is None else back for engine in answers}
+        heard = [self._heard(engine, answers[engine], blamed[engine]) for engine in answers]
         return asyncio.ensure_future(asyncio.gather(*heard))
 
     async def _heard(self, engine: int, answer: asyncio.Future[Any], blamed: int) -> None:
@@ -38,7 +39,7 @@ class PeerNotices:
         process = record.process
         try:
             await answer
-        except Exception as error:  # noqa: BLE001 - whatever it is, the engine does not know its peers
+        except Exception as error:  # noqa: BLE001 - it does not know its peers
             if engine in self._calls.lost or self._calls.ending or self._calls.channel.engines_dead:
                 return
             if record.process is process and record.can_be_killed:

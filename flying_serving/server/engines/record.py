@@ -2,7 +2,8 @@
 
     UP ──> KILLED ──> LOST ──> STARTING ──> JOINING ──> UP
 
-An engine whose process ends by itself gets from UP or JOINING to LOST at once. A start that fails ends in LOST too.
+If its process ends by itself, an engine goes from UP or JOINING to LOST at once. A start that
+fails ends in LOST.
 """
 
 import signal
@@ -11,12 +12,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from flying_serving.server.engines.processes import has_ended
+
 
 class Phase(Enum):
-    """UP: it serves. KILLED: this server has killed its process, whose end is to be noticed.
+    """What an engine does.
 
-    LOST: no process serves, and a start is due. STARTING: a new process starts. START_KILLED: this server has killed
-    that process, and the start is to fail. JOINING: it serves, and the other engines hear that it is back.
+    UP: it serves.
+    KILLED: this server has killed its process, whose end is not noticed yet.
+    LOST: no process serves, and a start is due.
+    STARTING: a new process starts.
+    START_KILLED: this server has killed that process, so the start will fail.
+    JOINING: it serves, and the other engines hear that it is back.
     """
 
     UP = "up"
@@ -43,7 +50,7 @@ IS_KILLED: Mapping[Phase, Phase] = {
 }
 """The phase after a kill of the process, for each phase that has a process to kill."""
 IS_READY: Mapping[Phase, Phase] = {Phase.STARTING: Phase.JOINING, Phase.START_KILLED: Phase.KILLED}
-"""The phase after a start has succeeded. A process that was killed as it became ready ends all the same."""
+"""The phase after a start has succeeded. A process may be killed at the moment it is ready."""
 WITHOUT_ENGINE = frozenset({Phase.LOST, Phase.STARTING, Phase.START_KILLED})
 """Phases in which no process serves."""
 
@@ -83,6 +90,11 @@ class Record:
         return self.phase not in WITHOUT_ENGINE
 
     @property
+    def has_ended(self) -> bool:
+        """Whether a process of it served, and has ended."""
+        return self.serves and has_ended(self.process.sentinel)
+
+    @property
     def can_be_killed(self) -> bool:
         """Whether it has a process that this server has not killed."""
         return self.phase in IS_KILLED
@@ -98,7 +110,7 @@ class Record:
         return self.kill_reason is None and self.process.exitcode == -signal.SIGKILL
 
     def advance(self, phase: Phase) -> None:
-        """Go to the next phase. Raises RuntimeError for a phase that cannot follow the present one."""
+        """Go to the next phase. Raises RuntimeError for a phase that cannot follow."""
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"an engine that is {self.phase.value} cannot be {phase.value} next")
         self.phase = phase
@@ -116,5 +128,5 @@ def incarnations(records: Iterable[Record]) -> list[int | None]:
 
 
 def departing(records: Iterable[Record]) -> dict[int, int]:
-    """Engines of which a process may hold memory that is to be free before a start, and the sentinel of each."""
-    return {engine: record.process.sentinel for engine, record in enumerate(records) if record.holds_memory}
+    """The sentinels of engines whose processes may hold memory that a start needs."""
+    return {engine: r.process.sentinel for engine, r in enumerate(records) if r.holds_memory}

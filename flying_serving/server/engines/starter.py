@@ -19,8 +19,8 @@ READY_S = 10.0
 class EngineStarter:
     """Starts engines of one server.
 
-    `client`: vLLM's MPClient, to which an engine connects. `parent`: forks the process of an engine.
-    `blocks`: KV blocks by engine.
+    `client`: vLLM's MPClient, to which an engine connects.
+    `parent`: forks the process of an engine. `blocks`: KV blocks by engine.
     """
 
     def __init__(self, client: Any, parent: CleanParent, deployment: Deployment, blocks: Mapping[int, int]) -> None:
@@ -35,7 +35,7 @@ class EngineStarter:
         """Start an engine and wait until it is ready to serve. `started` is told its process.
 
         Raises:
-            EngineLost: if it is not ready within vLLM's deadline, or ends before. Its process is killed.
+            EngineLost: if it is not ready in time, or ends before. Its process is killed.
         """
         client, loop = self._client, asyncio.get_running_loop()
         multiprocessing.active_children()  # reaps the process before, if this process has forked it
@@ -46,16 +46,19 @@ class EngineStarter:
 
         def note(process: EngineProcess) -> None:
             processes.append(process)
-            client.resources.engine_manager.processes[engine] = process  # vLLM ends it with the others
+            # vLLM ends it with the others
+            client.resources.engine_manager.processes[engine] = process
             loop.call_soon_threadsafe(started, process)
 
         while await client.input_socket.poll(0):  # of a start that was given up
             await client.input_socket.recv_multipart()
-        starting = asyncio.to_thread(restart.start, self._parent.start, client, engine, config, note)
+        fork = self._parent.start
+        starting = asyncio.to_thread(restart.start, fork, client, engine, config, note)
         is_ready = False
         try:
             await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)
-            await asyncio.wait_for(client.input_socket.recv_multipart(), READY_S)  # its first message, on its own way
+            # its first message has a way of its own
+            await asyncio.wait_for(client.input_socket.recv_multipart(), READY_S)
             is_ready = True
         except TimeoutError:
             raise EngineLost("it was not ready in time") from None

@@ -1,8 +1,9 @@
 """The loss of an engine and its return, in the order of events.
 
 1. `_ended`: its process ends, or `liveness.py` has killed it.
-2. `_lose`: the other engines are told (`peer_notices.py`), and the controller, which has its requests run elsewhere.
-3. `_bring_back`: once the other engines have answered, it is started again, until a start succeeds (`_start`).
+2. `_lose`: the other engines are told (`peer_notices.py`), then the controller, which has the
+   requests of the engine run elsewhere.
+3. `_bring_back`: once the other engines have answered, `_start` is tried until it succeeds.
 4. `_join`: the other engines are told that it is back, then the controller.
 """
 
@@ -19,7 +20,6 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.engines.departures import remove_remains, until_ended
 from flying_serving.server.engines.liveness import LivenessWatch
 from flying_serving.server.engines.peer_notices import PeerNotices
-from flying_serving.server.engines.processes import has_ended
 from flying_serving.server.engines.record import IS_READY, Phase, Process, Record, departing, incarnations
 from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
@@ -27,7 +27,7 @@ from flying_serving.server.shell import Shell
 LEFT_S = 1.0
 """How long after an engine that a signal has ended the server may get the same signal."""
 STABLE_S = 60.0
-"""A loss later than this after a return is followed by a start at once. It bounds the delay of other starts."""
+"""After a loss later than this after a return, a start comes at once. The longest other delay."""
 CRASH_LOOP = 3
 """From this many rapid losses in a row on, the log reports a crash loop."""
 
@@ -35,8 +35,8 @@ CRASH_LOOP = 3
 class EngineSupervisor:
     """Watches the engines of one server, and starts lost ones again.
 
-    `restart(engine, incarnations, started)` starts one again, tells `started` its process, and returns when it is ready
-    to serve. `end_server` is called with what is wrong when too few engines are left.
+    `restart(engine, incarnations, started)` starts an engine again, tells `started` its process,
+    and returns when it is ready to serve. `end_server` is told the problem when too few are left.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class EngineSupervisor:
     ) -> None:
         self._shell = shell
         self._calls: EngineCalls = shell.calls
-        self._deployment = shell.calls.deployment
+        self._deployment = deployment = shell.calls.deployment
         self._restart = restart
         self._end_server = end_server
         self.records = [Record(process) for process in processes]
-        self._pulse = Pulse(self._deployment.run_dir, self._deployment.engines, self._deployment.devices)
+        self._pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
         self._notices = PeerNotices(self._calls, self.records)
         self._start_lock = asyncio.Lock()
         """Engines start one at a time, so that no two starts miss each other."""
@@ -73,24 +73,27 @@ class EngineSupervisor:
         """The process of an engine has ended."""
         asyncio.get_running_loop().remove_reader(sentinel)
         # where a signal has told it to end, that may be on its way to the server too
-        self._calls.background(self._lose(sentinel, LEFT_S if self._pulse.has_left(engine) else 0.0))
+        in_s = LEFT_S if self._pulse.has_left(engine) else 0.0
+        self._calls.background(self._lose(engine, sentinel, in_s))
 
     # ---- the loss
 
-    async def _lose(self, sentinel: int, in_s: float) -> None:
-        """The engine of this process is lost, and engines that have ended with it, unless the server ends."""
+    async def _lose(self, engine: int, sentinel: int, in_s: float) -> None:
+        """An engine is lost, and engines that have ended with it, unless the server ends."""
         await asyncio.sleep(in_s)
-        serving = {record.process.sentinel: engine for engine, record in enumerate(self.records) if record.serves}
-        if sentinel not in serving or self._calls.leaving or self._calls.channel.engines_dead:
+        record = self.records[engine]
+        is_lost_by_now = not record.serves or record.process.sentinel != sentinel
+        if is_lost_by_now or self._calls.leaving or self._calls.channel.engines_dead:
             return
-        lost = [engine for sentinel, engine in serving.items() if has_ended(sentinel)]
+        lost = [number for number, other in enumerate(self.records) if other.has_ended]
         before = incarnations(self.records)
         killed = len(lost) == 1 and self.records[lost[0]].was_killed_by_others
 
         reasons = [self._note(engine) for engine in lost]
         left, least = len(self._calls.engines), self._deployment.flying.min_engines
         if left < least:
-            self._end_server(f"{reasons[-1]}; {left} engines are left, at least {least} are needed (--min-engines)")
+            allowed = f"at least {least} are needed (--min-engines)"
+            self._end_server(f"{reasons[-1]}; {left} engines are left, {allowed}")
             return
 
         answered = self._notices.tell_all()
@@ -100,16 +103,17 @@ class EngineSupervisor:
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, before)
             self._calls.background(self._bring_back(engine, answered))
 
-        # the controller does not count an engine that is lost before all engines know that it is back
-        controller = self._shell.controller
+        # the controller has not counted an engine that was JOINING
+        controller, now_s = self._shell.controller, self._shell.clock()
         if counted := set(lost) - controller.lost:
             self._shell.orders.lose(EngineLost("; ".join(reasons)))
-            self._shell.carry_out(controller.engines_lost(counted, self._shell.clock(), killed=killed))
+            self._shell.carry_out(controller.engines_lost(counted, now_s, killed=killed))
 
     def _note(self, engine: int) -> str:
         """Note the loss of an engine. Returns the reason."""
         record = self.records[engine]
-        loss, frozen = Loss(time.time(), record.kill_reason or "its process has ended"), record.phase is Phase.KILLED
+        loss = Loss(time.time(), record.kill_reason or "its process has ended")
+        frozen = record.phase is Phase.KILLED
         reason = f"engine {engine} was lost: {loss.why}"
         logger.error(reason)
 
@@ -127,7 +131,7 @@ class EngineSupervisor:
     # ---- the return
 
     async def _bring_back(self, engine: int, answered: asyncio.Future[list[None]]) -> None:
-        """Start an engine again once the others have `answered`, until a start succeeds or the server ends."""
+        """Once the others have `answered`, try to start an engine until it is back."""
         await answered
         while not (self._calls.ending or self._calls.channel.engines_dead):
             await self._back_off(engine)
@@ -143,7 +147,8 @@ class EngineSupervisor:
             return
         delay_s = min(STABLE_S, 2.0 ** (losses - 1))
         if losses >= CRASH_LOOP:
-            logger.error("engine %d was lost %d times in a row; next start in %g s", engine, losses, delay_s)
+            problem = "engine %d was lost %d times in a row; next start in %g s"
+            logger.error(problem, engine, losses, delay_s)
         await asyncio.sleep(delay_s)
 
     async def _start(self, engine: int) -> bool:

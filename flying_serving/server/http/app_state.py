@@ -1,4 +1,4 @@
-"""What vLLM's application holds of ours: the API keys, and the engine client, through which all else is reached."""
+"""What vLLM's application holds for this package: the API keys and the engine client."""
 
 from __future__ import annotations
 

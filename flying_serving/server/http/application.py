@@ -1,4 +1,4 @@
-"""vLLM's application gets the routes and the gate of this package, after its own routes and before its middleware."""
+"""vLLM's application gets the routes and the gate of this package, after its own routes."""
 
 import os
 from typing import Any

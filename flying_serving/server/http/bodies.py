@@ -1,4 +1,4 @@
-"""Bodies of requests, with bounds: the gate reads most of them before vLLM does, an admin route reads its own."""
+"""Bodies of requests, with bounds. The gate reads most of them; an admin route reads its own."""
 
 import json
 import re
@@ -33,18 +33,21 @@ class Bodies:
         self._rooms = BodyRooms(max_body_bytes)
 
     async def check(self, request: Incoming) -> None:
-        """Read the whole body of a POST. An admin route reads its own body, once its client is known to be allowed.
+        """Read the whole body of a POST to a route.
+
+        An admin route reads its own body, once its client is known to be allowed.
 
         Raises:
-            HTTPException: for a body that is too long (413), nested too deeply (400) or too slow (408), and for another
-                body while many are being read (429).
+            HTTPException: for a body that is too long (413), nested too deeply (400) or too slow
+                (408), and for another body while many are being read (429).
         """
         is_post = request.is_http and request.scope["method"] == "POST"
         if not is_post or request.path.startswith(ADMIN) or not request.has_route:
             return
+        headers, most = request.headers, self._max_body_bytes
         with self._rooms.held(address_of(request.scope)) as grow:
-            body = await _read(request.receive, request.headers, self._max_body_bytes, " (--max-body-bytes)", grow)
-        if not request.headers.get("content-type", "").startswith("multipart/"):
+            body = await _read(request.receive, headers, most, " (--max-body-bytes)", grow)
+        if not headers.get("content-type", "").startswith("multipart/"):
             _check_depth(body, MAX_REQUEST_DEPTH)
         request.replace_body(body)
 

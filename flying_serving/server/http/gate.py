@@ -1,4 +1,4 @@
-"""The gate: this package's one middleware, which each request passes before the routes of vLLM's application."""
+"""The gate: the one middleware of this package, which each request passes before any route."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -20,21 +20,24 @@ Check = Callable[[Incoming], Awaitable[None]]
 
 
 class Gate:
-    """ASGI middleware: a request passes these checks in their order, or is answered with the refusal of the first.
+    """ASGI middleware. A request passes these checks in this order, or is refused by one of them:
 
     1. `check_key`: the request has the API key, if the server has one (401).
-    2. `Bodies.check`: the body is short, shallow and fast enough (400, 408, 413, 429). It is read here, once.
+    2. `Bodies.check`: the body is short, shallow and fast enough (400, 408, 413, 429).
+       It is read here, once.
     3. `check_draining`: the node takes new requests (503).
     4. `check_full`: another request may wait (429).
 
-    Refusals and answers of the routes say when to try again. `published` gets a new page before `/metrics` is read:
-    vLLM's route runs in a thread, where no engine can be asked.
+    Answers 429 and 503, of the gate and of routes, say when to try again.
+    `published` gets a new page before `/metrics` is read: the route of vLLM runs in a thread, where
+    no engine can be asked.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, published: Published) -> None:
         self._app = app
         self._published = published
-        self._checks: tuple[Check, ...] = (check_key, Bodies(max_body_bytes).check, check_draining, check_full)
+        bodies = Bodies(max_body_bytes)
+        self._checks: tuple[Check, ...] = (check_key, bodies.check, check_draining, check_full)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -52,7 +55,7 @@ class Gate:
 
         await self._publish_metrics(request)
         number_http_request()
-        # counted at once: a request that generates awaits nothing between the check of draining and this line
+        # between the check of draining and this line a request that generates awaits nothing
         with shell_of(request.app).draining.answered() if request.generates else nullcontext():
             await self._app(scope, request.receive, send)
 

@@ -56,7 +56,7 @@ class Incoming:
         return any(route.matches(self.scope)[0] is Match.FULL for route in self.app.router.routes)
 
     def replace_body(self, body: bytes) -> None:
-        """Take the body that was read from `receive`, and have `receive` yield it again, as one message."""
+        """Note the body that was read from `receive`, which yields it again, as one message."""
         rest, self.body = self.receive, body
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -68,4 +68,5 @@ class Incoming:
 
 def generates(scope: Scope) -> bool:
     """Whether a request is to one of the routes that generate."""
-    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(GENERATE)
+    is_post = scope["type"] == "http" and scope["method"] == "POST"
+    return is_post and scope["path"].endswith(GENERATE)

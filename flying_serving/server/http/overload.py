@@ -1,4 +1,4 @@
-"""A server that takes no more requests, as it drains, ends or is full, and when a client may try again."""
+"""A server that drains, ends or is full refuses requests, and says when to try again."""
 
 import re
 import time
@@ -28,17 +28,19 @@ def takes_requests(shell: Shell) -> bool:
 async def check_draining(request: Incoming) -> None:
     """Raise HTTPException (503) for a request that generates while the node drains.
 
-    Here and not where requests reach the engines: a request that has got this far may have begun to stream.
+    Not where requests reach the engines: a request that has got this far may have begun to stream.
     """
     if request.generates and shell_of(request.app).draining:
-        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server drains: send the request to another")
+        problem = "the server drains: send the request to another"
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
 
 async def check_full(request: Incoming) -> None:
     """Raise HTTPException (429) for a request that generates while no more requests may wait.
 
-    To parse a body, validate it and tokenize its prompt takes several times as long, and engines may need the same
-    cores. An urgent request, with a priority below 0, is parsed all the same: urgent requests count only each other.
+    To parse a body, validate it and tokenize its prompt takes several times as long as this check,
+    and engines may need the same cores. An urgent request, with a priority below 0, passes: urgent
+    requests count only each other.
     """
     if not request.generates:
         return
@@ -59,13 +61,13 @@ def _is_urgent(request: Incoming) -> bool:
 
 
 def with_retry_after(app: FastAPI, send: Send) -> Send:
-    """Send answers with the header `Retry-After` where the server takes no more requests for now (429, 503)."""
+    """Send `Retry-After` with answers of a server that takes no more requests now (429, 503)."""
 
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":
             wait_s = _retry_after_s(app, message["status"])
             if wait_s is not None:
-                others = [header for header in message["headers"] if header[0].lower() != b"retry-after"]
+                others = [pair for pair in message["headers"] if pair[0].lower() != b"retry-after"]
                 message["headers"] = [*others, (b"retry-after", str(wait_s).encode())]
         await send(message)
 
@@ -73,7 +75,7 @@ def with_retry_after(app: FastAPI, send: Send) -> Send:
 
 
 def _retry_after_s(app: FastAPI, status: int) -> int | None:
-    """Seconds after which to try again, for an answer with this status; None if that cannot be said."""
+    """Seconds after which to try again, by the status of an answer; None if it says nothing."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return shell_of(app).controller.pool.retry_after_s(time.monotonic())
     if status == HTTPStatus.SERVICE_UNAVAILABLE and not takes_requests(shell_of(app)):
