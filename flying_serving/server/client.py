@@ -23,7 +23,7 @@ from flying_serving.observe.tracing.writer import CLOSE_S
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
-from flying_serving.server.engines.shutdown import Ending, let_streams_end
+from flying_serving.server.engines.shutdown import Shutdown, let_streams_end
 from flying_serving.server.engines.starter import EngineStarter
 from flying_serving.server.engines.supervisor import EngineSupervisor
 from flying_serving.server.metrics import ServerMetrics
@@ -151,13 +151,13 @@ class FlyingClient(AsyncMPClient):
     # ---- the end
 
     def end(self, timeout_s: float | None, outputs: Any) -> float | None:
-        """Let requests end before the engines do: see `Ending`. Returns the seconds that are left for the engines.
+        """Let requests end before the engines do: see `Shutdown`. Returns the seconds that are left for the engines.
 
         With None, because vLLM ends without having been asked to, nothing is done.
         """
         if timeout_s is None or self._calls.ending:
             return timeout_s
-        return Ending(self.shell, outputs).end(timeout_s)
+        return Shutdown(self.shell, outputs).end(timeout_s)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """vLLM's; but streams that are still open end with an error, where vLLM may wait for their clients.

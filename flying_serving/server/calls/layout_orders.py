@@ -14,7 +14,7 @@ from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls, retrieved, settle
 from flying_serving.wire import SwitchAnswer
 
-LOOK_S = 1.0
+ALIVE_POLL_S = 1.0
 """How often an order that waits for a switch checks that the engines live."""
 
 
@@ -84,7 +84,7 @@ class LayoutOrders:
     async def _until(self, done: asyncio.Future[None]) -> None:
         """Return when a switch is over, made or not. Raises ServerEnds or EngineDeadError if engines end before."""
         while not done.done():
-            await asyncio.wait([done], timeout=LOOK_S)
+            await asyncio.wait([done], timeout=ALIVE_POLL_S)
             if not done.done() and self._calls.channel.engines_dead:
                 if self._calls.ending:
                     raise ServerEnds

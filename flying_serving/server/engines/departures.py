@@ -13,7 +13,7 @@ from flying_serving.vllm_adapter.queues import remove_queues
 
 ENDED_S = 30.0
 """How long a process that was killed may take to end, and to give its memory back."""
-_LOOK_S = 0.02
+_ENDED_POLL_S = 0.02
 
 
 async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) -> None:
@@ -30,7 +30,7 @@ async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) 
             raise EngineLost(
                 f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: {', '.join(left)}"
             )
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_ENDED_POLL_S)
 
 
 def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.engines.processes import has_ended
-from flying_serving.server.engines.record import Phase, Process, Record
+from flying_serving.server.engines.record import EngineRecord, Phase, WatchedProcess
 
-LOOK_S = 0.2
+LIVENESS_POLL_S = 0.2
 """How often signs of life are looked for."""
 
 
 class LivenessWatch:
     """Looks at the signs of life of all engines of a server."""
 
-    def __init__(self, records: Sequence[Record], pulse: Pulse, calls: EngineCalls) -> None:
+    def __init__(self, records: Sequence[EngineRecord], pulse: Pulse, calls: EngineCalls) -> None:
         self._records = records
         self._pulse = pulse
         self._calls = calls
         self._limit_s = calls.deployment.flying.engine_timeout_s
-        self._silences: dict[Process, Silence] = {}
+        self._silences: dict[WatchedProcess, Silence] = {}
 
     async def run(self) -> None:
         """Kill silent engines, until all engines have ended."""
@@ -32,9 +32,9 @@ class LivenessWatch:
             for engine, record in enumerate(self._records):
                 if self._is_silent(engine, record) and record.can_be_killed:
                     record.kill(reason)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LIVENESS_POLL_S)
 
-    def _is_silent(self, engine: int, record: Record) -> bool:
+    def _is_silent(self, engine: int, record: EngineRecord) -> bool:
         """Look at the signs of life. Whether there has been none for too long."""
         is_starting = record.phase in (Phase.STARTING, Phase.START_KILLED)
         silence = self._silences[record.process]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from flying_serving.server.calls.engine_calls import EngineCalls, retrieved
-from flying_serving.server.engines.record import Record, incarnations
+from flying_serving.server.engines.record import EngineRecord, incarnations
 
 
 class PeerNotices:
     """The notices to all engines of a server. `records`: of all engines."""
 
-    def __init__(self, calls: EngineCalls, records: Sequence[Record]) -> None:
+    def __init__(self, calls: EngineCalls, records: Sequence[EngineRecord]) -> None:
         self._calls = calls
         self._records = records
 

@@ -55,7 +55,7 @@ WITHOUT_ENGINE = frozenset({Phase.LOST, Phase.STARTING, Phase.START_KILLED})
 """Phases in which no process serves."""
 
 
-class Process(Protocol):
+class WatchedProcess(Protocol):
     """An engine's process; `sentinel` is readable when it has ended."""
 
     sentinel: int
@@ -67,7 +67,7 @@ class Process(Protocol):
 
 
 @dataclass
-class Record:
+class EngineRecord:
     """One engine of the server.
 
     `incarnation`: starts before the present one. `losses`: since the start of the server.
@@ -76,7 +76,7 @@ class Record:
     `kill_reason`: why this server has killed its process, until the end of that process is noticed.
     """
 
-    process: Process
+    process: WatchedProcess
     phase: Phase = Phase.UP
     incarnation: int = 0
     losses: int = 0
@@ -122,11 +122,11 @@ class Record:
         self.process.kill()
 
 
-def incarnations(records: Iterable[Record]) -> list[int | None]:
+def incarnations(records: Iterable[EngineRecord]) -> list[int | None]:
     """The incarnation of each engine, None of a lost one."""
     return [record.incarnation if record.serves else None for record in records]
 
 
-def departing(records: Iterable[Record]) -> dict[int, int]:
+def departing(records: Iterable[EngineRecord]) -> dict[int, int]:
     """The sentinels of engines whose processes may hold memory that a start needs."""
     return {engine: r.process.sentinel for engine, r in enumerate(records) if r.holds_memory}

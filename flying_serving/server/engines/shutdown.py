@@ -18,14 +18,14 @@ from flying_serving.errors import ServerEnds
 from flying_serving.log import logger
 from flying_serving.server.shell import Shell
 
-LOOK_S = 0.05
+DRAINED_POLL_S = 0.05
 """How often a server that ends checks whether requests are left."""
 LEAVE_S = 1.0
 """How long engines that have drained may take to hear that they may leave, at the least."""
 STREAMS_END_S = 0.1
 
 
-class Ending:
+class Shutdown:
     """The end of one server. `outputs`: vLLM's output processor."""
 
     def __init__(self, shell: Shell, outputs: Any) -> None:
@@ -75,7 +75,7 @@ class Ending:
             while self._has_requests() and not self._channel.engines_dead:
                 if time.monotonic() >= until_s:
                     break
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(DRAINED_POLL_S)
             self._calls.leaving = True
             self._refuse_requests()
             if drains:

@@ -20,7 +20,7 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.engines.departures import remove_remains, until_ended
 from flying_serving.server.engines.liveness import LivenessWatch
 from flying_serving.server.engines.peer_notices import PeerNotices
-from flying_serving.server.engines.record import IS_READY, Phase, Process, Record, departing, incarnations
+from flying_serving.server.engines.record import IS_READY, EngineRecord, Phase, WatchedProcess, departing, incarnations
 from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 
@@ -42,7 +42,7 @@ class EngineSupervisor:
     def __init__(
         self,
         shell: Shell,
-        processes: Sequence[Process],
+        processes: Sequence[WatchedProcess],
         restart: Callable[[int, list[int | None], Callable[[Any], None]], Awaitable[None]],
         end_server: Callable[[str], None],
     ) -> None:
@@ -51,7 +51,7 @@ class EngineSupervisor:
         self._deployment = deployment = shell.calls.deployment
         self._restart = restart
         self._end_server = end_server
-        self.records = [Record(process) for process in processes]
+        self.records = [EngineRecord(process) for process in processes]
         self._pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
         self._notices = PeerNotices(self._calls, self.records)
         self._start_lock = asyncio.Lock()
@@ -156,7 +156,7 @@ class EngineSupervisor:
         record, present = self.records[engine], incarnations(self.records)
         given_up = asyncio.Event()
 
-        def started(process: Process) -> None:
+        def started(process: WatchedProcess) -> None:
             if given_up.is_set():
                 process.kill()
                 return

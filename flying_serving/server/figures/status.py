@@ -19,16 +19,20 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "devices_per_engine": deployment.devices,
         "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
         "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
-        "weights": {
-            ",".join(map(str, group)): stage.value
-            for group, stage in (controller.lending.stages if controller.lending.lends else {}).items()
-        },
+        "weights": _weights(controller),
         "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.lanes().items()},
         "migration_cost": {str(size): asdict(cost) for size, cost in controller.migrates.items()},
         "splits": asdict(controller.splits.counts),
         "last_decision": None if controller.last_decision is None else _decision(controller.last_decision),
         "would_do": [_decision(decision) for decision in controller.would_do],
     }
+
+
+def _weights(controller: Controller) -> dict[str, str]:
+    """Where the weights of each widest group are, if groups lend them."""
+    if not controller.lending.lends:
+        return {}
+    return {",".join(map(str, group)): stage.value for group, stage in controller.lending.stages.items()}
 
 
 def _decision(decision: Decision) -> dict[str, Any]:

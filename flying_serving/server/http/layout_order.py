@@ -30,9 +30,11 @@ class LayoutOrder(BaseModel):
     @classmethod
     def parse(cls, body: object) -> LayoutOrder:
         """Raise LayoutError, naming field, value and what is allowed, for what is no order."""
-        for name, value in body.items() if isinstance(body, dict) else ():  # pydantic fails on a lone surrogate here
-            if name not in cls.model_fields:
-                raise LayoutError(name, value, f"unknown; known are {', '.join(cls.model_fields)}")
+        if isinstance(body, dict):  # pydantic fails on a name with a lone surrogate
+            for name, value in body.items():
+                if name not in cls.model_fields:
+                    allowed = f"unknown; known are {', '.join(cls.model_fields)}"
+                    raise LayoutError(name, value, allowed)
         try:
             return cls.model_validate(body)
         except ValidationError as error:

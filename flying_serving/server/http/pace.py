@@ -14,7 +14,7 @@ STALL_S = 1.0
 """A deadline that is noticed later than this was missed by this process, which did not run meanwhile."""
 
 
-class Pace:
+class BodyPace:
     """When the next bytes of a body have to be there; times are the event loop's, in seconds."""
 
     def __init__(self, now_s: float) -> None:
@@ -39,7 +39,7 @@ async def chunks(receive: Receive) -> AsyncIterator[bytes]:
         HTTPException: 400 if the client leaves before its end; 408 if it comes too slowly.
     """
     loop = asyncio.get_running_loop()
-    pace = Pace(loop.time())
+    pace = BodyPace(loop.time())
     more = True
     while more:
         message = await _next(receive, pace)
@@ -51,7 +51,7 @@ async def chunks(receive: Receive) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _next(receive: Receive, pace: Pace) -> Message:
+async def _next(receive: Receive, pace: BodyPace) -> Message:
     while True:
         try:
             async with asyncio.timeout_at(pace.deadline_s):

@@ -132,7 +132,7 @@ async def test_no_order_waits_for_engines_that_are_gone(
     ending: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the one that they were told of, nor the one behind it."""
-    monkeypatch.setattr(layout_orders, "LOOK_S", 0.01)
+    monkeypatch.setattr(layout_orders, "ALIVE_POLL_S", 0.01)
     server = running()
     first, second = await server.switch(PAIRS, "weave"), await server.switch(ALL, "weave")
     server.calls.ending, server.vllm.resources.engine_dead = ending, True

@@ -9,8 +9,8 @@ from flying_serving.server.engines.record import (
     IS_KILLED,
     IS_READY,
     NEXT,
+    EngineRecord,
     Phase,
-    Record,
     departing,
     incarnations,
 )
@@ -19,11 +19,11 @@ A_LOSS_AND_RETURN = (Phase.KILLED, Phase.LOST, Phase.STARTING, Phase.JOINING, Ph
 NOT_NEXT = [(phase, other) for phase in Phase for other in Phase if other not in NEXT[phase]]
 
 
-def record(phase: Phase = Phase.UP, **fields: Any) -> Record:
+def record(phase: Phase = Phase.UP, **fields: Any) -> EngineRecord:
     """Return the record of an engine in a phase, whose process counts how often it is killed."""
     process = SimpleNamespace(sentinel=7, exitcode=None, kills=0)
     process.kill = lambda: setattr(process, "kills", process.kills + 1)
-    return Record(process, phase, **fields)
+    return EngineRecord(process, phase, **fields)
 
 
 def test_a_loss_and_return_go_through_the_phases_in_order() -> None:

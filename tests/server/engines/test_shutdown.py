@@ -11,7 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from flying_serving.errors import ServerEnds
-from flying_serving.server.engines.shutdown import LEAVE_S, Ending
+from flying_serving.server.engines.shutdown import LEAVE_S, Shutdown
 from tests.server.doubles import PAIRS, Server, request
 
 SAYS = "^the server is shutting down$"
@@ -33,7 +33,7 @@ def served(*request_ids: str) -> tuple[Server, OutputProcessor, list[RequestOutp
 
 async def ends(server: Server, timeout_s: float, outputs: OutputProcessor) -> asyncio.Task[float]:
     """Let the server end, as vLLM does: in a thread. Its messages are sent, and answered."""
-    task = asyncio.ensure_future(asyncio.to_thread(Ending(server.shell, outputs).end, timeout_s))
+    task = asyncio.ensure_future(asyncio.to_thread(Shutdown(server.shell, outputs).end, timeout_s))
     await server.settle(20)
     return task
 
@@ -66,7 +66,7 @@ async def test_what_is_left_at_the_end_gets_an_answer() -> None:
     order = asyncio.ensure_future(server.orders.switch(PAIRS, "sequential"))
     await asyncio.sleep(0)
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
-    assert await asyncio.wait_for(asyncio.to_thread(Ending(server.shell, outputs).end, 0.0), 5) == 0.0
+    assert await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 0.0), 5) == 0.0
     for queue in queues:
         with pytest.raises(InputStreamError) as caught:
             queue.get_nowait()
@@ -134,7 +134,7 @@ async def test_an_end_from_the_event_loop_waits_for_nothing() -> None:
     """As when vLLM cannot set up its routes: engines have the whole time, and hear at once that they may leave."""
     server, outputs, (queue,) = served("a")
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
-    left_s = Ending(server.shell, outputs).end(30.0)
+    left_s = Shutdown(server.shell, outputs).end(30.0)
     assert left_s > 25
     assert server.told("flying_leave") == [0, 1, 2, 3]
     with pytest.raises(InputStreamError):
@@ -150,7 +150,7 @@ async def test_an_end_from_the_event_loop_waits_for_nothing() -> None:
 async def test_engines_are_not_waited_for_if_one_is_gone_already() -> None:
     server, outputs, _ = served()
     server.vllm.resources.engine_dead = True
-    left_s = await asyncio.wait_for(asyncio.to_thread(Ending(server.shell, outputs).end, 30.0), 5)
+    left_s = await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 30.0), 5)
     assert left_s == LEAVE_S
     assert not server.calls.ending
 
@@ -161,7 +161,7 @@ async def test_the_reader_of_outputs_ends_without_an_error() -> None:
     server.vllm.outputs_queue.put_nowait(EngineDeadError())
     with pytest.raises(EngineDeadError):
         await server.read()
-    await asyncio.wait_for(asyncio.to_thread(Ending(server.shell, outputs).end, 0.0), 5)
+    await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 0.0), 5)
     server.vllm.outputs_queue.put_nowait(EngineDeadError())
     reader: asyncio.Task[Any] = asyncio.ensure_future(server.read())
     await asyncio.wait([reader], timeout=5)

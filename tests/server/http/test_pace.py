@@ -9,12 +9,12 @@ import pytest
 from fastapi import HTTPException
 
 from flying_serving.server.http import pace
-from flying_serving.server.http.pace import GRACE_S, LEAST_BYTES_S, Pace, chunks
+from flying_serving.server.http.pace import GRACE_S, LEAST_BYTES_S, BodyPace, chunks
 
 
 def seconds_until_refused(chunk_bytes: int, every_s: float, most_s: float = 10_000) -> float | None:
     """When a body that comes in equal chunks is refused; None if it may go on."""
-    made, now_s = Pace(0.0), 0.0
+    made, now_s = BodyPace(0.0), 0.0
     while now_s + every_s <= most_s:
         if now_s + every_s > made.deadline_s:
             return made.deadline_s
@@ -36,7 +36,7 @@ def test_a_slower_body_is_refused_when_its_time_is_used_up(share: float, refused
 
 def test_what_came_fast_earns_no_longer_grace() -> None:
     """A client that sends 16 MiB at once and stalls is not waited for for minutes."""
-    made = Pace(0.0)
+    made = BodyPace(0.0)
     made.arrived(2**24, 1.0)
     assert made.deadline_s == 1.0 + GRACE_S
 
