@@ -570,7 +570,7 @@ async def test_processes_that_do_not_end_are_named(tmp_path: Path, monkeypatch: 
 async def test_a_process_that_starts_after_its_start_was_given_up_is_killed(tmp_path: Path) -> None:
     """The fork may be late, as it is made in a thread."""
     async with node(tmp_path) as one:
-        late = Life()
+        process = Life()
         callbacks: list[Callable[[Any], None]] = []
 
         async def fails(_: int, __: list[int | None], started: Callable[[Any], None]) -> None:
@@ -580,6 +580,6 @@ async def test_a_process_that_starts_after_its_start_was_given_up_is_killed(tmp_
         one.engines._restart = fails
         one.lives[1].die()
         await one.until(lambda: callbacks and one.server.shell.losses.counts[1]["start"])
-        callbacks[0](late)
-        assert late.kills == 1
+        callbacks[0](process)
+        assert process.kills == 1
         assert one.engines.records[1].phase is Phase.LOST
