@@ -176,7 +176,7 @@ class FlyingClient(AsyncMPClient):
 
 
 async def add(shell: Shell, request: EngineCoreRequest) -> None:
-    """See `Shell.add`; if that fails, or the client leaves meanwhile, nobody has the request any more."""
+    """See `Shell.add`. If that fails, or the client leaves meanwhile, the request is forgotten."""
     try:
         await shell.add(request)
     except BaseException:  # vLLM has noted it, and ends nothing that it was not given back

@@ -1,4 +1,4 @@
-"""What the server does as time passes: calibrate at the start, tick the controller, fetch measured steps, trace."""
+"""The server's clock: it calibrates at the start, ticks the controller, fetches measured steps, and traces."""
 
 import asyncio
 import contextlib

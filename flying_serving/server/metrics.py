@@ -1,4 +1,4 @@
-"""Our metrics in the API server: switches are followed at every tick, all else is asked for at each scrape."""
+"""Metrics of the API server: switches are followed at every tick, other figures are read at each scrape."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ PATIENCE_S = 0.5
 
 
 class ServerMetrics:
-    """What `/metrics` shows of one server."""
+    """The metrics of one server."""
 
     def __init__(self, shell: Shell) -> None:
         self._calls = shell.calls

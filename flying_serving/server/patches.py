@@ -1,4 +1,4 @@
-"""What vLLM's API server is made to call here: our client, our checks, our routes. `installer.install` gets them.
+"""Functions that vLLM's API server calls: our client, our checks, our routes. `installer.install` installs them.
 
 Imports are inside: vLLM loads its plugins, and so this module, in every process.
 """

@@ -70,7 +70,7 @@ class EngineCalls:
         return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
 
     def received(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-        """What an engine has sent; one that is lost was sending, and is idle now."""
+        """The outputs of an engine. A lost engine is idle now, even if it was sending."""
         if outputs.engine_index in self.lost:
             outputs.scheduler_stats = idle()
         return outputs

@@ -1,4 +1,4 @@
-"""What engines say of themselves when they are asked, for `/metrics` and the live view, which wait for none of them."""
+"""The figures of engines, which are asked for them. `/metrics` and the live view wait for no engine."""
 
 import asyncio
 import time

@@ -115,7 +115,7 @@ class LayoutOrders:
             for engine in sorted(switch.new.engines)
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
-        # orders wait for each other, also those that the policy gives
+        # orders wait for each other, also orders of the policy
         self._switched.setdefault(switch.number, retrieved(asyncio.get_running_loop().create_future()))
         self._calls.background(self._await_answers(switch, answers))
 

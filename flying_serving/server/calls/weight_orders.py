@@ -14,7 +14,7 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 
 
 class WeightOrders:
-    """What the API server tells engines of their weights. `carry_out`: `Shell.carry_out`, `clock`: in seconds."""
+    """Orders to engines about their weights. `carry_out`: `Shell.carry_out`, `clock`: in seconds."""
 
     def __init__(
         self,

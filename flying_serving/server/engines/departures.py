@@ -22,7 +22,7 @@ async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) 
     `departing`: these engines, and the sentinels of their processes, at each look.
 
     Raises:
-        EngineLost: naming those that are left after ENDED_S.
+        EngineLost: naming the processes that are left after ENDED_S.
     """
     until_s = time.monotonic() + ENDED_S
     while left := _left(departing(), pulse):

@@ -34,7 +34,7 @@ class EngineProcess:
         self.pid = pid
         self.name = name
         self.sentinel = os.pidfd_open(pid)
-        """Readable when it has ended; closed when nobody knows this object any more."""
+        """Readable when it has ended. Closed when this object is collected."""
         weakref.finalize(self, os.close, self.sentinel)
 
     def is_alive(self) -> bool:
@@ -131,7 +131,7 @@ def _serve(orders: Connection, run: Callable[..., None]) -> None:
     forget_port()
     context = multiprocessing.get_context("fork")
     while True:
-        multiprocessing.active_children()  # reaps those that have ended
+        multiprocessing.active_children()  # reaps children that have ended
         if not orders.poll(_REAP_S):
             continue
         number, name, arguments = orders.recv()

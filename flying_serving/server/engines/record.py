@@ -1,4 +1,4 @@
-"""What the server knows of an engine: the phase that it is in, its process, and its losses.
+"""The record of an engine in the server: its phase, its process, and its losses.
 
     UP ──> KILLED ──> LOST ──> STARTING ──> JOINING ──> UP
 
@@ -16,7 +16,7 @@ from flying_serving.server.engines.processes import has_ended
 
 
 class Phase(Enum):
-    """What an engine does.
+    """The phases of an engine.
 
     UP: it serves.
     KILLED: this server has killed its process, whose end is not noticed yet.

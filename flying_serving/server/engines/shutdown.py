@@ -35,7 +35,7 @@ class Shutdown:
         self._outputs = outputs
 
     def end(self, timeout_s: float) -> float:
-        """Wait until no request is left, and answer those that are left after `timeout_s` with 503. Raises nothing.
+        """Wait until no request is left. Requests left after `timeout_s` are answered with 503. Raises nothing.
 
         To be called in a thread. In the event loop, as when vLLM cannot set up its routes, it waits for nothing and
         answers all at once.

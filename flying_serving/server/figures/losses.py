@@ -62,7 +62,7 @@ class Losses:
         return sum(self.counts[engine].values())
 
     def to_json(self) -> dict[str, Any]:
-        """What `GET /flying/status` shows."""
+        """The losses as `GET /flying/status` shows them."""
         return {
             "degraded": bool(self.now),
             "lost": [
@@ -79,7 +79,7 @@ class Losses:
         }
 
     def view(self) -> dict[str, Any]:
-        """What `GET /flying/view` shows: also which layouts losses and returns ended, oldest first."""
+        """As `to_json`, and the layouts that losses and returns ended, oldest first: for the live view."""
         return self.to_json() | {"regroupings": list(self._regroupings)}
 
     def _regrouped(self, engine: int, layout: Layout, *, is_back: bool) -> None:

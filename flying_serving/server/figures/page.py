@@ -94,7 +94,7 @@ def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures:
 
 
 def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
-    """What an engine has said of itself."""
+    """The figures of an engine."""
     for size, (running, waiting) in figures.requests.items():
         page.put("flying:lane_requests_running", running, engine, size)
         page.put("flying:lane_requests_waiting", waiting, engine, size)

@@ -1,4 +1,4 @@
-"""What the policy predicts of switches for load, and how far that was what came.
+"""Predictions of the policy for switches for load, and how they compare with what was measured.
 
 It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or arrive within the horizon. For
 the layout that was chosen the same is measured here, for the same requests, by looking at them at every tick; what

@@ -1,4 +1,4 @@
-"""What the server traces: switches, from the records that `GET /flying/switches` shows."""
+"""The trace of the server: switches, from the records that `GET /flying/switches` shows."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the live view shows of a server at one moment, as plain JSON."""
+"""The state of a server at one moment for the live view, as plain JSON."""
 
 import time
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
 def _splits(controller: Controller) -> dict[str, Any]:
     """How many requests two groups share and have shared, and which groups, of the oldest ones.
 
-    `at`: tokens that the first group computes, `rest`: those that the second is expected to compute.
+    `at`: tokens that the first group computes, `rest`: tokens that the second is expected to compute.
     """
     splits, counts = controller.splits, controller.splits.counts
     shown = []

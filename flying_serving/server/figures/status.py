@@ -1,4 +1,4 @@
-"""What `GET /flying/status` shows of the controller, as plain JSON."""
+"""The controller's part of `GET /flying/status`, as plain JSON."""
 
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +10,7 @@ from flying_serving.policy.snapshot import Decision
 
 
 def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
-    """What `GET /flying/status` shows of the controller."""
+    """The policy, the layout, capacities, costs and decisions of the controller."""
     return {
         "policy": controller.settings.policy.name,
         "layout": controller.layout.to_lists(),

@@ -47,7 +47,7 @@ def has_key(headers: Mapping[str, str], keys: list[str]) -> bool:
 
 
 async def authorise(request: Request) -> None:
-    """The server's API key guards the admin routes too, those that only read included.
+    """Check the server's API key for an admin route, also for one that only reads.
 
     Raises:
         HTTPException: 401 without the key, if there is one; else as `refuse_others`.

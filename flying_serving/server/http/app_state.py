@@ -1,4 +1,4 @@
-"""What vLLM's application holds for this package: the API keys and the engine client."""
+"""The API keys and the engine client, which the state of vLLM's application holds."""
 
 from __future__ import annotations
 

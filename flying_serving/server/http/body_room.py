@@ -17,7 +17,7 @@ LEAST_ROOM_BYTES = 512 * 1024**2
 IPV6_HOST_BITS = 64
 """A host chooses this part of its IPv6 address itself, so addresses that differ only there count as one."""
 Grow = Callable[[int], None]
-"""Takes room for a body of so many bytes by now. Raises HTTPException (429) if there is none."""
+"""Takes room for a body, by its length in bytes so far. Raises HTTPException (429) if there is none."""
 
 
 class Room:

@@ -1,4 +1,4 @@
-"""What routers between nodes ask: how busy this node is, and whether it takes requests. Open, as vLLM's /load is."""
+"""Routes for routers between nodes: the load of this node, and whether it takes requests. Open, as vLLM's /load is."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ async def drains(request: Request) -> Any:
 
 @router.post("/drain", dependencies=[Depends(validate_json_request)])
 async def drain(request: Request) -> Any:
-    """Take no new requests from now on; those that have begun go on."""
+    """Take no new requests from now on. Requests that have begun go on."""
     shell_of(request.app).draining.begin()
     return await drains(request)
 

@@ -24,7 +24,7 @@ async def live_view(request: Request) -> HTMLResponse:
 
 @router.get("/view", dependencies=[Depends(authorise)])
 async def view(request: Request) -> JSONResponse:
-    """What the live view shows: layout, groups, task pool, times of the last seconds, the last switches."""
+    """The data of the live view: layout, groups, task pool, times of the last seconds, the last switches."""
     shell = shell_of(request.app)
     deployment = shell.calls.deployment
     shared = request.app.state

@@ -1,4 +1,4 @@
-"""What refuses a request before its answer begins, and the place that a request has from then until it arrives."""
+"""Checks of a request before its answer begins, and the place that it holds from then until it arrives."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class Checks:
         self._places = controller.admission.places
 
     def spec(self, fields: Mapping[str, Any]) -> RequestSpec:
-        """What the controller has to know of a request, from fields by name.
+        """The request as the controller sees it, from fields by name.
 
         Raises:
             VLLMValidationError: naming the field, its value and what is allowed (HTTP 400).
@@ -69,7 +69,7 @@ class Checks:
             self._controller.placing.sizes(spec)
             self._check_outputs(place)
             self._controller.admission.hold(place)
-        # an answer that nobody reads, as its client has left, is never begun, so no code of it runs
+        # an answer whose client has left is never begun, so no code of it runs
         finalize(answer, self._places.give_back, place).atexit = False
 
     def _check_outputs(self, place: Place) -> None:

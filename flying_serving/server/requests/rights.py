@@ -17,7 +17,7 @@ _USUAL_PRIORITY = 0
 
 
 class ClientRights:
-    """What clients of one server may set in their requests.
+    """The fields that clients of one server may set in their requests.
 
     `has_key`: whether the server asks for an API key, which is known when its HTTP application is made.
     """

@@ -28,7 +28,7 @@ class Stream:
     """One request as the client asked for it.
 
     `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
-    that outputs of the old engine are recognised as stale. `past_ids`: those that it had in engines that it has left.
+    that outputs of the old engine are recognised as stale. `past_ids`: its ids in engines that it has left.
     `capped`: its group may end it for want of room.
     """
 

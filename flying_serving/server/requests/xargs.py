@@ -1,4 +1,4 @@
-"""What clients say in `vllm_xargs`: each value checked, or refused with its field, what it was and what is allowed."""
+"""Fields of `vllm_xargs`. A wrong value is refused with its field, the value, and the allowed values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

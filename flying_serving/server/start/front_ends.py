@@ -23,7 +23,7 @@ def refuse_other_front_ends(args: Any, environment: Mapping[str, str]) -> None:
 
 
 def _front_ends(args: Any) -> Iterator[tuple[str, str]]:
-    """What takes requests in place of vLLM's HTTP server, or beside it."""
+    """Flags for a front end in place of vLLM's HTTP server, or beside it."""
     if args.grpc:
         yield "--grpc", "vLLM's gRPC server"
     if args.grpc_port is not None:
@@ -41,7 +41,7 @@ def _front_ends(args: Any) -> Iterator[tuple[str, str]]:
 
 
 def _engines(args: Any) -> Iterator[tuple[str, str]]:
-    """What starts engines elsewhere, or otherwise than from this process."""
+    """Flags for engines on another machine, or that another process starts."""
     if args.data_parallel_size_local not in (None, args.data_parallel_size):
         yield f"--data-parallel-size-local={args.data_parallel_size_local}", _ELSEWHERE
     if args.data_parallel_rank is not None:

@@ -1,4 +1,4 @@
-"""A server's run directory: sockets and shared memory. It goes with the server, or else at the next start of any."""
+"""The run directory of a server: sockets and shared memory. Removed as the server ends, or by the next server."""
 
 import atexit
 import fcntl
@@ -18,7 +18,7 @@ _OWNER = "owner"
 
 
 def make_run_dir(parent: str | None = None) -> str:
-    """Make the directory of this process, which removes it when it ends, and remove those that others have left.
+    """Make the directory of this process, which removes it when it ends, and remove directories that servers have left.
 
     By default in shared memory, or in the directory for temporary files where that cannot be written.
     """
@@ -51,7 +51,7 @@ def remove_run_dir(path: Path) -> None:
 def _remove_left(parent: str) -> None:
     """Remove the directories of this user's servers that were killed.
 
-    Others may write to `parent` too. What they put there is no directory of this user, and a link leads elsewhere.
+    Others may write to `parent` too. Their entries are no directories of this user, and a link is not followed.
     """
     for path in filter(_is_own_directory, Path(parent).glob(f"{_PREFIX}*")):
         try:

@@ -1,4 +1,4 @@
-"""What this version or a model does not admit, refused at start in one line that names the flag."""
+"""Settings that this version or a model does not admit are refused at start, in one line that names the flag."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from flying_serving.layout.shards import degree_obstacle
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
-"""What may be a model's name on Hugging Face: `owner/model`, or `model` alone."""
+"""A model's name on Hugging Face: `owner/model`, or `model` alone."""
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
 """Why a model does not admit some group sizes, each above 1: see `flying_serving.worker.admission.obstacles`."""
 
