@@ -53,8 +53,8 @@ class Bench:
         settings = Settings(ENGINES, capacity, POLICIES[policy], limits, OBJECTIVE, most_waiting=2 * waiting)
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
-        self.controller.migrates = dict.fromkeys(SIZES[1:], COST)
-        self.controller.steps.calibrate(step(size, *batch) for size in SIZES for batch in batches)
+        self.controller.state.migrates = dict.fromkeys(SIZES[1:], COST)
+        self.controller.state.steps.calibrate(step(size, *batch) for size in SIZES for batch in batches)
         self.waiting = waiting
         self.draw = random.Random(1)
         self.now_s = 0.0
@@ -106,11 +106,11 @@ class Bench:
             del self.running[name]
         if over:
             self.timed("finished", lambda: controller.finished(over, self.now_s))
-        while len(controller.pool) > self.waiting:
-            gone = next(reversed(list(controller.pool))).request_id
+        while len(controller.state.pool) > self.waiting:
+            gone = next(reversed(list(controller.state.pool))).request_id
             self.timed("aborted", lambda gone=gone: controller.finished([gone], self.now_s, aborted=True))  # type: ignore[misc]
         measured = []
-        for group in controller.layout.groups:
+        for group in controller.state.layout.groups:
             sequences = self.draw.randint(1, 60)
             context = sequences * self.draw.randint(200, 1500)
             prefill, noise = self.draw.choice([0, 0, 512]), self.draw.uniform(0.9, 1.1)
@@ -121,13 +121,13 @@ class Bench:
 def run(policy: str, waiting: int, steps: int) -> Bench:
     """Fill the pool, then keep it full while engines step."""
     bench = Bench(policy, waiting)
-    while len(bench.controller.pool) < waiting:
+    while len(bench.controller.state.pool) < waiting:
         bench.arrive()
     bench.times_ms.clear()
     bench.passed_ms.clear()
     for number in range(steps):
         bench.step()
-        while len(bench.controller.pool) < waiting:
+        while len(bench.controller.state.pool) < waiting:
             bench.arrive()
         for _ in range(2):
             bench.arrive()
@@ -149,10 +149,10 @@ def main() -> None:
     args = parser.parse_args()
     gc.disable()  # as a server that has frozen what it started with: a collection is not a decision
     bench = run(args.policy, args.waiting, args.steps)
-    controller = bench.controller
+    state = bench.controller.state
     print(
-        f"policy {args.policy}, {ENGINES} engines, {len(controller.pool)} waiting, {controller.running} running, "
-        f"{controller.switches.count} switches; milliseconds of processor time"
+        f"policy {args.policy}, {ENGINES} engines, {len(state.pool)} waiting, {state.running} running, "
+        f"{state.switches.count} switches; milliseconds of processor time"
     )
     print(f"{'event':>12} {'count':>8} {'median':>8} {'p99':>8} {'max':>8} {'p99 passed':>11}")
     for name in sorted(bench.times_ms):

@@ -62,7 +62,7 @@ def main(requests: int = 1_000_000, policy: str = "auto") -> None:
     )
     print(
         f"mean TTFT {totals.ttft.mean_s:.3f} s, P99 {totals.ttft.quantile_s(0.99):.3f} s, mean TPOT "
-        f"{totals.tpot.mean_s * 1e3:.2f} ms, {sum(n.controller.switches.count for n in fleet.nodes)} switches, "
+        f"{totals.tpot.mean_s * 1e3:.2f} ms, {sum(n.controller.state.switches.count for n in fleet.nodes)} switches, "
         f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
     )
 

@@ -31,7 +31,7 @@ from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import SimRequest
 from flying_lab.workload.model import Request
-from flying_serving.controller.lending import WeightLending
+from flying_serving.controller.weight_lending import WeightLending
 
 PERIOD_S, FIRST_S = 30.0, 15.0
 UNTIL_S, WARM_S = 300.0, 30.0

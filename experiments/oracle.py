@@ -143,7 +143,7 @@ def _greedy(
         if ahead or world.node.open:
             tried = enumerate(_choices(world, layouts))
             _, _, layout, way = min((_cost(world, layout, way, ahead), n, layout, way) for n, (layout, way) in tried)
-            if layout != world.node.controller.layout:
+            if layout != world.node.controller.state.layout:
                 world.node.order(layout, way)
                 switches += 1
         for request in ahead:
@@ -156,7 +156,7 @@ def _greedy(
 
 def _kept(world: World, layout: Layout, requests: list[Request]) -> float:
     """Mean end-to-end latency of one layout from before the first request on."""
-    if layout != world.node.controller.layout:
+    if layout != world.node.controller.state.layout:
         world.node.order(layout, "weave")
     for request in requests:
         world.clock.at(request.arrival_s, world.node.arrive, request)
@@ -166,7 +166,7 @@ def _kept(world: World, layout: Layout, requests: list[Request]) -> float:
 
 
 def _choices(world: World, layouts: list[Layout]) -> list[tuple[Layout, str]]:
-    present = world.node.controller.layout
+    present = world.node.controller.state.layout
     others = [layout for layout in layouts if layout != present]
     ways = WAYS if world.node.open else WAYS[:1]
     if world.node.controller.changing:
@@ -178,7 +178,7 @@ def _cost(world: World, layout: Layout, way: str, ahead: list[Request]) -> float
     """Request-seconds of the choice, in a copy."""
     tried = copy.deepcopy(world)
     before = tried.total_s
-    if layout != tried.node.controller.layout:
+    if layout != tried.node.controller.state.layout:
         tried.node.order(layout, way)
     for request in ahead:
         tried.clock.at(request.arrival_s, tried.node.arrive, request)

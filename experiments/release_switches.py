@@ -67,7 +67,7 @@ def _order(node: SimNode, layout: Layout, mode: str) -> None:
     """As an operator, who tries again while another switch is under way."""
     if node.controller.changing:
         node.clock.after(0.1, _order, node, layout, mode)
-    elif layout != node.controller.layout:
+    elif layout != node.controller.state.layout:
         node.order(layout, mode)
 
 

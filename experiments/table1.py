@@ -29,7 +29,7 @@ SYSTEMS = ("static-tp", "static-dp", "auto", "fork")
 WIDE = one_layout(
     "at this load `auto` keeps wide groups for all requests, and static TP, which decides nothing, has nearly the same "
     "numbers: no request presses, so the table shows little of priority. For urgent requests among others the policy "
-    "asks for half of the engines (`controller/needs.py`)"
+    "asks for half of the engines (`controller/required_groups.py`)"
 )
 
 

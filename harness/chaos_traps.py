@@ -212,7 +212,7 @@ class Traps:
 
     def _install_server(self) -> None:
         """What the server notices; and it starts each engine again at once, however often that was lost."""
-        from flying_serving.controller.surviving import SurvivingController
+        from flying_serving.controller.controller import Controller
         from flying_serving.server.engines import supervisor
 
         supervisor.STABLE_S = 0.0
@@ -220,20 +220,20 @@ class Traps:
             supervisor.EngineSupervisor, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine)
         )
         _wrap(
-            SurvivingController,
+            Controller,
             "_orphaned",
             before=lambda _, state, now_s: self.note("orphaned", request=state.request_id),
         )
-        _wrap(SurvivingController, "engines_lost", before=self._between_groups)
-        _wrap(SurvivingController, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))
+        _wrap(Controller, "engines_lost", before=self._between_groups)
+        _wrap(Controller, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))
 
     def _between_groups(self, controller: Any, engines: Any, now_s: float, *, killed: bool) -> None:
         """Note streams that migrate when engines are lost, or that those have a part of."""
-        for state in [*controller.pool, *controller.started.values()]:
-            split = controller.splits.open.get(state.request_id)
+        for state in [*controller.state.pool, *controller.state.started.values()]:
+            split = controller.state.splits.open.get(state.request_id)
             partners = () if split is None else (*split.kv.group, *split.second)
             sources = () if state.kv is None else state.kv.group
-            waits = state.output_tokens and state.request_id in controller.pool
+            waits = state.output_tokens and state.request_id in controller.state.pool
             if waits or not set(engines).isdisjoint((*partners, *sources)):
                 self.note("between", request=state.request_id)
 

@@ -24,7 +24,7 @@ from flying_lab.sim.machine import Machine, Modelled
 from flying_lab.sim.node import System
 from flying_lab.sim.splits import Splitting
 from flying_lab.sim.system import flying, static
-from flying_serving.controller.placing import Placing
+from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
 
@@ -68,7 +68,7 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
         system = static(machine, int(name.removeprefix("static-tp") or widest), apart, options)
     else:
         system = static(machine, devices, apart, options)
-        system = replace(system, placing=ROUTERS.get(name, Placing))
+        system = replace(system, placing=ROUTERS.get(name, GroupChoice))
     return replace(system, name=name)
 
 

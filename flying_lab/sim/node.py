@@ -32,8 +32,8 @@ from flying_serving.controller.commands import (
     Weave,
 )
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.places import ALONE, Origin
-from flying_serving.controller.placing import Placing
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
@@ -96,7 +96,7 @@ class System:
     shape: ClusterShape
     step_time: StepTime
     calibration: Sequence[Step]
-    placing: type[Placing] = Placing
+    placing: type[GroupChoice] = GroupChoice
     splitting: Splitting | None = None
     sender: MakeSender | None = None
     hash_id_tokens: int | None = None
@@ -110,10 +110,9 @@ class SimNode:
 
     def __init__(self, system: System, clock: Clock, on_end: Callable[[SimRequest], None] | None = None) -> None:
         settings, shape = system.settings, system.shape
-        placing = system.placing(settings.capacity, settings.limits, settings.engines)
-        self.controller = Controller(settings, placing)
-        self.controller.steps.calibrate(system.calibration)
-        self.controller.migrates = dict(shape.migrations)
+        self.controller = Controller(settings, system.placing)
+        self.controller.state.steps.calibrate(system.calibration)
+        self.controller.state.migrates = dict(shape.migrations)
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, system.step_time, clock, self._on_tokens, self._on_step)
@@ -128,8 +127,8 @@ class SimNode:
         self.splits = None if system.splitting is None else self._splits(system.splitting)
         self.sender = self.splits if system.sender is None else self._sender(system.sender)
         for number, engine in enumerate(self.cluster.engines):
-            engine.arbiter.present = len(self.controller.layout.group_of(number))
-        self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.layout)])
+            engine.arbiter.present = len(self.controller.state.layout.group_of(number))
+        self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.state.layout)])
         self.open: dict[str, SimRequest] = {}
         self._on_end = on_end
         self._learns = settings.policy.pinned_size is None
@@ -143,13 +142,13 @@ class SimNode:
         block_tokens = self.shape.block_tokens[size]
 
         def terms() -> Terms:
-            lane = self.controller.lanes()[size]
+            lane = self.controller.state.lanes()[size]
             return Terms(lane, splitting.handoff, block_tokens, options.tbt_slo_s)
 
-        return Splits(self.cluster, splitting, terms, lambda: self.controller.demand.output_tokens)
+        return Splits(self.cluster, splitting, terms, lambda: self.controller.state.demand.output_tokens)
 
     def _sender(self, make: MakeSender) -> RequestSender:
-        return make(self.cluster, lambda: self.controller.demand.output_tokens)
+        return make(self.cluster, lambda: self.controller.state.demand.output_tokens)
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the API server is done with it."""
@@ -194,7 +193,7 @@ class SimNode:
                     self.cluster.lanes[request.group].decoding.sync(request)
                     self._report(request)
         self._carry_out(self.controller.tick(self.clock.now_s))
-        busy = self.controller.running > 0 or self.controller.changing
+        busy = self.controller.state.running > 0 or self.controller.changing
         self._rested_ticks = 0 if busy else self._rested_ticks + 1
         if self.open and self._rested_ticks * TICK_S > STUCK_S:
             self._give_up()
@@ -204,7 +203,7 @@ class SimNode:
 
     def _give_up(self) -> None:
         """Refuse waiting requests; a live server would keep them until their clients disconnect."""
-        waiting = [state.request_id for state in self.controller.pool]
+        waiting = [state.request_id for state in self.controller.state.pool]
         for request_id in waiting:
             self._close(request_id, f"no layout for it in {STUCK_S:.0f} s: the policy never makes one")
         self.controller.finished(waiting, self.clock.now_s, aborted=True)
@@ -217,8 +216,8 @@ class SimNode:
 
     def _on_step(self, lane: SimLane, duration_s: float, step: SimStep) -> None:
         """Keep as many steps as one engine makes: learning from a step costs more time than simulating it."""
-        for request in step.prompts if len(self.controller.deadlines) else ():
-            self.controller.deadlines.drop(request.request_id)
+        for request in step.prompts if len(self.controller.state.deadlines) else ():
+            self.controller.state.deadlines.drop(request.request_id)
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
             context, pairs = step.context_tokens, step.prefill_pairs
@@ -249,7 +248,7 @@ class SimNode:
         for command in commands:
             match command:
                 case Dispatch(request_id) if self.sender is not None:
-                    self.controller.deadlines.drop(request_id)
+                    self.controller.state.deadlines.drop(request_id)
                     self.sender.send(self.open[request_id])
                 case Dispatch(request_id, group, migrated_from=source):
                     self._migrations.send(self.open[request_id], source.group if source else None, group)
@@ -289,5 +288,5 @@ class SimNode:
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
         """A request has come to a group, unless it was dispatched elsewhere meanwhile."""
-        if request.group is None and self.controller.group_of(request.request_id) == group:
+        if request.group is None and self.controller.state.group_of(request.request_id) == group:
             self.cluster.add(group, request)

@@ -134,7 +134,8 @@ class Admission:
         return None
 
     def _most_waiting_tokens(self, *, urgent: bool) -> int:
-        return self._settings.most_waiting_tokens * (1 + urgent)
+        bound = self._settings.most_waiting_tokens
+        return 2 * bound if urgent else bound
 
     @property
     def _most_running(self) -> int:

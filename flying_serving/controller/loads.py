@@ -42,9 +42,9 @@ class Loads:
         """Those with requests."""
         return list(self._groups)
 
-    def add(self, state: RequestState, group: Group, expected_tokens: float, *, kept: bool = False) -> None:
-        """`state` runs in `group` from now on, with its KV if `kept`, and will have `expected_tokens` at its end."""
-        state.prefill_tokens = state.to_prefill(kept=kept)
+    def add(self, state: RequestState, group: Group, expected_tokens: float, *, with_kv: bool = False) -> None:
+        """`state` runs in `group` from now on, with its KV if `with_kv`, and will have `expected_tokens` at its end."""
+        state.prefill_tokens = state.to_prefill(with_kv=with_kv)
         state.group, state.admitted = group, True
         state.committed_tokens = expected_tokens
         work = self._groups[group]
@@ -59,7 +59,8 @@ class Loads:
         work.prompt_tokens += state.spec.prompt_tokens
         work.output_tokens += state.output_tokens
         work.committed_tokens += expected_tokens
-        work.urgent += state.spec.urgent
+        if state.spec.urgent:
+            work.urgent += 1
         self.unfinished[state.request_id] = state
 
     def token(self, state: RequestState, count: int) -> None:
@@ -82,18 +83,38 @@ class Loads:
         work = self._groups[state.group]
         del work.requests[state.request_id]
         work.wide.pop(state.request_id, None)
-        work.prefill_tokens -= state.prefill_tokens
-        work.prompts -= state.prefill_tokens > 0
+        if state.prefill_tokens:
+            work.prefill_tokens -= state.prefill_tokens
+            work.prompts -= 1
+        if state.spec.urgent:
+            work.urgent -= 1
         work.prompt_tokens -= state.spec.prompt_tokens
         work.output_tokens -= state.output_tokens
         work.committed_tokens -= state.committed_tokens
         self.unfinished.pop(state.request_id, None)
-        work.urgent -= state.spec.urgent
         if not work.requests:
             del self._groups[state.group]
             for engine in state.group:
                 del self._of_engine[engine][state.group]
         state.group = None
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless each group's sums are those of its requests."""
+        for group, work in self._groups.items():
+            requests = work.requests.values()
+            sums = {
+                "prefill_tokens": sum(request.prefill_tokens for request in requests),
+                "prompts": sum(request.prefill_tokens > 0 for request in requests),
+                "prompt_tokens": sum(request.spec.prompt_tokens for request in requests),
+                "output_tokens": sum(request.output_tokens for request in requests),
+                "urgent": sum(request.spec.urgent for request in requests),
+            }
+            booked = {name: getattr(work, name) for name in sums}
+            assert booked == sums, f"group {group}: {booked}, but its requests have {sums}"
+
+            committed_tokens = sum(request.committed_tokens for request in requests)
+            difference = abs(work.committed_tokens - committed_tokens)
+            assert difference < 1e-6, f"group {group}: {difference} tokens are booked for no request"
 
     def of_engine(self, engine: int) -> Mapping[Group, GroupWork]:
         """Groups with requests that this engine is a member of."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from flying_serving.controller.surviving import SurvivingController
+from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Group
 
 
@@ -41,36 +41,36 @@ class NodeLoad(msgspec.Struct, frozen=True):
         return under_way | msgspec.structs.asdict(self) | {"degraded": bool(self.lost_engines)}
 
 
-def node_load(controller: SurvivingController, max_model_len: int) -> NodeLoad:
+def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
     """The load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows a request."""
-    layout, loads, lending = controller.layout, controller.loads, controller.lending
-    most_seqs = controller.settings.limits.max_num_seqs
+    layout, loads, lending = state.layout, state.loads, state.lending
+    most_seqs = state.settings.limits.max_num_seqs
     behind = sum(max(0, len(loads[group].requests) - most_seqs) for group in loads.groups)
-    shares = {engine: _share(controller, engine) for engine in layout.engines}
+    shares = {engine: _share(state, engine) for engine in layout.engines}
     free = sum(lending.holds(group) * (1 - max(shares[engine] for engine in group)) for group in layout.groups)
-    most_tokens = controller.settings.capacity.most_tokens
+    most_tokens = state.settings.capacity.most_tokens
     return NodeLoad(
-        requests_running=max(0, controller.running - behind),
-        requests_waiting=len(controller.pool) + behind,
-        kv_tokens_used=sum(_held_tokens(controller, group) for group in loads.groups),
+        requests_running=max(0, state.running - behind),
+        requests_waiting=len(state.pool) + behind,
+        kv_tokens_used=sum(_held_tokens(state, group) for group in loads.groups),
         kv_tokens_free=int(free),
         kv_usage=sum(shares.values()) / len(shares) if shares else 0.0,
         longest_request_tokens=min(max_model_len, max(map(lending.holds, layout.groups), default=0)),
         longest_request_tokens_any_layout=min(
-            max_model_len, max((most_tokens[size] for size in controller.formable), default=0)
+            max_model_len, max((most_tokens[size] for size in state.formable), default=0)
         ),
         layout=layout.to_lists(),
-        engines=controller.settings.engines,
-        lost_engines=sorted(controller.lost),
+        engines=state.settings.engines,
+        lost_engines=sorted(state.lost),
     )
 
 
-def _held_tokens(controller: SurvivingController, group: Group) -> int:
-    work = controller.loads[group]
+def _held_tokens(state: ClusterState, group: Group) -> int:
+    work = state.loads[group]
     return max(0, work.prompt_tokens + work.output_tokens - work.prefill_tokens)
 
 
-def _share(controller: SurvivingController, engine: int) -> float:
+def _share(state: ClusterState, engine: int) -> float:
     """Of an engine's KV memory, what requests of all its groups have."""
-    groups = controller.loads.of_engine(engine)
-    return min(1.0, sum(_held_tokens(controller, group) / controller.lending.holds(group) for group in groups))
+    groups = state.loads.of_engine(engine)
+    return min(1.0, sum(_held_tokens(state, group) / state.lending.holds(group) for group in groups))

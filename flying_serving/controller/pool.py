@@ -75,7 +75,8 @@ class TaskPool:
         spec = state.spec
         self._waiting[state.request_id] = state
         self.prompt_tokens += spec.prompt_tokens
-        self.urgent += spec.urgent
+        if spec.urgent:
+            self.urgent += 1
         self._queue(state)
 
     def _queue(self, state: RequestState) -> None:
@@ -103,7 +104,8 @@ class TaskPool:
         state = self._waiting.pop(request_id, None)
         if state is not None:
             self.prompt_tokens -= state.spec.prompt_tokens
-            self.urgent -= state.spec.urgent
+            if state.spec.urgent:
+                self.urgent -= 1
             self._gone += 1
         return state
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flying_serving.controller.suspicion import Suspicion
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, Layout
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,24 @@ class RequestState:
         """Whether it may be what kills engines."""
         return self.suspicion is not None and self.suspicion.company is not None
 
-    def to_prefill(self, *, kept: bool) -> int:
+    @property
+    def needed_tokens(self) -> int:
+        """Tokens that it needs room for. An open-ended request needs room for its next token."""
+        needed = self.spec.needed_tokens
+        return max(needed, self.context_tokens + 1) if self.output_tokens else needed
+
+    def lacks_group(self, layout: Layout) -> bool:
+        """Whether it asks for a degree that no group of `layout` has."""
+        return self.spec.degree is not None and all(len(group) not in self.sizes for group in layout.groups)
+
+    def is_wider_than(self, layout: Layout) -> bool:
+        """Whether it asks for a higher degree than any group of `layout` has."""
+        widest = max(map(len, layout.groups), default=0)
+        return self.lacks_group(layout) and self.sizes[0] > widest
+
+    def to_prefill(self, *, with_kv: bool) -> int:
         """Prompt tokens that a group has to compute: all, or with its KV what the group before it had left of them."""
-        return max(1, self.prefill_tokens) if kept else self.context_tokens
+        return max(1, self.prefill_tokens) if with_kv else self.context_tokens
 
     def fitting(self, tokens: Mapping[int, int]) -> tuple[int, ...]:
         """Those of its sizes that still hold it, with what it has got, and one token more; `tokens` by group size."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.errors import RequestError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.work import Objective
@@ -46,6 +48,41 @@ class Capacity:
         """Group sizes that can ever hold a number of tokens, narrow first."""
         most = self.most_tokens
         return [size for size in sorted(most) if most[size] >= needed_tokens]
+
+    def sizes(self, spec: RequestSpec) -> tuple[int, ...]:
+        """Group sizes that a request may have. Raises RequestError as `check`, for all that it may take."""
+        self.check(spec.longest_tokens, spec.degree)
+        return self.check(spec.needed_tokens, spec.degree)
+
+    def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
+        """Group sizes that hold `tokens` of prompt and output, for a request that may ask for a degree.
+
+        Raises:
+            RequestError: if no layout of this server can ever run it; the message says what would do.
+        """
+        sizes = tuple(self.fitting_sizes(tokens))
+        if degree is not None:
+            return self._check_degree(tokens, degree, sizes)
+        if not sizes:
+            widest = max(self.tokens)
+            raise RequestError(
+                f"prompt plus max_tokens are {tokens} tokens; the widest group "
+                f"(degree {self.degree(widest)}) holds {self.most_tokens[widest]}"
+            )
+        return sizes
+
+    def _check_degree(self, tokens: int, degree: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The size of a degree. Raises RequestError unless it is among `sizes`, which hold the tokens."""
+        if degree not in self.degrees:
+            raise RequestError(f"tp_degree={degree}: must be one of {self.degrees}")
+        size = degree // self.devices
+        if size not in sizes:
+            hint = f"degree {self.degree(sizes[0])} would do" if sizes else "no degree of this server holds them"
+            raise RequestError(
+                f"tp_degree={degree}: its KV cache holds {self.most_tokens[size]} tokens, "
+                f"prompt plus max_tokens are {tokens}; {hint}"
+            )
+        return (size,)
 
     def degree(self, size: int) -> int:
         """TP degree of a group of `size` engines."""

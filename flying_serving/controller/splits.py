@@ -77,12 +77,12 @@ class Splits:
         if in_prompt:
             self.loads.add(part, first, at + 1.0)
             state.kv, state.prefill_tokens = kv, prompt_tokens - at
-            self.loads.add(state, second, expected_tokens, kept=True)
+            self.loads.add(state, second, expected_tokens, with_kv=True)
             self.counts.prompt += 1
         else:
             self.loads.add(state, first, at + 1.0)
             state.offer = kv.number
-            self.loads.add(part, second, expected_tokens, kept=True)
+            self.loads.add(part, second, expected_tokens, with_kv=True)
             self.counts.output += 1
         split = self._open[state.request_id] = Split(at, kv, second, in_prompt, part)
         return split
@@ -92,7 +92,8 @@ class Splits:
         split = self._open.pop(request_id, None)
         if split is not None:
             self.loads.remove(split.part)
-            self.counts.undone += undone
+            if undone:
+                self.counts.undone += 1
         return split
 
     def without(self, layout: Layout) -> list[str]:

@@ -15,8 +15,6 @@ from flying_serving.wire import SwitchAnswer
 KEPT = 1000
 MOST_OPEN = 64
 """Where more are open, the end of the oldest is not waited for."""
-PATIENCE = 1.5
-"""A switch waits for old requests this many times longer than predicted; then its mode changes."""
 
 
 @dataclass
@@ -67,6 +65,11 @@ class Switch:
     def awaiting(self) -> list[int]:
         """Engines that, once they have answered, begin no step of an older lane before they hear what migrates."""
         return self.regrouped if self.mode in MIGRATING_MODES else []
+
+    def ordered(self, now_s: float) -> None:
+        """The engines are told."""
+        self.ordered_s = now_s
+        self.waited_for_idle_ms = (now_s - self.decided_s) * 1e3
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
         """All engines have answered."""
@@ -162,47 +165,6 @@ def predictions(one: Decision | None) -> dict[str, Any]:
         "least_gain_request_s": one.least_gain if one else None,
         "considered_request_s": dict(one.considered) if one else None,
     }
-
-
-@dataclass
-class Changeover:
-    """The switch under way. *Sequential* and *soft* wait until old requests have ended; others are ordered at once.
-
-    `is_soft`: it was begun as a soft switch, whatever its mode is by now.
-    """
-
-    switch: Switch
-    weave_steps: int
-    is_soft: bool = False
-    is_ordered: bool = False
-    is_regrouped: bool = False
-
-    def overdue(self, now_s: float) -> bool:
-        """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
-        decision = self.switch.decision
-        patience_s = math.inf if decision is None else PATIENCE * decision.drain_s
-        return not self.is_ordered and not self.ready and now_s - self.switch.decided_s > patience_s
-
-    @property
-    def ready(self) -> bool:
-        """Whether the engines may be told now."""
-        waits = self.switch.mode in ("sequential", "soft")
-        return not self.is_ordered and not (waits and self.switch.draining)
-
-    @property
-    def holds(self) -> bool:
-        """Whether new requests wait: by *sequential* until the engines are told, then by *migrate* until they answer.
-
-        They answer after the step under way; its tokens migrate too. Engines that stay in their groups are not awaited:
-        theirs may be a long one.
-        """
-        return not self.is_regrouped and self.switch.mode == ("migrate" if self.is_ordered else "sequential")
-
-    def ordered(self, now_s: float) -> None:
-        """The engines are told at `now_s`."""
-        self.is_ordered = True
-        self.switch.ordered_s = now_s
-        self.switch.waited_for_idle_ms = (now_s - self.switch.decided_s) * 1e3
 
 
 class Switches:

@@ -27,7 +27,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
     calls.background(_start(shell, started))
     asked: set[int] = set()
     ticks = 0
-    with trace_switches(calls.deployment.flying.trace_out, controller.switches) as trace:
+    with trace_switches(calls.deployment.flying.trace_out, controller.state.switches) as trace:
         while not calls.channel.engines_dead:
             await shell.carry_out(controller.tick(shell.clock()))
             if metrics is not None:
@@ -35,7 +35,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
             await asyncio.sleep(TICK_S)
             trace()
             ticks += 1
-            if ticks % MEASURE_TICKS == 0 and controller.running and started.is_set():
+            if ticks % MEASURE_TICKS == 0 and controller.state.running and started.is_set():
                 for engine in {*calls.engines} - asked:
                     asked.add(engine)
                     calls.background(_measure(shell, engine, asked))
@@ -46,10 +46,10 @@ async def _start(shell: Shell, started: asyncio.Event) -> None:
     calls, controller = shell.calls, shell.controller
     with contextlib.suppress(EngineLost):
         for rows in await calls.gather("flying_calibration"):
-            controller.steps.calibrate(Step.measured(rows))
+            controller.state.steps.calibrate(Step.measured(rows))
         rows = [astuple(row) for answer in await calls.gather("flying_migration_costs") for row in answer]
-        controller.migrates = fit_migrations(rows)
-        layout, now_s = controller.layout, shell.clock()
+        controller.state.migrates = fit_migrations(rows)
+        layout, now_s = controller.state.layout, shell.clock()
         if layout.widest > 1:
             orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in sorted(layout.engines))
             await asyncio.gather(*(calls.utility(*order) for order in orders))

@@ -43,14 +43,14 @@ class ServerMetrics:
 
     def tick(self, now_s: float) -> None:
         """Follow the switches."""
-        for switch in self._tally.update(self._controller.switches.kept):
+        for switch in self._tally.update(self._controller.state.switches.kept):
             self._predictions.begun(switch)
         if self._predictions.watching:
-            self._predictions.sample([*self._controller.pool, *self._controller.started.values()], now_s)
+            self._predictions.sample([*self._controller.state.pool, *self._controller.state.started.values()], now_s)
 
     def load(self) -> NodeLoad:
         """The load of the whole node at this moment."""
-        return node_load(self._controller, self._max_model_len)
+        return node_load(self._controller.state, self._max_model_len)
 
     def node_series(self) -> list[Metric]:
         """vLLM's gauges of the load as series of the node, where --node-metrics asks for them."""
@@ -71,7 +71,7 @@ class ServerMetrics:
             page.put("flying:engine_unanswered_seconds", self._figures.unanswered_s(engine, now_s), engine)
         for engine, figures in self._figures.latest.items():
             put_engine(page, engine, figures)
-        put_losses(page, self._losses, self._controller.orphans)
+        put_losses(page, self._losses, self._controller.recovery.orphans)
         put_switches(page, self._tally, self._predictions)
         page.put("flying:weight_loans_total", self._weights.loans)
         page.put("flying:weight_fetch_seconds", self._weights.fetch_s)

@@ -25,8 +25,8 @@ from flying_serving.controller.commands import (
     Reject,
     Weave,
 )
+from flying_serving.controller.controller import Controller
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.surviving import SurvivingController
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls, retrieved
@@ -54,7 +54,7 @@ class Shell:
         self.calls = calls
         self.clock = time.monotonic
         self.model_config = model_config
-        self.controller = SurvivingController(settings)
+        self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
         self.checks = Checks(calls, self.controller, self.streams)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
@@ -87,7 +87,7 @@ class Shell:
             return
         by_group: dict[Group, list[str]] = {}
         for request_id in request_ids:
-            group = self.controller.group_of(request_id) or self.controller.pool.keeper(request_id)
+            group = self.controller.state.group_of(request_id) or self.controller.state.pool.keeper(request_id)
             if group is not None:
                 by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self.streams.close(request_id)
@@ -97,7 +97,7 @@ class Shell:
 
     async def abort_all(self) -> None:
         """End every request, those that wait or migrate too; clients get what they have."""
-        request_ids = self.controller.open_requests
+        request_ids = self.controller.state.open_requests
         self.calls.channel.end_requests(request_ids, FinishReason.ABORT)
         await self.abort(request_ids)
 
@@ -141,7 +141,7 @@ class Shell:
 
     def _begun(self, engine_id: str) -> None:
         if request_id := self.streams.begun(engine_id):
-            self.controller.deadlines.drop(request_id)
+            self.controller.state.deadlines.drop(request_id)
 
     def _finish(self, request_ids: list[str], now_s: float) -> list[Command]:
         for request_id in request_ids:

@@ -15,7 +15,7 @@ from flying_serving.policy.snapshot import Decision
 from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.figures.status import describe
 from flying_serving.server.requests.draining import Draining
-from tests.controller.shell import Shell, settings
+from tests.controller.model_shell import ModelShell, settings
 
 APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LOAD = Decision(TOGETHER, "migrate", "load: 1.16 requests/s, 1 waiting", 13.05, 0.066, {"migrate": 0.066}, 62.98, 7.72)
@@ -28,12 +28,12 @@ def drawn(shown: RenderableType) -> str:
     return captured.get()
 
 
-def status(shell: Shell, losses: Losses | None = None) -> dict[str, Any]:
+def status(shell: ModelShell, losses: Losses | None = None) -> dict[str, Any]:
     """The answer of `GET /flying/status`, without what engines say."""
     flying = FlyingConfig()
     deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
     known = describe(shell.controller, deployment) | (losses or Losses(2)).to_json()
-    requests = {"running": shell.controller.running, "waiting": len(shell.controller.pool)}
+    requests = {"running": shell.controller.state.running, "waiting": len(shell.controller.state.pool)}
     return known | {"engines": [], "requests": requests, "load": Draining().to_json(0)}
 
 
@@ -54,12 +54,12 @@ def test_a_switch_shows_its_reason_gain_and_cost(decision: Decision | None, cell
 
 def test_status_says_why_the_layout_stays() -> None:
     """Only if layouts were compared, and none is formed."""
-    shell = Shell(settings("auto", 2))
+    shell = ModelShell(settings("auto", 2))
     assert "stays" not in drawn(render.status(status(shell)))
     for decision in (LOAD, Decision(TOGETHER, "hard", "context: x", math.inf, 2.5)):
-        shell.controller.last_decision = decision
+        shell.controller.decider.last = decision
         assert "stays" not in drawn(render.status(status(shell)))
-    shell.controller.last_decision = Decision(TOGETHER, "", "load: x", 5.0, 0.0, stay=62.98, least_gain=7.5)
+    shell.controller.decider.last = Decision(TOGETHER, "", "load: x", 5.0, 0.0, stay=62.98, least_gain=7.5)
     text = drawn(render.status(status(shell)))
     assert "stays: 0,1 would gain 5.00 request-s and has to gain more than 7.50" in text
     assert "0 running, 0 waiting for a group" in text
@@ -67,10 +67,10 @@ def test_status_says_why_the_layout_stays() -> None:
 
 def test_status_names_a_lost_engine_since_when_and_why() -> None:
     """Reasons are no markup. One that is back, and in no layout so far, is shown too."""
-    shell, losses = Shell(settings("auto", 2)), Losses(2)
+    shell, losses = ModelShell(settings("auto", 2)), Losses(2)
     assert "degraded" not in drawn(render.status(status(shell)))
-    losses.lost(1, Loss(0.0, "[red]killed"), shell.controller.layout, frozen=False)
-    shell.controller.layout = shell.controller.layout.without({1})
+    losses.lost(1, Loss(0.0, "[red]killed"), shell.controller.state.layout, frozen=False)
+    shell.controller.state.layout = shell.controller.state.layout.without({1})
     report = {"engine": 1, "blocks": 9, "free_blocks": 8, "lent_blocks": {}, "lanes": {}}
     text = drawn(render.status(status(shell, losses) | {"engines": [report]}))
     assert "engine 1 is lost: [red]killed" in text
@@ -81,7 +81,7 @@ def test_status_names_a_lost_engine_since_when_and_why() -> None:
 
 def test_status_says_that_the_server_drains() -> None:
     """And when it may be stopped; so does `drain`."""
-    answer, draining = status(Shell(settings("auto", 2))), Draining()
+    answer, draining = status(ModelShell(settings("auto", 2))), Draining()
     assert "drain" not in drawn(render.status(answer))
     draining.begin()
     assert "draining: requests run" in drawn(render.status(answer | {"load": draining.to_json(1)}))
@@ -92,8 +92,8 @@ def test_status_says_that_the_server_drains() -> None:
 
 
 def test_a_dry_run_shows_what_it_would_do_with_gain_and_cost() -> None:
-    shell = Shell(settings("auto", 2, dry_run=True))
-    shell.controller.would_do.append(LOAD)
+    shell = ModelShell(settings("auto", 2, dry_run=True))
+    shell.controller.decider.dry_run.append(LOAD)
     (shown,) = status(shell)["would_do"]
     assert (shown["to"], shown["mode"], shown["is_made"]) == ([[0, 1]], "migrate", True)
     assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (13.05, 0.066)

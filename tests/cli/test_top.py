@@ -46,7 +46,7 @@ def test_a_lost_engine_is_named_with_since_when_and_why(shown: dict[str, Any]) -
     assert "degraded" not in drawn(shown)
     losses = Losses(4)
     controller, rolling = switched()
-    losses.lost(3, Loss(0.0, "[red]killed"), controller.layout, frozen=False)
+    losses.lost(3, Loss(0.0, "[red]killed"), controller.state.layout, frozen=False)
     losses.not_started(3, "not ready")
     controller.engines_lost([3], 8.0)
     text = drawn(look(controller, rolling, 9.0, {}, losses) | {"time": 65.0})

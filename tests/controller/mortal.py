@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from flying_serving.controller.commands import Command, Dispatch, Fail, Recall
+from flying_serving.controller.fault_recovery import MOST_WAIT_S
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.surviving import MOST_WAIT_S, SurvivingController
 from flying_serving.layout.groups import Layout
-from tests.controller.shell import TOKENS, Shell
+from tests.controller.model_shell import TOKENS, ModelShell
 from tests.policy.costs import Costs
 
 
-class MortalShell(Shell):
+class MortalShell(ModelShell):
     """A shell that loses engines. `failed`: requests that ended with an error.
 
     Of those that are open, `strikes`: how often their groups were lost with their prompts; `company`: how many suspects
     a group may have with one of them, 0 if it may be tried no more.
     """
-
-    kind = SurvivingController
-    controller: SurvivingController
 
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
         super().__init__(chosen, lanes)
@@ -66,10 +63,10 @@ class MortalShell(Shell):
         """By group of the engine, the requests whose prompts, or parts of them, it may have computed."""
         found, most = list[set[str]](), self.controller.settings.limits.max_num_batched_tokens
         parts = {f"{part.request_id} (part)": part for part in self.parts.values()}
-        for group in self.controller.loads.groups:
+        for group in self.controller.state.loads.groups:
             begun = 0
             found.append(set())
-            for booked in self.controller.loads[group].requests if engine in group else ():
+            for booked in self.controller.state.loads[group].requests if engine in group else ():
                 part = parts.get(booked)
                 name = booked if part is None else part.request_id
                 ahead = self.open[name].ahead if part is None else (not part.is_ahead) * part.tokens
@@ -81,7 +78,7 @@ class MortalShell(Shell):
     def check(self) -> None:
         """As any shell; and engines that are there are in the layout, others are not."""
         super().check()
-        assert self.controller.layout.engines == set(range(self.controller.settings.engines)) - self.lost
+        assert self.controller.state.layout.engines == set(range(self.controller.settings.engines)) - self.lost
 
     def revive(self, engine: int) -> None:
         """It is started again."""

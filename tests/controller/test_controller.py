@@ -11,7 +11,7 @@ from flying_serving.policy.snapshot import Decision
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
-from tests.controller.shell import Shell, settings
+from tests.controller.model_shell import ModelShell, settings
 from tests.policy.costs import costs, measured
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
@@ -19,9 +19,9 @@ SHORT = RequestSpec(10, 30, 20)
 OPEN_ENDED = RequestSpec(40, 41, 400)
 
 
-def manual(capped: bool = False) -> Shell:
+def manual(capped: bool = False) -> ModelShell:
     """Return a server of two engines whose layout an operator chooses."""
-    return Shell(settings("manual", 2, capped=capped))
+    return ModelShell(settings("manual", 2, capped=capped))
 
 
 def test_a_sequential_switch_holds_new_requests_until_old_ones_ended() -> None:
@@ -108,7 +108,7 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
 
 def test_requests_migrate_as_soon_as_their_engines_have_answered() -> None:
     """Whoever stays in its group may be in a long step; the next switch waits for its answer, nothing else does."""
-    shell = Shell(settings("manual", 4))
+    shell = ModelShell(settings("manual", 4))
     for name in "abcd":
         shell.arrive(name, SHORT)
         shell.token(name, 5)
@@ -206,7 +206,7 @@ def test_kv_migrates_where_the_migration_was_measured() -> None:
     KV that arrived with a request migrates on with it, whether the request has run there or not.
     """
     shell = manual()
-    shell.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
+    shell.controller.state.migrates = {2: MigrationCost(0.002, 1e-5)}
     for name in "abcdef":
         shell.arrive(name, RequestSpec(40, 60, 20))
     shell.token("a", 3)
@@ -224,8 +224,8 @@ def test_kv_migrates_where_the_migration_was_measured() -> None:
 @pytest.mark.parametrize("measured", [(), (2,)])
 def test_kv_migrates_between_any_groups_once_a_migration_was_measured(measured: tuple[int, ...]) -> None:
     """From an engine to a pair elsewhere too, though only those of a pair were measured."""
-    shell = Shell(settings("manual", 4, capped=False))
-    shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
+    shell = ModelShell(settings("manual", 4, capped=False))
+    shell.controller.state.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
     shell.order(Layout(((0, 1), (2,), (3,))))
     shell.acknowledge()
     shell.arrive("a", RequestSpec(10, 150, 140))
@@ -240,8 +240,8 @@ def test_kv_migrates_between_any_groups_once_a_migration_was_measured(measured: 
 @pytest.mark.parametrize("measured", [(), (2, 4)])
 def test_a_request_that_exceeds_its_groups_kv_goes_on_with_it(measured: tuple[int, ...]) -> None:
     """The group has ended it, and offers its KV if that can migrate; else it is prefilled again."""
-    shell = Shell(settings("manual", 4))
-    shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
+    shell = ModelShell(settings("manual", 4))
+    shell.controller.state.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
     shell.arrive("grows", OPEN_ENDED)
     shell.order(Layout(((0,), (1,), (2, 3))))
     shell.token("grows", 60)
@@ -253,7 +253,7 @@ def test_a_request_that_exceeds_its_groups_kv_goes_on_with_it(measured: tuple[in
 @pytest.mark.parametrize("aborted", [True, False])
 def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: bool) -> None:
     """They have streamed, and were taken from their engines to pairs that have no room for all: the switch is over."""
-    shell = Shell(settings("priority"))
+    shell = ModelShell(settings("priority"))
     names = [f"r{number}" for number in range(16)]
     for name in names:
         shell.arrive(name, RequestSpec(10, 20, 10))
@@ -271,7 +271,7 @@ def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: 
 
 def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> None:
     """It waits for a wider one then."""
-    shell = Shell(settings(engines=2, max_num_seqs=1))
+    shell = ModelShell(settings(engines=2, max_num_seqs=1))
     for name in "ab":
         shell.arrive(name, replace(OPEN_ENDED, expected_tokens=20))
     shell.token("a", 1000)
@@ -286,8 +286,8 @@ def test_what_is_left_behind_migrates_when_its_prompt_is_done(policy: str, migra
 
     A request that may not migrate stays.
     """
-    shell = Shell(settings(policy, 2, max_num_seqs=64), costs(fixed=1.5, rest=1.3))
-    shell.controller.migrates = {2: MigrationCost(0.002, 1e-6)}
+    shell = ModelShell(settings(policy, 2, max_num_seqs=64), costs(fixed=1.5, rest=1.3))
+    shell.controller.state.migrates = {2: MigrationCost(0.002, 1e-6)}
     shell.order(WIDE)
     shell.acknowledge()
     fixed, degree = RequestSpec(10, 60, 50, can_migrate=False), RequestSpec(10, 40, 30, degree=2)
@@ -308,7 +308,7 @@ def test_what_is_left_behind_migrates_when_its_prompt_is_done(policy: str, migra
 
 def test_after_a_failed_switch_the_server_goes_on() -> None:
     """Requests go to the new layout, another switch may be made."""
-    shell = Shell(settings("manual", 2, max_num_seqs=1))
+    shell = ModelShell(settings("manual", 2, max_num_seqs=1))
     for name in "ab":
         shell.arrive(name, SHORT)
     shell.order(WIDE)
@@ -327,8 +327,8 @@ HURRIED = RequestSpec(10, 30, 20, deadline_s=1.0)
 
 def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
     """Not before, and not if it has begun by then."""
-    shell = Shell(settings("static-dp", 2))
-    shell.controller.placing.limits = settings(max_num_seqs=1).limits
+    shell = ModelShell(settings("static-dp", 2))
+    shell.controller.choice.limits = settings(max_num_seqs=1).limits
     for name in "ab":
         shell.arrive(name, SHORT)
     shell.arrive("late", HURRIED)
@@ -349,7 +349,7 @@ def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
 @pytest.mark.parametrize("policy", ["manual", "static-dp", "static-tp", "auto", "split"])
 def test_a_deadline_counts_in_the_queue_of_an_engine(policy: str) -> None:
     """Until a scheduler has the request in a step; what is dispatched later may have its place."""
-    shell = Shell(settings(policy, 2, capped=policy == "auto"))
+    shell = ModelShell(settings(policy, 2, capped=policy == "auto"))
     for name in ("late", "begun"):
         shell.arrive(name, HURRIED)
     assert shell.waiting() == []
@@ -358,8 +358,8 @@ def test_a_deadline_counts_in_the_queue_of_an_engine(policy: str) -> None:
     assert shell.refused == []
     shell.tick(0.2)
     assert shell.refused == ["late"]
-    assert shell.controller.running == 1
-    assert "late" not in shell.controller.loads.unfinished
+    assert shell.controller.state.running == 1
+    assert "late" not in shell.controller.state.loads.unfinished
 
 
 def test_a_first_token_meets_a_deadline() -> None:
@@ -387,20 +387,20 @@ def test_a_recalled_request_keeps_its_deadline_until_it_begins(begins: bool) -> 
 @pytest.mark.parametrize("at", [5, 20], ids=["in the prompt", "in the output"])
 def test_a_late_request_that_two_groups_share_leaves_both(at: int) -> None:
     shell = manual()
-    shell.controller.migrates = {1: MigrationCost(0.001, 1e-6)}
+    shell.controller.state.migrates = {1: MigrationCost(0.001, 1e-6)}
     shell.arrive("a", replace(HURRIED, split_at=at))
     assert len(shell.parts) == 1
     shell.tick(1.1)
     assert shell.refused == ["a"]
     assert shell.parts == {}
-    assert not shell.controller.loads.groups
+    assert not shell.controller.state.loads.groups
 
 
 def test_an_urgent_request_goes_ahead_of_a_flood() -> None:
     """Of as many as may wait."""
-    shell = Shell(settings("load", 2, max_num_seqs=1, most_waiting=5000))
+    shell = ModelShell(settings("load", 2, max_num_seqs=1, most_waiting=5000))
     names = (f"r{number}" for number in range(6000))
-    while len(shell.controller.pool) < 5000:
+    while len(shell.controller.state.pool) < 5000:
         shell.arrive(next(names), SHORT)
     with pytest.raises(PoolFull):
         shell.arrive(next(names), SHORT)
@@ -412,16 +412,16 @@ def test_an_urgent_request_goes_ahead_of_a_flood() -> None:
 
 def test_too_many_requests_are_told_when_to_come_again() -> None:
     """A whole number of seconds, at least one, more if those in front wait long."""
-    shell = Shell(settings("load", 2, max_num_seqs=1, most_waiting=2))
+    shell = ModelShell(settings("load", 2, max_num_seqs=1, most_waiting=2))
     names = (f"r{number}" for number in range(8))
-    while len(shell.controller.pool) < 2:
-        assert shell.controller.pool.retry_after_s(shell.now_s) == 1
+    while len(shell.controller.state.pool) < 2:
+        assert shell.controller.state.pool.retry_after_s(shell.now_s) == 1
         shell.arrive(next(names), SHORT)
     with pytest.raises(PoolFull, match="2 requests wait already"):
         shell.arrive(next(names), SHORT)
     assert (
-        shell.controller.pool.retry_after_s(shell.now_s + 9.0)
-        > shell.controller.pool.retry_after_s(shell.now_s + 3.0)
+        shell.controller.state.pool.retry_after_s(shell.now_s + 9.0)
+        > shell.controller.state.pool.retry_after_s(shell.now_s + 3.0)
         > 1
     )
     shell.check()
@@ -429,7 +429,7 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
 
 def test_a_long_request_gets_a_group_until_its_prompt_is_done() -> None:
     """The next one goes to a group that already is wide."""
-    shell = Shell(settings("context", 4))
+    shell = ModelShell(settings("context", 4))
     shell.arrive("short", RequestSpec(5, 10, 5))
     shell.arrive("long", RequestSpec(221, 240, 19))
     assert shell.ordered is not None
@@ -445,14 +445,14 @@ def test_a_long_request_gets_a_group_until_its_prompt_is_done() -> None:
     assert shell.open["next"].group == shell.open["long"].group
     shell.token("next")
     shell.tick()
-    assert shell.controller.layout == Layout.uniform(4, 1)
+    assert shell.controller.state.layout == Layout.uniform(4, 1)
     assert sorted(shell.running()) == ["long", "next", "short"]
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> None:
     """While earlier requests wait it could not begin there; later ones wait for it."""
-    shell = Shell(settings(policy, 2, max_num_seqs=1), costs(fixed=2.0, rest=1.5))
+    shell = ModelShell(settings(policy, 2, max_num_seqs=1), costs(fixed=2.0, rest=1.5))
     for name in "abcd":
         shell.arrive(name, SHORT)
     shell.arrive("long", RequestSpec(150, 180, 30))
@@ -473,7 +473,7 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_a_request_that_fills_its_engine_goes_on_in_a_group(policy: str) -> None:
     """With all of its tokens, and to its end there; what may not move ends where it is."""
-    shell = Shell(settings(policy, 2), costs(fixed=2.0, rest=1.5))
+    shell = ModelShell(settings(policy, 2), costs(fixed=2.0, rest=1.5))
     grows = RequestSpec(40, 41, 120, expected_tokens=20)
     shell.arrive("grows", grows)
     shell.arrive("fixed", replace(grows, can_migrate=False))
@@ -489,11 +489,11 @@ def test_a_request_that_fills_its_engine_goes_on_in_a_group(policy: str) -> None
 def test_nobody_waits_for_a_group_that_is_not_formed() -> None:
     """Without a policy that forms one a request ends where its group is full, as in vLLM, unless there is a group."""
     for policy in ("manual", "load", "priority"):
-        shell = Shell(settings(policy, 4), costs((1, 2, 4), fixed=2.0, rest=1.5))
+        shell = ModelShell(settings(policy, 4), costs((1, 2, 4), fixed=2.0, rest=1.5))
         shell.arrive("grows", OPEN_ENDED)
         shell.token("grows", 60)
         assert "grows" not in shell.open
-    shell = Shell(settings("manual", 4))
+    shell = ModelShell(settings("manual", 4))
     shell.arrive("grows", OPEN_ENDED)
     shell.order(Layout(((0,), (1,), (2, 3))))
     shell.token("grows", 60)
@@ -503,7 +503,7 @@ def test_nobody_waits_for_a_group_that_is_not_formed() -> None:
 @pytest.mark.parametrize("policy", ["auto", "priority"])
 def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
     """Others keep running, engines are left for them, and new ones go there."""
-    shell = Shell(settings(policy, 4), costs((1, 2, 4), fixed=0.9, rest=0.95))
+    shell = ModelShell(settings(policy, 4), costs((1, 2, 4), fixed=0.9, rest=0.95))
     for number in range(4):
         shell.arrive(f"r{number}", SHORT)
     while shell.ordered is not None:
@@ -513,7 +513,7 @@ def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
     shell.arrive("other", SHORT)
     if shell.ordered is not None:
         shell.acknowledge()
-    groups = shell.controller.layout.groups
+    groups = shell.controller.state.layout.groups
     assert max(map(len, groups)) == 2
     assert len(groups) >= 2
     assert len(shell.running()) == 6
@@ -522,55 +522,55 @@ def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
 
 def test_a_dry_run_only_says_what_it_would_do() -> None:
     """Once, until it is something else."""
-    shell = Shell(settings("context", 2, dry_run=True))
+    shell = ModelShell(settings("context", 2, dry_run=True))
     shell.arrive("long", RequestSpec(140, 150, 10))
     for _ in range(3):
         shell.tick()
-    assert [decision.layout for decision in shell.controller.would_do] == [WIDE]
-    assert shell.controller.layout == NARROW
+    assert [decision.layout for decision in shell.controller.decider.dry_run] == [WIDE]
+    assert shell.controller.state.layout == NARROW
     assert shell.switches == []
 
 
 def test_the_last_decision_is_known_if_the_layout_stays() -> None:
     """An idle server goes together, and compares layouts again; one with a fixed layout never does."""
-    idle, fixed = Shell(settings("auto", 2)), Shell(settings("static-dp", 2))
+    idle, fixed = ModelShell(settings("auto", 2)), ModelShell(settings("static-dp", 2))
     idle.tick()
     idle.acknowledge()
     for shell in (idle, fixed):
         shell.tick()
-    last = idle.controller.last_decision
+    last = idle.controller.decider.last
     assert last is not None and not last.is_made
-    assert idle.controller.layout in last.predicted
-    assert fixed.controller.last_decision is None
+    assert idle.controller.state.layout in last.predicted
+    assert fixed.controller.decider.last is None
 
 
 def test_fixed_policies_are_in_their_layout_from_the_start() -> None:
     """Whatever comes."""
     for policy, layout in (("static-dp", Layout.uniform(4, 1)), ("static-tp", Layout.uniform(4, 4))):
-        shell = Shell(settings(policy))
+        shell = ModelShell(settings(policy))
         for number in range(50):
             shell.arrive(f"r{number}", RequestSpec(40, 60, 20, priority=-number))
             shell.tick()
-        assert shell.controller.layout == layout
+        assert shell.controller.state.layout == layout
         assert shell.waiting() == []
         assert shell.switches == []
 
 
 def test_measured_steps_decide() -> None:
     """Nothing is decided before every lane was measured; what traffic shows counts more than the start."""
-    shell = Shell(settings("load", 2))
-    assert shell.controller.layout == NARROW
-    unmeasured = Shell(settings("load", 2), {1: costs()[1]})
+    shell = ModelShell(settings("load", 2))
+    assert shell.controller.state.layout == NARROW
+    unmeasured = ModelShell(settings("load", 2), {1: costs()[1]})
     unmeasured.tick()
     assert unmeasured.switches == []
     shell.tick()
-    assert shell.controller.layout == WIDE
+    assert shell.controller.state.layout == WIDE
     shell.acknowledge()
     slow = measured({2: costs(fixed=3.0, rest=3.0)[2]})
     shell.controller.stepped([step for _ in range(100) for step in slow])
     shell.controller.stepped([Step(1, 0.03, 0, 1, 16)])
     shell.tick()
-    assert shell.controller.layout == NARROW
+    assert shell.controller.state.layout == NARROW
     decision = shell.switches[-1].decision
     assert decision is not None
     assert decision.gain > decision.cost == decision.considered[decision.mode]
@@ -579,11 +579,11 @@ def test_measured_steps_decide() -> None:
 @pytest.mark.parametrize(("waiting", "at_arrival"), [(1, True), (2, False)])
 def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, at_arrival: bool) -> None:
     """The next tick does."""
-    shell = Shell(settings("load", 2, max_num_seqs=2), {1: costs()[1]})
+    shell = ModelShell(settings("load", 2, max_num_seqs=2), {1: costs()[1]})
     for number in range(4 + waiting):
         shell.arrive(f"r{number}", SHORT)
     assert len(shell.waiting()) == waiting
-    shell.controller.steps.calibrate(measured({2: costs(fixed=0.1, rest=0.1)[2]}))
+    shell.controller.state.steps.calibrate(measured({2: costs(fixed=0.1, rest=0.1)[2]}))
     shell.arrive("another", SHORT)
     assert shell.controller.changing == at_arrival
     shell.tick()
@@ -593,8 +593,8 @@ def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, a
 @pytest.mark.parametrize("long", [RequestSpec(10, 180, 170), RequestSpec(150, 180, 30)])
 def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
     """However many come after it: they leave it the memory that it waits for, and its turn to be prefilled."""
-    shell = Shell(settings("manual", 2, max_num_seqs=20, max_num_batched_tokens=32))
-    shell.controller.demand.finished(170)
+    shell = ModelShell(settings("manual", 2, max_num_seqs=20, max_num_batched_tokens=32))
+    shell.controller.state.demand.finished(170)
     shell.order(WIDE)
     shell.acknowledge()
     for number in range(100):
@@ -614,7 +614,7 @@ def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_long_prompts_every_few_seconds_make_few_switches(policy: str) -> None:
     """Seven of them, among short requests for which groups are worse, so that each would make two."""
-    shell = Shell(settings(policy, 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
+    shell = ModelShell(settings(policy, 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
     long = RequestSpec(150, 160, 10)
     for step in range(200):
         shell.arrive(f"short{step}", RequestSpec(5, 8, 3))
@@ -632,7 +632,7 @@ def test_long_prompts_every_few_seconds_make_few_switches(policy: str) -> None:
 
 def test_a_long_prompt_is_not_paid_for_for_ever() -> None:
     """When no more come, the engines are apart again before the horizon (10 s) ends."""
-    shell = Shell(settings("auto", 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
+    shell = ModelShell(settings("auto", 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
     shell.arrive("long", RequestSpec(150, 160, 10))
     shell.acknowledge()
     shell.token("long", 100)
@@ -643,14 +643,14 @@ def test_a_long_prompt_is_not_paid_for_for_ever() -> None:
         for name in shell.running():
             shell.token(name, 100)
         shell.tick()
-    assert shell.controller.layout == NARROW
+    assert shell.controller.state.layout == NARROW
 
 
 @pytest.mark.parametrize("degree", [1, 4])
 def test_a_degree_that_the_layout_lacks_is_not_starved(degree: int) -> None:
     """In pairs whose memory is always full of short requests; one that is wider has its place ten times as soon."""
-    shell = Shell(settings("manual", 4, max_num_seqs=64, capped=True))
-    shell.controller.demand = shell.controller.lengths._demand = Demand((40.0, 20.0))
+    shell = ModelShell(settings("manual", 4, max_num_seqs=64, capped=True))
+    shell.controller.state.demand = shell.controller.state.lengths._demand = Demand((40.0, 20.0))
     shell.order(Layout.uniform(4, 2))
     shell.acknowledge()
     asks, count = RequestSpec(40, 60, 20), 0

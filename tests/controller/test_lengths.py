@@ -7,7 +7,7 @@ import pytest
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Layout
-from tests.controller.shell import Shell, settings
+from tests.controller.model_shell import ModelShell, settings
 from tests.policy.costs import costs
 
 AGENT = RequestSpec(40, 41, 120, expected_tokens=20, most_tokens=160)
@@ -18,18 +18,18 @@ PAIR_AND_TWO = Layout(((0,), (1,), (2, 3)))
 
 def sizes(policy: str, spec: RequestSpec, usual_output: int = 20) -> tuple[int, ...]:
     """Return the group sizes of a request that arrives where outputs are usually so long."""
-    shell = Shell(settings(policy), WIDE_IS_WORSE)
+    shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     for _ in range(50):
-        shell.controller.demand.finished(usual_output)
-        shell.controller.demand.arrived(10, 400, 0.0)
+        shell.controller.state.demand.finished(usual_output)
+        shell.controller.state.demand.arrived(10, 400, 0.0)
     shell.arrive("r", spec)
-    (state,) = (*shell.controller.pool, *shell.controller.started.values())
+    (state,) = (*shell.controller.state.pool, *shell.controller.state.started.values())
     return state.sizes
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_no_group_is_formed_for_what_a_request_may_take(policy: str) -> None:
-    shell = Shell(settings(policy), WIDE_IS_WORSE)
+    shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     shell.arrive("agent", AGENT)
     assert shell.open["agent"].group in Layout.uniform(4, 1).groups
     assert not shell.controller.changing
@@ -38,7 +38,7 @@ def test_no_group_is_formed_for_what_a_request_may_take(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_a_request_that_is_longer_than_expected_goes_on_in_a_group(policy: str) -> None:
     """With the tokens that it has."""
-    shell = Shell(settings(policy), WIDE_IS_WORSE)
+    shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     shell.arrive("agent", AGENT)
     shell.token("agent", 60)
     shell.acknowledge()
@@ -50,7 +50,7 @@ def test_a_request_that_is_longer_than_expected_goes_on_in_a_group(policy: str) 
 @pytest.mark.parametrize("policy", ["manual", "load", "priority"])
 def test_where_no_group_is_formed_it_ends_where_its_own_is_full(policy: str) -> None:
     """It waits for none either, although it could be longer."""
-    shell = Shell(settings(policy), WIDE_IS_WORSE)
+    shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     shell.arrive("agent", AGENT)
     assert len(shell.open["agent"].group or ()) == 1
     shell.token("agent", 60)
@@ -86,7 +86,7 @@ def test_what_is_expected_is_no_need_where_no_group_is_formed() -> None:
 
 @pytest.mark.parametrize(("expected_tokens", "size"), [(20, 1), (90, 2)])
 def test_a_group_of_the_layout_that_holds_what_is_expected_comes_first(expected_tokens: int, size: int) -> None:
-    shell = Shell(settings("manual", capped=False), WIDE_IS_WORSE)
+    shell = ModelShell(settings("manual", capped=False), WIDE_IS_WORSE)
     shell.order(PAIR_AND_TWO)
     shell.acknowledge()
     shell.arrive("agent", replace(AGENT, expected_tokens=expected_tokens))
@@ -95,15 +95,15 @@ def test_a_group_of_the_layout_that_holds_what_is_expected_comes_first(expected_
 
 def test_where_groups_may_go_away_one_that_holds_all_comes_first() -> None:
     """It could not go on in another group: it would end."""
-    shell = Shell(settings("load"), WIDE_IS_WORSE)
+    shell = ModelShell(settings("load"), WIDE_IS_WORSE)
     state = RequestState("agent", AGENT, (1, 2, 4), 1, 0.0)
-    assert shell.controller.lengths.of_new(state, [1, 2, 4]).likely_tokens == 160
+    assert shell.controller.state.lengths.of_new(state, [1, 2, 4]).likely_tokens == 160
 
 
 @pytest.mark.parametrize(("most_tokens", "degree"), [(401, None), (101, 1)])
 def test_what_no_group_ever_holds_is_refused(most_tokens: int, degree: int | None) -> None:
     with pytest.raises(RequestError, match=f"prompt plus max_tokens are {most_tokens}"):
-        Shell(settings("auto")).arrive("r", replace(AGENT, most_tokens=most_tokens, degree=degree))
+        ModelShell(settings("auto")).arrive("r", replace(AGENT, most_tokens=most_tokens, degree=degree))
 
 
 def test_a_request_that_cannot_go_on_elsewhere_needs_all_that_it_may_take() -> None:
@@ -115,16 +115,16 @@ def test_a_request_that_cannot_go_on_elsewhere_needs_all_that_it_may_take() -> N
 
 def test_nothing_is_expected_of_engines_that_are_lost() -> None:
     """A pair would be needed, and none can be formed: it begins where it can."""
-    shell = Shell(settings("auto"), WIDE_IS_WORSE)
+    shell = ModelShell(settings("auto"), WIDE_IS_WORSE)
     state = RequestState("r", replace(AGENT, expected_tokens=90), (1, 2, 4), 1, 0.0)
-    assert shell.controller.lengths.of_new(state, [1]).sizes == (1, 2, 4)
+    assert shell.controller.state.lengths.of_new(state, [1]).sizes == (1, 2, 4)
 
 
 def test_what_a_request_is_sure_to_have_is_booked() -> None:
     """Where others have had less: two would preempt each other on an engine of 100 tokens."""
-    shell = Shell(settings("manual", 2), WIDE_IS_WORSE)
+    shell = ModelShell(settings("manual", 2), WIDE_IS_WORSE)
     for _ in range(50):
-        shell.controller.demand.finished(5)
+        shell.controller.state.demand.finished(5)
     for number in range(3):
         shell.arrive(f"r{number}", RequestSpec(10, 90, 80, most_tokens=90))
     assert shell.waiting() == ["r2"]

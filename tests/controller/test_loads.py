@@ -82,7 +82,7 @@ def test_with_its_kv_only_what_the_old_group_had_left_is_prefilled(tokens: int, 
     if tokens:
         loads.token(one, tokens)
     loads.remove(one)
-    loads.add(one, (0, 1), 150.0, kept=True)
+    loads.add(one, (0, 1), 150.0, with_kv=True)
     assert one.prefill_tokens == loads[(0, 1)].prefill_tokens == ahead
     loads.remove(one)
     loads.add(one, (0,), 150.0)

@@ -14,8 +14,8 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import Step
+from tests.controller.model_shell import ModelShell, settings
 from tests.controller.mortal import MortalShell
-from tests.controller.shell import Shell, settings
 from tests.policy.costs import costs
 
 MOST_WAITING = 6
@@ -76,7 +76,7 @@ class Episode(RuleBasedStateMachine):
     wishes = staticmethod(wishes)
     migrates: frozenset[int] | None = None
     always_lends = False
-    made: Callable[..., Shell] = staticmethod(Shell)
+    made: Callable[..., ModelShell] = staticmethod(ModelShell)
     survives = False
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Episode(RuleBasedStateMachine):
         tokens = chosen.capacity.tokens
         self.shell = self.made(chosen, costs(tuple(tokens), *factors))
         measured = migration_sizes if self.migrates is None else self.migrates
-        self.shell.controller.migrates = dict.fromkeys(measured, MigrationCost(0.0005, 1e-6))
+        self.shell.controller.state.migrates = dict.fromkeys(measured, MigrationCost(0.0005, 1e-6))
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"
@@ -125,7 +125,7 @@ class Episode(RuleBasedStateMachine):
     def _waiting(self, *, urgent: bool) -> int:
         """How many wait that a request like this one counts, in engines too where nothing is held back."""
         count = [self.shell.open[name].spec.urgent for name in self.shell.waiting()].count(urgent)
-        limits, loads = self.shell.controller.settings.limits, self.shell.controller.loads
+        limits, loads = self.shell.controller.settings.limits, self.shell.controller.state.loads
         for group in () if limits.capped else loads.groups:
             running = [one for one in loads[group].requests.values() if one.spec.urgent or not urgent]
             count += max(0, len(running) - limits.max_num_seqs)
@@ -185,7 +185,7 @@ class Episode(RuleBasedStateMachine):
     @rule()
     def finish_what_is_over(self) -> None:
         self.shell.finish("r0", aborted=True)
-        assert self.shell.controller.group_of("r0") is None
+        assert self.shell.controller.state.group_of("r0") is None
 
     @precondition(lambda self: self.shell.ordered is not None and not self.shell.is_regrouped)
     @rule()
@@ -214,7 +214,7 @@ class Episode(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.layout.groups)
     @rule(data=st.data(), mode=st.sampled_from(MODES))
     def order(self, data: st.DataObject, mode: str) -> None:
-        self.shell.order(data.draw(st.sampled_from(self.shell.controller._layouts)), mode)
+        self.shell.order(data.draw(st.sampled_from(self.shell.controller.state.layouts)), mode)
 
     @precondition(lambda self: self.shell.controller.waits_for_idle is not None)
     @rule()
@@ -240,7 +240,7 @@ class Episode(RuleBasedStateMachine):
         if hasattr(self, "shell"):
             open_ = self.shell.open.values()
             expected = [one for one in open_ if one.spec.deadline_s is not None and not one.begun]
-            assert len(self.shell.controller.deadlines) == len(expected)
+            assert len(self.shell.controller.state.deadlines) == len(expected)
 
     @invariant()
     def switches_forget_requests_that_are_over(self) -> None:
@@ -248,9 +248,9 @@ class Episode(RuleBasedStateMachine):
         if not hasattr(self, "shell"):
             return
         controller = self.shell.controller
-        if controller.running == len(controller.pool) == 0:
+        if controller.state.running == len(controller.state.pool) == 0:
             assert not self.shell.streams_of_switches()
-            assert controller.changing or not controller.switches._open
+            assert controller.changing or not controller.state.switches._open
 
     def teardown(self) -> None:
         """Everything ends if engines go on: nothing waits for what never comes."""

@@ -9,7 +9,7 @@ from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.predict.migrations import MigrationCost
-from tests.controller.shell import Part, Shell, settings
+from tests.controller.model_shell import ModelShell, Part, settings
 from tests.policy.costs import costs
 
 PROMPT, OUTPUTS = 40, 20
@@ -18,34 +18,34 @@ APART, PAIRS = Layout.uniform(4, 1), Layout.uniform(4, 2)
 QUICK = {2: MigrationCost(1e-4, 1e-7)}
 
 
-def shell_of(policy: str = "manual", engines: int = 4) -> Shell:
+def shell_of(policy: str = "manual", engines: int = 4) -> ModelShell:
     """Return a server on which KV migrates."""
-    shell = Shell(settings(policy, engines))
-    shell.controller.migrates = dict(QUICK)
+    shell = ModelShell(settings(policy, engines))
+    shell.controller.state.migrates = dict(QUICK)
     return shell
 
 
-def busy(policy: str, *, dry_run: bool = False) -> Shell:
+def busy(policy: str, *, dry_run: bool = False) -> ModelShell:
     """Return a server of two roomy engines, which have prompts to compute when a long one arrives."""
     small = settings(policy, 2, max_num_batched_tokens=2048, dry_run=dry_run)
     sizes = small.capacity.tokens
     roomy = Capacity({size: 10_000 * size for size in sizes}, 1, {size: 16 * size for size in sizes})
-    shell = Shell(replace(small, capacity=roomy), costs(tuple(roomy.tokens)))
-    shell.controller.migrates = dict(QUICK)
+    shell = ModelShell(replace(small, capacity=roomy), costs(tuple(roomy.tokens)))
+    shell.controller.state.migrates = dict(QUICK)
     for number in range(2):
         shell.arrive(f"r{number}", RequestSpec(1000, 1300, 300, degree=1))
     shell.arrive("long", RequestSpec(1500, 1520, 20))
     return shell
 
 
-def split(at: int, shell: Shell | None = None, name: str = "a") -> Shell:
+def split(at: int, shell: ModelShell | None = None, name: str = "a") -> ModelShell:
     """Return a server that has got a request which asks to be split there."""
     shell = shell or shell_of()
     shell.arrive(name, replace(ASKED, split_at=at))
     return shell
 
 
-def part_of(shell: Shell) -> Part | None:
+def part_of(shell: ModelShell) -> Part | None:
     """The only part that groups have, if they have any."""
     (part,) = shell.parts.values() or [None]
     return part
@@ -57,7 +57,7 @@ def test_inside_the_prompt_the_first_group_gets_a_prefix(at: int) -> None:
     shell = split(at)
     assert part_of(shell) == Part("a", (0,), at, is_ahead=False)
     assert shell.open["a"].group == (1,)
-    loads = shell.controller.loads
+    loads = shell.controller.state.loads
     assert [loads[group].prefill_tokens for group in ((0,), (1,))] == [at, PROMPT - at]
     shell.end_prefix(1)
     assert shell.open["a"].group == (1,)
@@ -72,15 +72,15 @@ def test_behind_the_prompt_the_second_group_pulls_ahead(at: int) -> None:
     stream, tokens = shell.open["a"], at + 1 - PROMPT
     assert (stream.group, stream.limit) == ((0,), tokens)
     assert part_of(shell) == Part("a", (1,), at, is_ahead=True)
-    loads = shell.controller.loads
+    loads = shell.controller.state.loads
     assert loads[(1,)].committed_tokens > at
     shell.token("a", tokens)
     assert (stream.group, stream.tokens, stream.ahead) == ((1,), tokens, 1)
     assert part_of(shell) is None
     assert loads[(0,)].requests == {}
     shell.settle(2)
-    assert shell.controller.splits.counts.output == 1
-    assert shell.controller.splits.counts.undone == 0
+    assert shell.controller.state.splits.counts.output == 1
+    assert shell.controller.state.splits.counts.undone == 0
 
 
 @pytest.mark.parametrize("at", [0, 59, 60])
@@ -126,7 +126,7 @@ def test_nothing_is_split_without_a_second_group_or_a_way_to_migrate() -> None:
         full.arrive(f"r{number}", replace(ASKED, degree=1))
         full.token(f"r{number}")
     unmeasured = shell_of()
-    unmeasured.controller.migrates = {}
+    unmeasured.controller.state.migrates = {}
     for shell in (one, unmeasured):
         split(20, shell)
         assert part_of(shell) is None
@@ -161,7 +161,7 @@ def test_the_end_of_a_split_request_ends_its_part(at: int) -> None:
                 shell.token("a", tokens)
             shell.finish("a", aborted=aborted)
             assert part_of(shell) is None
-            assert shell.controller.loads.groups == []
+            assert shell.controller.state.loads.groups == []
 
 
 @pytest.mark.parametrize("at", [20, 45])
@@ -174,7 +174,7 @@ def test_an_operators_order_makes_it_an_ordinary_request(at: int, mode: str) -> 
             shell.token("a", 2)
         shell.order(layout, mode)
         assert part_of(shell) is None
-        assert shell.controller.splits.counts.undone == 1
+        assert shell.controller.state.splits.counts.undone == 1
         shell.settle(4)
 
 
@@ -223,7 +223,7 @@ def test_a_request_goes_on_when_its_prefix_fails(failed: bool) -> None:
     shell = split(20)
     shell.end_prefix(1, failed=failed)
     assert shell.open["a"].group == (1,)
-    assert shell.controller.splits.counts.undone == failed
+    assert shell.controller.state.splits.counts.undone == failed
     shell.settle(2)
 
 
@@ -248,7 +248,7 @@ def test_a_request_whose_group_has_no_room_for_the_rest_exceeds_it() -> None:
 def test_the_policy_splits_where_the_planner_predicts_a_gain(dry_run: bool) -> None:
     """Both engines are to finish at the same time."""
     shell = busy("split", dry_run=dry_run)
-    counts = shell.controller.splits.counts
+    counts = shell.controller.state.splits.counts
     assert (part_of(shell) is None) == dry_run
     assert (counts.prompt + counts.output == 1) != dry_run
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flying_serving.config import MODES
 from flying_serving.controller.gaps import MOST_GAPS
-from flying_serving.controller.switches import KEPT, MOST_OPEN, PATIENCE, Changeover, Switch, Switches
+from flying_serving.controller.switches import KEPT, MOST_OPEN, Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
@@ -161,34 +161,6 @@ def test_which_engines_wait_to_hear_what_leaves_them(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
     switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
     assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_when_engines_are_told(mode: str) -> None:
-    """At once, or when old requests have ended; only a sequential switch holds back new ones until then.
-
-    By "migrate" they wait from then on, for the answers.
-    """
-    waits = mode in ("sequential", "soft")
-    change = Changeover(Switch(OLD, NEW, mode, 100.0, 1, {"a"}), 1)
-    assert change.ready == (not waits)
-    assert change.holds == (mode == "sequential")
-    change.switch.ended("a", 101.0)
-    assert change.ready
-    change.ordered(102.0)
-    assert not change.ready
-    assert change.holds == (mode == "migrate")
-    assert (change.switch.ordered_s, change.switch.waited_for_idle_ms) == (102.0, 2000.0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_policy_waits_for_the_old_only_about_as_long_as_it_expected(mode: str) -> None:
-    """An operator's order waits until they have ended."""
-    ordered, decided = (Switch(OLD, NEW, mode, 100.0, 1, {"a"}) for _ in range(2))
-    decided.decision = Decision(NEW, mode, "load: 1.00 requests/s", 12.5, 0.5, drain_s=2.0)
-    assert not Changeover(decided, 1).overdue(100.0 + PATIENCE * 2.0)
-    assert Changeover(decided, 1).overdue(101.0 + PATIENCE * 2.0) == (mode in ("sequential", "soft"))
-    assert not Changeover(ordered, 1).overdue(1e6)
 
 
 def begin(switches: Switches, at: float, *draining: str, decision: Decision | None = None) -> Switch:

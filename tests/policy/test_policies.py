@@ -242,7 +242,7 @@ def test_promised_gains_never_make_another_switch_easier(situation: tuple[Snapsh
 def test_a_load_around_the_crossover_makes_few_switches(rate: float) -> None:
     """Five minutes of arrivals at random: at most two switches a minute."""
     node = serve("auto", costs(fixed=0.5, rest=0.65), arrivals(rate, 300.0, begin_s=5.0))
-    during = [switch for switch in node.controller.switches.kept if 5.0 < switch.decided_s < 305.0]
+    during = [switch for switch in node.controller.state.switches.kept if 5.0 < switch.decided_s < 305.0]
     assert len(during) <= 10
 
 
@@ -264,7 +264,7 @@ def test_a_burst_is_answered_within_two_steps(count: int) -> None:
     """From idle, and the server was wide: the engines work apart after the step under way and at most one more."""
     lanes = costs(fixed=0.5, rest=0.65)
     node = serve("auto", lanes, [Request(number, 10.0 + 0.001 * number, 300, 60) for number in range(count)])
-    first = next(switch for switch in node.controller.switches.kept if switch.decided_s >= 10.0)
+    first = next(switch for switch in node.controller.state.switches.kept if switch.decided_s >= 10.0)
     assert first.new == Layout.uniform(2, 1)
     assert first.cutover_ms is not None
     longest_s = lanes[2].step_s(512, 0, 0)

@@ -21,7 +21,7 @@ from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
-from tests.controller.shell import settings
+from tests.controller.model_shell import settings
 from tests.policy.costs import costs, measured
 
 ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY
@@ -154,8 +154,8 @@ class Server:
 
     def measured(self) -> None:
         """Engines have told what steps and migrations cost."""
-        self.controller.migrates = {2: MigrationCost(0.002, 1e-5)}
-        self.controller.steps.calibrate(measured(costs((1, 2, 4))))
+        self.controller.state.migrates = {2: MigrationCost(0.002, 1e-5)}
+        self.controller.state.steps.calibrate(measured(costs((1, 2, 4))))
 
     async def outputs(
         self, engine_id: str, tokens: list[int], *, over: bool = False, reason: FinishReason | None = None
@@ -174,7 +174,7 @@ class Server:
         why = f"engine {engine} was lost: injected"
         self.calls.lose(engine, why)
         self.calls.channel.lose(engine)
-        self.shell.losses.lost(engine, Loss(time.time(), "injected"), self.controller.layout, frozen=False)
+        self.shell.losses.lost(engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False)
         self.shell.orders.lose(EngineLost(why))
         self.shell.figures.forget(engine)
         self.shell.carry_out(self.controller.engines_lost([engine], 0.0))

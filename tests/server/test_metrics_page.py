@@ -19,7 +19,7 @@ from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
-from tests.controller.shell import settings
+from tests.controller.model_shell import settings
 
 
 class Watching(Predictions):
@@ -140,7 +140,7 @@ async def test_requests_wherever_they_are_are_watched(calls: FakeCalls) -> None:
     controller = metrics._controller
     for number in range(5):
         controller.arrived(f"r{number}", RequestSpec(20, 30), 1.0)
-    assert len(controller.pool) and controller.running
+    assert len(controller.state.pool) and controller.state.running
     metrics._predictions = watching = Watching(controller.settings.objective)
     metrics.tick(1.0)
     assert sorted(watching.seen) == [f"r{number}" for number in range(5)]

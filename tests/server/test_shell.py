@@ -44,7 +44,7 @@ async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -
     assert server.vllm.histories["a+1"] == [7, 8]
     assert await server.outputs("a", [9], over=True) == []
     assert await server.outputs("a+1", [9], over=True) == ["a"]
-    assert server.controller.running == 0
+    assert server.controller.state.running == 0
 
 
 async def test_statistics_of_a_lost_engine_are_those_of_an_idle_one() -> None:
@@ -78,7 +78,7 @@ async def test_leaders_hear_of_all_that_leave_them_in_one_message() -> None:
         server.open_request(name, prompt_tokens=60 if name == "b" else 10)
         assert await server.outputs(name, [7]) == [name]
     task = await server.switch(PAIRS, "migrate")
-    where = {name: server.controller.group_of(name) for name in "abc"}
+    where = {name: server.controller.state.group_of(name) for name in "abc"}
     server.messages.clear()
     server.sent()
     await asyncio.wait_for(task, 5)
@@ -104,11 +104,11 @@ async def test_the_end_of_a_request_during_a_switch_migrates_no_other_twice() ->
     assert await server.outputs(left["r0"], [1], over=True) in ([], ["r0"])
     for name in names:
         for _ in range(3):  # it may migrate, or begin, as others end
-            if server.controller.group_of(name) is not None:
+            if server.controller.state.group_of(name) is not None:
                 await server.outputs(server.streams.engine_id(name), [1], over=True)
     await asyncio.wait_for(task, 5)
-    assert server.controller.running == 0
-    assert not len(server.controller.pool)
+    assert server.controller.state.running == 0
+    assert not len(server.controller.state.pool)
     where: dict[str, int] = {}
     for kind, what, engine in server.messages:
         if kind is ADD:
@@ -130,7 +130,7 @@ async def test_a_client_that_leaves_cancels_no_message_of_others() -> None:
         await aborting
     await asyncio.wait_for(waiting, 5)
     assert server.messages == [(ADD, "a", 0), (ABORT, "a", 0), (ADD, "b", 0)]
-    assert server.controller.running == 1
+    assert server.controller.state.running == 1
 
 
 async def test_a_request_that_cannot_be_sent_ends_alone() -> None:
@@ -152,8 +152,8 @@ async def test_a_request_that_cannot_be_sent_ends_alone() -> None:
         ("r0", FinishReason.ERROR),
         ("r5", FinishReason.ERROR),
     }
-    assert server.controller.running == 6
-    assert not len(server.controller.pool)
+    assert server.controller.state.running == 6
+    assert not len(server.controller.state.pool)
 
 
 async def test_a_request_that_fails_stops_no_other_command() -> None:
@@ -172,7 +172,7 @@ async def test_a_request_that_fails_stops_no_other_command() -> None:
     ended = await server.read()
     assert [(o.request_id, o.finish_reason) for o in ended.outputs] == [(recalled[0], FinishReason.ERROR)]
     assert server.vllm.outputs_queue.empty()
-    assert server.controller.running == 7
+    assert server.controller.state.running == 7
     await server.settle(3)
     assert made.problem is None
     assert not server.controller.changing
@@ -188,7 +188,7 @@ async def test_an_order_that_cannot_be_sent_fails_alone() -> None:
     server.sent()
     with pytest.raises(ValueError, match="injected"):
         await asyncio.wait_for(ordering, 5)
-    assert server.controller.switches.kept[-1].problem == "injected"
+    assert server.controller.state.switches.kept[-1].problem == "injected"
     assert [kind for kind, _, _ in server.messages].count(ABORT) == 4
     server.vllm.unsendable = set()
     task = await server.switch(APART, "weave")
@@ -226,7 +226,7 @@ async def test_a_late_request_is_answered_and_leaves_the_queue_of_its_engine() -
     assert refusal_in(queue).http_status == HTTPStatus.GATEWAY_TIMEOUT
     assert server.messages == [(ADD, "a", 0), (ABORT, "a", 0)]
     assert await server.outputs("a", [7]) == []
-    assert server.controller.open_requests == []
+    assert server.controller.state.open_requests == []
 
 
 @pytest.mark.parametrize("says", ["begun", "token", "other", "begun before it left"])
@@ -241,7 +241,7 @@ async def test_an_engine_says_that_a_request_has_begun(says: str) -> None:
     assert await server.outputs(name, [7] if says == "token" else []) == (["a"] if says == "token" else [])
     server.shell.carry_out(server.controller.tick(1.5))
     if says != "other":
-        assert server.controller.open_requests == ["a"]
+        assert server.controller.state.open_requests == ["a"]
     else:
         assert refusal_in(queue).http_status == HTTPStatus.GATEWAY_TIMEOUT
 
@@ -350,7 +350,7 @@ async def test_a_recalled_request_whose_group_is_full_waits_on() -> None:
     server = Server()
     server.arrived("a")
     server.controller.finished(["a"], 0.0, aborted=True)
-    assert server.controller.group_of("a") is None
+    assert server.controller.state.group_of("a") is None
     assert server.controller.group_full("a", 0.0) == []
 
 
@@ -364,15 +364,15 @@ async def test_a_request_that_ends_as_its_group_is_full_leaves_no_kv_there() -> 
     room = server.controller.settings.capacity.tokens[1] - 10
     assert await server.outputs("a", [7] * room, over=True, reason=FinishReason.LENGTH) == ["a"]
     assert server.messages == [(ABORT, "a", 0)]
-    assert server.controller.running == 0
+    assert server.controller.state.running == 0
 
 
 async def test_a_client_that_leaves_while_its_request_waits_leaves_no_kv() -> None:
     """The group that has the KV is told, which is not where a request runs."""
     server = Server()
     server.open_request("a")
-    state = server.controller.started["a"]
-    server.shell.carry_out([server.controller._to_pool(state, 0.0, KVOffer((0,), 5))])
+    state = server.controller.state.started["a"]
+    server.shell.carry_out([server.controller.bookings.requeue(state, 0.0, KVOffer((0,), 5))])
     assert server.told("flying_retain") == [0]
     server.messages.clear()
     task = asyncio.get_running_loop().create_task(server.shell.abort(["a"]))
@@ -404,13 +404,13 @@ async def test_a_client_that_leaves_while_its_request_is_added_ends_it() -> None
     server.open_request("first")
     task = asyncio.get_running_loop().create_task(add(server.shell, request("second")))
     await asyncio.sleep(0)
-    assert server.controller.running == 2
+    assert server.controller.state.running == 2
     task.cancel()
     await asyncio.sleep(0)
     server.sent()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert server.controller.open_requests == []
+    assert server.controller.state.open_requests == []
     assert outputs.request_states == {}
     assert sorted(name for kind, name, _ in server.messages if kind is ABORT) == ["first", "second"]
 

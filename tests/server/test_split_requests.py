@@ -36,11 +36,11 @@ async def test_a_split_inside_the_prompt() -> None:
     assert notes(server, "a~1") == {OFFER_KEY: (1, True)}
     assert notes(server, "a") == {MIGRATED_FROM_KEY: (0, 1, 1)}
     assert await server.outputs("a~1", [9], over=True) == []
-    assert len(server.controller.splits) == 0
+    assert len(server.controller.state.splits) == 0
     assert await server.outputs("a", [7]) == ["a"]
     assert await server.outputs("a", [8], over=True) == ["a"]
     assert server.messages == [(ADD, "a~1", 0), (ADD, "a", 1)]
-    assert server.controller.running == 0
+    assert server.controller.state.running == 0
 
 
 async def test_a_split_in_the_output() -> None:
@@ -55,9 +55,9 @@ async def test_a_split_in_the_output() -> None:
     assert server.messages == [(ADD, "a~1", 1)]
     assert server.vllm.histories["a~1"] == [5, 6, 7]
     assert notes(server, "a~1").keys() == {MIGRATED_FROM_KEY, "flying_history"}
-    assert server.controller.running == 1
+    assert server.controller.state.running == 1
     assert await server.outputs("a~1", [8], over=True) == ["a"]
-    assert server.controller.running == 0
+    assert server.controller.state.running == 0
     assert server.messages == [(ADD, "a~1", 1)]
 
 
@@ -66,7 +66,7 @@ async def test_a_stop_before_the_split_ends_the_pull() -> None:
     server.messages.clear()
     assert await server.outputs("a", [5], reason=FinishReason.STOP) == ["a"]
     assert server.messages == [(ABORT, "a~1", 1)]
-    assert server.controller.running == 0
+    assert server.controller.state.running == 0
 
 
 @pytest.mark.parametrize(("at", "where"), [(IN_PROMPT, 1), (IN_OUTPUT, 0)])
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_ends_both_parts(at: int, where: int) -> None
     await asyncio.wait_for(aborting, 5)
     assert server.messages == [(ABORT, "a", where), (ABORT, "a~1", 1 - where)]
     assert await server.outputs("a~1", [9], over=True) == []
-    assert len(server.controller.splits) == server.controller.running == 0
+    assert len(server.controller.state.splits) == server.controller.state.running == 0
 
 
 async def test_an_order_undoes_a_split_inside_the_prompt() -> None:
@@ -91,7 +91,7 @@ async def test_an_order_undoes_a_split_inside_the_prompt() -> None:
     assert server.messages[0] == (UTILITY, "flying_retain", 0)
     assert server.vllm.retained[0] == (0, [("a~1", 1)])
     assert await server.outputs("a~1", [9], over=True) == []
-    assert server.controller.splits.counts.undone == 1
+    assert server.controller.state.splits.counts.undone == 1
 
 
 async def test_an_order_undoes_a_split_in_the_output() -> None:
@@ -127,7 +127,7 @@ async def test_a_part_that_cannot_be_sent_leaves_an_ordinary_request(at: int) ->
     ended = (UTILITY, "flying_retain", 0) if at == IN_PROMPT else (ABORT, "a~1", 1)
     assert server.messages == [(ADD, "a", 1 if at == IN_PROMPT else 0), ended]
     assert await server.outputs("a", [7]) == ["a"]
-    assert (server.controller.running, len(server.controller.splits)) == (1, 0)
+    assert (server.controller.state.running, len(server.controller.state.splits)) == (1, 0)
 
 
 @pytest.mark.parametrize("at", [IN_PROMPT, IN_OUTPUT])
@@ -139,4 +139,4 @@ async def test_a_split_request_that_cannot_be_sent_ends_with_its_part(at: int) -
     assert [kind for kind, what, _ in server.messages if what == "a~1"] in ([ADD, ABORT], [ABORT])
     ended = await server.read()
     assert [(one.request_id, one.finish_reason) for one in ended.outputs] == [("a", FinishReason.ERROR)]
-    assert server.controller.running == len(server.controller.splits) == 0
+    assert server.controller.state.running == len(server.controller.state.splits) == 0

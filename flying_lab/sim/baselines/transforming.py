@@ -26,7 +26,7 @@ from flying_lab.sim.memory import Lent
 from flying_lab.sim.node import System
 from flying_lab.sim.system import system_of
 from flying_lab.sim.transformation import Pause, Transformation, Work
-from flying_serving.controller.placing import Placing
+from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Capacity
 from flying_serving.errors import ConfigError
@@ -88,10 +88,10 @@ KINDS = {
 """By name."""
 
 
-class Anywhere(Placing):
+class Anywhere(GroupChoice):
     """Any group: instances are chosen after it, by `Transforms`."""
 
-    def place(self, state: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
+    def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
         """The first one."""
         return layout.groups[0]
 

@@ -54,7 +54,7 @@ class LayoutOrders:
         policy = deployment.flying.policy
         if policy != "manual":
             raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
-        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.placing.lost)
+        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.state.lost)
         if mode not in MODES:
             raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
@@ -65,7 +65,7 @@ class LayoutOrders:
                 await self._until(next(iter(self._switched.values())))
             if self._calls.ending:
                 raise ServerEnds
-            layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.placing.lost)
+            layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.state.lost)
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
             done = self._switched[switch.number] = retrieved(asyncio.get_running_loop().create_future())
             sent = self._carry_out(commands)

@@ -105,7 +105,7 @@ class EngineSupervisor:
 
         # the controller has not counted an engine that was JOINING
         controller, now_s = self._shell.controller, self._shell.clock()
-        if counted := set(lost) - controller.lost:
+        if counted := set(lost) - controller.state.lost:
             self._shell.orders.lose(EngineLost("; ".join(reasons)))
             self._shell.carry_out(controller.engines_lost(counted, now_s, killed=killed))
 
@@ -125,7 +125,7 @@ class EngineSupervisor:
 
         self._calls.lose(engine, reason)
         self._pulse.lose(engine)
-        self._shell.losses.lost(engine, loss, self._shell.controller.layout, frozen=frozen)
+        self._shell.losses.lost(engine, loss, self._shell.controller.state.layout, frozen=frozen)
         return reason
 
     # ---- the return
@@ -208,6 +208,6 @@ class EngineSupervisor:
 
         record.advance(Phase.UP)
         self._calls.channel.gain(engine)
-        self._shell.losses.back(engine, self._shell.controller.layout)
+        self._shell.losses.back(engine, self._shell.controller.state.layout)
         self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))
         logger.info("engine %d is back", engine)

@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.fault_recovery import OrphanCounts
 from flying_serving.controller.node_load import NodeLoad
-from flying_serving.controller.surviving import OrphanCounts
 from flying_serving.layout.groups import aligned_group
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import LANE_STATES, STEP_BOUNDS_S, TABLE
@@ -49,7 +49,7 @@ class Page:
 
 def put_controller(page: Page, controller: Controller, devices: int, now_s: float) -> None:
     """Layout, task pool and split requests."""
-    layout, pool = controller.layout, controller.pool
+    layout, pool = controller.state.layout, controller.state.pool
     page.put("flying:layout_info", 1, shape(layout))
     for group in layout.groups:
         for engine in group:
@@ -59,11 +59,11 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
     oldest_s = pool.oldest_s
     page.put("flying:pool_oldest_age_seconds", 0.0 if oldest_s is None else now_s - oldest_s)
     page.put("flying:refused_requests_total", controller.admission.refused)
-    counts = controller.splits.counts
+    counts = controller.state.splits.counts
     page.put("flying:splits_total", counts.prompt, "prompt")
     page.put("flying:splits_total", counts.output, "output")
     page.put("flying:splits_undone_total", counts.undone)
-    page.put("flying:split_requests", len(controller.splits))
+    page.put("flying:split_requests", len(controller.state.splits))
 
 
 def put_node(page: Page, load: NodeLoad, *, draining: bool) -> None:
@@ -80,14 +80,14 @@ def put_node(page: Page, load: NodeLoad, *, draining: bool) -> None:
 
 def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
     """The state of each lane of the engines that are in the layout, for each group size."""
-    for engine in sorted(controller.layout.engines):
+    for engine in sorted(controller.state.layout.engines):
         hard = engine in figures and figures[engine].hard
         for size in sizes:
             group = aligned_group(engine, size)
             state = None
-            if controller.layout.group_of(engine) == group:
+            if controller.state.layout.group_of(engine) == group:
                 state = "present"
-            elif controller.loads[group].requests:
+            elif controller.state.loads[group].requests:
                 state = "paused" if hard else "woven"
             for lane_state in LANE_STATES:
                 page.put("flying:lane_state", float(lane_state == state), engine, size, lane_state)

@@ -24,9 +24,9 @@ def state(
     `started` as `time`, ...).
     """
     rolling.look(now_s)
-    layout, pool, switches = controller.layout, controller.pool, controller.switches.kept
+    layout, pool, switches = controller.state.layout, controller.state.pool, controller.state.switches.kept
     engines = range(controller.settings.engines)
-    others = sorted(group for group in controller.loads.groups if group not in layout.groups)
+    others = sorted(group for group in controller.state.loads.groups if group not in layout.groups)
     oldest_s = pool.oldest_s
     recent = list(switches)[-SHOWN_SWITCHES:]
     hard = bool(recent) and recent[-1].mode == "hard"
@@ -41,7 +41,7 @@ def state(
         "others": [_group(controller, group) | {"state": "paused" if hard else "woven"} for group in others],
         "splits": _splits(controller),
         "engines": [_engine(controller, rolling, latest, engine) for engine in engines],
-        "running": controller.running,
+        "running": controller.state.running,
         "pool": {
             "requests": len(pool),
             "urgent": pool.urgent,
@@ -49,13 +49,13 @@ def state(
             "oldest_s": None if oldest_s is None else now_s - oldest_s,
         },
         "rolling": rolling.figures(engines, now_s) | {"window_s": WINDOW_S},
-        "switch_count": controller.switches.count,
+        "switch_count": controller.state.switches.count,
         "switches": [switch.to_json() | {"open": switch.open} for switch in recent],
     }
 
 
 def _group(controller: Controller, group: Group) -> dict[str, Any]:
-    work = controller.loads[group]
+    work = controller.state.loads[group]
     capacity = controller.settings.capacity
     return {
         "engines": list(group),
@@ -63,7 +63,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "requests": len(work.requests),
         "prefill_tokens": work.prefill_tokens,
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
-        "capacity_tokens": controller.lending.holds(group) if len(group) in capacity.tokens else None,
+        "capacity_tokens": controller.state.lending.holds(group) if len(group) in capacity.tokens else None,
     }
 
 
@@ -72,10 +72,10 @@ def _splits(controller: Controller) -> dict[str, Any]:
 
     `at`: tokens that the first group computes, `rest`: tokens that the second is expected to compute.
     """
-    splits, counts = controller.splits, controller.splits.counts
+    splits, counts = controller.state.splits, controller.state.splits.counts
     shown = []
     for request_id, split in list(splits.open.items())[:SHOWN_SPLITS]:
-        tokens = max(split.part.committed_tokens, controller.started[request_id].committed_tokens)
+        tokens = max(split.part.committed_tokens, controller.state.started[request_id].committed_tokens)
         rest = max(1, round(tokens) - split.at)
         shown.append({"first": list(split.kv.group), "second": list(split.second), "at": split.at, "rest": rest})
     return {"now": len(splits), "begun": counts.prompt + counts.output, "undone": counts.undone, "shown": shown}
@@ -83,8 +83,10 @@ def _splits(controller: Controller) -> dict[str, Any]:
 
 def to_ask(controller: Controller, latest: Mapping[int, EngineFigures]) -> list[int]:
     """Engines of whose memory the last that they have said is nothing, or may not be so any more."""
-    engines = sorted(controller.layout.engines)
-    return [e for e in engines if e not in latest or latest[e].memory.lent_bytes or controller.lending.lends_now(e)]
+    engines = sorted(controller.state.layout.engines)
+    return [
+        e for e in engines if e not in latest or latest[e].memory.lent_bytes or controller.state.lending.lends_now(e)
+    ]
 
 
 def _engine(
@@ -94,7 +96,7 @@ def _engine(
 
     `memory`: an `EngineMemory` of all its devices together; None before it has said.
     """
-    usage = rolling.kv_usage(engine) if controller.loads.of_engine(engine) else 0.0
+    usage = rolling.kv_usage(engine) if controller.state.loads.of_engine(engine) else 0.0
     devices = controller.settings.capacity.degree(1)
     memory = to_builtins(latest[engine].memory) if engine in latest else None
     if memory is not None:

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["f
 
 def load_of(shell: Shell) -> dict[str, Any]:
     """How busy the node is, and whether it drains: the answer of `GET /load`."""
-    load = node_load(shell.controller, shell.model_config.max_model_len)
+    load = node_load(shell.controller.state, shell.model_config.max_model_len)
     return load.to_json() | shell.draining.to_json(load.requests)
 
 
@@ -39,7 +39,7 @@ async def ready(request: Request) -> Response:
 async def drains(request: Request) -> Any:
     """Whether the node drains, how many requests it still has, and whether it may be stopped without losing any."""
     shell = shell_of(request.app)
-    requests = len(shell.controller.open_requests)
+    requests = len(shell.controller.state.open_requests)
     return shell.draining.to_json(requests) | {"requests": max(requests, shell.draining.answering)}
 
 

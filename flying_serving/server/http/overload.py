@@ -77,7 +77,7 @@ def with_retry_after(app: FastAPI, send: Send) -> Send:
 def _retry_after_s(app: FastAPI, status: int) -> int | None:
     """Seconds after which to try again, by the status of an answer; None if it says nothing."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return shell_of(app).controller.pool.retry_after_s(time.monotonic())
+        return shell_of(app).controller.state.pool.retry_after_s(time.monotonic())
     if status == HTTPStatus.SERVICE_UNAVAILABLE and not takes_requests(shell_of(app)):
         return RETRY_AFTER_S
     return None

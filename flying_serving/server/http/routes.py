@@ -33,7 +33,7 @@ async def status(request: Request) -> Any:
     answer = describe(shell.controller, shell.calls.deployment) | shell.losses.to_json()
     load = load_of(shell)
     answer["requests"] = {"running": load["requests_running"], "waiting": load["requests_waiting"]}
-    orphaned = asdict(shell.controller.orphans)
+    orphaned = asdict(shell.controller.recovery.orphans)
     return answer | {"load": load, "orphaned_requests": orphaned, "engines": to_builtins(reports)}
 
 
@@ -87,7 +87,7 @@ async def _left(request: Request) -> None:
 @router.get("/switches")
 async def switches(request: Request) -> Any:
     """The last switches, oldest first."""
-    return {"switches": [switch.to_json() for switch in shell_of(request.app).controller.switches.kept]}
+    return {"switches": [switch.to_json() for switch in shell_of(request.app).controller.state.switches.kept]}
 
 
 @router.post("/check", dependencies=_JSON)

@@ -66,7 +66,7 @@ class Checks:
         place.prompt_tokens, place.urgent = spec.prompt_tokens, spec.urgent
         place.left = getattr(fields["sampling_params"], "n", 1)
         with refused(spec):
-            self._controller.placing.sizes(spec)
+            self._controller.settings.capacity.sizes(spec)
             self._check_outputs(place)
             self._controller.admission.hold(place)
         # an answer whose client has left is never begun, so no code of it runs

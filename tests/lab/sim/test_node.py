@@ -133,14 +133,14 @@ def test_the_controller_knows_every_token_at_the_end() -> None:
     node, expected = node_of("auto", engines=2), Demand()
     run(node, [Request(0, 0.0, 10, 7)])
     expected.finished(7)
-    assert node.controller.demand.output_tokens == expected.output_tokens
+    assert node.controller.state.demand.output_tokens == expected.output_tokens
 
 
 @pytest.mark.parametrize("capped", [True, False], ids=["in the pool", "in the engine"])
 def test_a_request_with_a_deadline_that_waits_too_long_is_refused(capped: bool) -> None:
     """Wherever it waits; one that has begun is served, though its first token comes later."""
     node = node_of("static-dp", engines=1)
-    node.controller.placing.limits = type(node.controller.placing.limits)(8, 128, capped=capped)
+    node.controller.choice.limits = type(node.controller.choice.limits)(8, 128, capped=capped)
     requests = [Request(i, 0.0, 1500, 50, deadline_s=0.5) for i in range(3)]
     run(node, requests)
     assert [reason for _, reason in node.outcome.refused] and "waited" in node.outcome.refused[0][1]
@@ -155,7 +155,7 @@ def test_requests_of_one_event_are_told_as_such() -> None:
         node = node_of("auto", engines=2)
         requests = [Request(i, 8.0 * (i // 8), 10, 4, event=i // 8 if events else None) for i in range(400)]
         run(node, requests)
-        assert node.controller.demand._arrivals._events.mean_size == pytest.approx(event_size, rel=0.1)
+        assert node.controller.state.demand._arrivals._events.mean_size == pytest.approx(event_size, rel=0.1)
 
 
 def test_finished_requests_can_be_streamed_out() -> None:

@@ -181,7 +181,8 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     assert build("auto", unknown, 1, Options()).shape.migrations == {}
     known = load_measured(machine_file(tmp_path / "known.json", {2: MigrationCost(0.001, 1e-5)}))
     system = build("auto", known, 1, Options())
-    assert system.shape.migrations == SimNode(system, Clock()).controller.migrates == {2: MigrationCost(0.001, 1e-5)}
+    migrates = SimNode(system, Clock()).controller.state.migrates
+    assert system.shape.migrations == migrates == {2: MigrationCost(0.001, 1e-5)}
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ async def test_an_order_that_waits_is_cancelled(mode: str) -> None:
         await asyncio.wait_for(order, 5)
     assert server.orders.drop(OrderDropped("again")) is None
     assert server.told() == []
-    assert server.controller.running == 2
-    assert server.controller.layout.to_lists() == APART
+    assert server.controller.state.running == 2
+    assert server.controller.state.layout.to_lists() == APART
 
 
 @pytest.mark.parametrize("mode", ["sequential", "soft"])
@@ -66,7 +66,7 @@ async def test_a_later_order_replaces_one_that_waits(mode: str) -> None:
         await server.outputs("a", [1], over=True)
     server.sent()
     made = await asyncio.wait_for(last, 5)
-    assert made.new.to_lists() == server.controller.layout.to_lists() == ALL
+    assert made.new.to_lists() == server.controller.state.layout.to_lists() == ALL
     assert server.told() == [0, 1, 2, 3]
 
 
@@ -92,7 +92,7 @@ async def test_the_order_of_a_client_that_has_left_is_dropped() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert not server.controller.changing
-    assert server.controller.switches.kept[-1].problem == "the client of the order has left"
+    assert server.controller.state.switches.kept[-1].problem == "the client of the order has left"
     second = asyncio.get_running_loop().create_task(server.orders.switch(PAIRS, "weave"))
     await asyncio.sleep(0)
     third = await server.switch(ALL, "weave", rounds=3)
@@ -101,7 +101,7 @@ async def test_the_order_of_a_client_that_has_left_is_dropped() -> None:
     server.sent()
     await asyncio.wait([second, third], timeout=5)
     await server.settle()
-    assert server.controller.layout.to_lists() in (PAIRS, ALL)
+    assert server.controller.state.layout.to_lists() in (PAIRS, ALL)
     assert not server.controller.changing
 
 
@@ -118,13 +118,13 @@ async def test_once_engines_are_told_an_order_needs_no_client(answered: bool) ->
     for _ in range(3):
         await asyncio.sleep(0)
     assert server.told() == [0, 1, 2, 3]
-    assert server.controller.layout.to_lists() == PAIRS
+    assert server.controller.state.layout.to_lists() == PAIRS
     if not answered:
         next(a for a in server.vllm.utility_results.values() if not a.done()).set_exception(EngineLost("injected"))
     await server.settle()
-    assert (await asyncio.wait_for(second, 5)).new.to_lists() == server.controller.layout.to_lists() == ALL
+    assert (await asyncio.wait_for(second, 5)).new.to_lists() == server.controller.state.layout.to_lists() == ALL
     assert server.told() == [0, 1, 2, 3] * 2
-    assert [made.problem for made in server.controller.switches.kept] == [None if answered else "injected", None]
+    assert [made.problem for made in server.controller.state.switches.kept] == [None if answered else "injected", None]
 
 
 @pytest.mark.parametrize(("ending", "error"), [(True, ServerEnds), (False, EngineDeadError)])
@@ -176,7 +176,7 @@ async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for() -> 
     await server.settle()
     await asyncio.wait_for(order, 5)
     assert server.told() == [0, 1, 2]
-    assert server.controller.layout.to_lists() == [[0, 1], [2], [3]]
+    assert server.controller.state.layout.to_lists() == [[0, 1], [2], [3]]
     assert not server.controller.changing
 
 
@@ -194,5 +194,5 @@ async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
     order = await server.switch(APART, "weave")
     assert not order.done()
     await server.settle()
-    assert (await asyncio.wait_for(order, 5)).new.to_lists() == server.controller.layout.to_lists() == APART
-    assert [made.new.to_lists() for made in server.controller.switches.kept] == [PAIRS, PAIRS, APART]
+    assert (await asyncio.wait_for(order, 5)).new.to_lists() == server.controller.state.layout.to_lists() == APART
+    assert [made.new.to_lists() for made in server.controller.state.switches.kept] == [PAIRS, PAIRS, APART]

@@ -91,7 +91,7 @@ async def test_a_request_that_was_let_in_arrives_although_the_server_ends() -> N
     adding = asyncio.ensure_future(server.shell.add(new))
     await server.settle(3)
     await asyncio.wait_for(adding, 5)
-    assert server.controller.open_requests == ["a"]
+    assert server.controller.state.open_requests == ["a"]
     await server.settle(20)
     assert await asyncio.wait_for(ending, 5) > 0
     with pytest.raises(GracefulHTTPError, match=SAYS):

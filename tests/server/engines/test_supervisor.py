@@ -178,8 +178,8 @@ async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: P
         assert (ADD, "b+1", 2) in one.vllm.messages and (ABORT, "b", 1) not in one.vllm.messages
         await one.until(lambda: len(one.vllm.peers) == 7)
         assert one.vllm.peers[3:] == [(engine, [0, 1, 0, 0]) for engine in range(4)]
-        await one.until(lambda: not one.server.controller.lost)
-        assert one.server.controller.layout.to_lists() == [[0], [1], [2], [3]]
+        await one.until(lambda: not one.server.controller.state.lost)
+        assert one.server.controller.state.layout.to_lists() == [[0], [1], [2], [3]]
         assert one.incarnations == [0, 1, 0, 0] and one.engines.records[1].losses == 1
         assert len(one.vllm.core_engines) == 4
 
@@ -324,7 +324,7 @@ async def test_a_kill_from_outside_makes_no_request_a_suspect(
             one.engines.records[1].kill("injected")
         one.lives[1].die(exitcode)
         await one.until(lambda: one.starts)
-        there = one.server.controller.started["b"]
+        there = one.server.controller.state.started["b"]
         assert (there.losses, there.is_suspect) == (1, bool(suspected))
 
 
@@ -409,7 +409,7 @@ async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_p
         await one.until(lambda: one.engines.records[1].losses == 2)
         one.vllm.stopped.clear()
         one.answer(0)
-        await one.until(lambda: not one.server.controller.lost)
+        await one.until(lambda: not one.server.controller.state.lost)
         assert one.incarnations == [0, 2, 0, 0] and len(one.vllm.core_engines) == 4
         assert one.ended == []
 
@@ -418,7 +418,7 @@ async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path)
     """The server goes on with the one that starts; no task fails, and the others are started again too."""
     async with node(tmp_path) as one:
         controller = one.server.controller
-        controller.steps.calibrate(measured(costs(tuple(controller.settings.capacity.tokens))))
+        controller.state.steps.calibrate(measured(costs(tuple(controller.settings.capacity.tokens))))
         one.gate.clear()
         for engine in (1, 2, 3):
             one.lives[engine].die()
@@ -427,11 +427,11 @@ async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path)
         one.vllm.stopped.add(0)
         one.gate.set()
         await one.until(lambda: len(one.lost) == 2)
-        assert controller.lost == {1, 2, 3}
+        assert controller.state.lost == {1, 2, 3}
         one.lives[0].die()
         one.vllm.stopped.clear()
-        await one.until(lambda: one.engines.records[0].losses == 1 and not controller.lost)
-        assert one.ended == [] and controller.group_of("a") is not None
+        await one.until(lambda: one.engines.records[0].losses == 1 and not controller.state.lost)
+        assert one.ended == [] and controller.state.group_of("a") is not None
         assert one.incarnations == [1, 1, 1, 1] and not one.lost
 
 
@@ -470,7 +470,7 @@ async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path:
     async with node(tmp_path) as one:
         one.vllm.failing.add(2)
         one.lives[1].die()
-        await one.until(lambda: not one.server.controller.lost and one.engines.records[2].losses)
+        await one.until(lambda: not one.server.controller.state.lost and one.engines.records[2].losses)
         assert one.incarnations == [0, 1, 1, 0]
 
 
@@ -485,7 +485,7 @@ async def test_an_engine_that_others_cannot_go_on_with_starts_again_later(tmp_pa
         await one.until(lambda: one.engines.records[1].losses == 2)
         assert [life.kills for life in (one.lives[0], one.lives[2])] == [0, 0]
         assert one.engines.records[1].rapid_losses == 1
-        await one.until(lambda: not one.server.controller.lost)
+        await one.until(lambda: not one.server.controller.state.lost)
         assert one.incarnations == [0, 2, 0, 0]
 
 
@@ -498,7 +498,7 @@ async def test_a_start_that_fails_in_an_unexpected_way_ends_nothing(tmp_path: Pa
         for path in (*left, kept):
             path.touch()
         one.lives[1].die()
-        await one.until(lambda: not one.server.controller.lost and one.engines.records[1].losses)
+        await one.until(lambda: not one.server.controller.state.lost and one.engines.records[1].losses)
         assert one.ended == [] and one.engines.records[1].incarnation == 2
         assert kept.exists() and not any(path.exists() for path in left)
 

@@ -5,13 +5,12 @@ from typing import Any
 
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.surviving import SurvivingController
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.state import state
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
-from tests.controller.shell import ANSWER, settings
+from tests.controller.model_shell import ANSWER, settings
 
 
 def look(
@@ -31,9 +30,9 @@ def having(memory: EngineMemory) -> EngineFigures:
     return EngineFigures(False, {}, {}, {}, {}, MigrationCounts(0, 0, 0), memory)
 
 
-def switched(mode: str = "weave") -> tuple[SurvivingController, Rolling]:
+def switched(mode: str = "weave") -> tuple[Controller, Rolling]:
     """Of four engines one has a request with two tokens; then 0 and 1 merge, and more come than there is room for."""
-    controller, rolling = SurvivingController(settings("manual", max_num_seqs=1, capped=True)), Rolling(4)
+    controller, rolling = Controller(settings("manual", max_num_seqs=1, capped=True)), Rolling(4)
     rolling.look(1.0)
     controller.arrived("old", RequestSpec(30, 50, 20), 1.0)
     controller.tokens("old", 2, 1.5)

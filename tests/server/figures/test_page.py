@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.fault_recovery import OrphanCounts
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.surviving import OrphanCounts, SurvivingController
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
@@ -29,7 +29,7 @@ from flying_serving.server.figures.page import (
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts, decode, encode
-from tests.controller.shell import ANSWER, settings
+from tests.controller.model_shell import ANSWER, settings
 from tests.policy.costs import costs, measured
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -82,7 +82,7 @@ def test_names_follow_the_conventions(family: object) -> None:
 def test_layout_and_pool() -> None:
     """Each engine has the size and the degree of its group; the pool's age is that of its head."""
     controller = Controller(settings("static-dp"))
-    controller.layout = Layout(((0, 1), (2,), (3,)))
+    controller.state.layout = Layout(((0, 1), (2,), (3,)))
     found = read(put_controller, controller, 2, 50.0)
     assert found["flying:layout_info{2+1+1}"] == 1
     assert [found[f"flying:engine_group_size{{{engine}}}"] for engine in range(4)] == [2, 2, 1, 1]
@@ -96,15 +96,15 @@ def test_the_age_of_the_pool_is_that_of_its_head() -> None:
     for number in range(7):
         controller.arrived(f"r{number}", RequestSpec(20, 30), 10.0 + number)
     found = read(put_controller, controller, 1, 50.0)
-    assert found["flying:pool_requests{}"] == len(controller.pool) > 0
-    assert controller.pool.oldest_s is not None
-    assert found["flying:pool_oldest_age_seconds{}"] == 50.0 - controller.pool.oldest_s > 0
+    assert found["flying:pool_requests{}"] == len(controller.state.pool) > 0
+    assert controller.state.pool.oldest_s is not None
+    assert found["flying:pool_oldest_age_seconds{}"] == 50.0 - controller.state.pool.oldest_s > 0
 
 
 def test_splits_are_counted_by_where_they_are() -> None:
     controller = Controller(settings("manual"))
-    controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
-    controller.steps.calibrate(measured(costs((1, 2, 4))))
+    controller.state.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    controller.state.steps.calibrate(measured(costs((1, 2, 4))))
     for name, at in {"a": 5, "b": 6, "c": 10}.items():
         controller.arrived(name, RequestSpec(10, 30, 20, split_at=at), 1.0)
     controller.prefix_ended("a", 2.0, failed=False)
@@ -118,7 +118,7 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
     """Those with requests; by what the engine says, whose last order it was."""
     controller = Controller(settings("manual", engines=2))
     controller.arrived("r", RequestSpec(10, 20), 1.0)
-    group = controller.group_of("r")
+    group = controller.state.group_of("r")
     assert group in ((0,), (1,))
     controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
     for figures, state in (({}, "woven"), ({0: FIGURES, 1: FIGURES}, "paused")):
@@ -129,7 +129,7 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
 
 def test_a_lost_engine_has_no_lane_and_no_group() -> None:
     """Nor has the group that it was in; the others have theirs."""
-    controller = SurvivingController(settings("manual", engines=2))
+    controller = Controller(settings("manual", engines=2))
     controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
     controller.engines_lost([1], 3.0)
@@ -182,7 +182,7 @@ def test_switches_by_what_they_were() -> None:
     predictions = Predictions(settings().objective)
     controller.order(Layout.uniform(2, 2), "soft", None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
-    tally.update(controller.switches.kept)
+    tally.update(controller.state.switches.kept)
     predictions.count, predictions.gain, predictions.cost = 3, 4.0, 5.0
     predictions.checked, predictions.predicted, predictions.measured = 6, 7.0, 8.0
     found = read(put_switches, tally, predictions)

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.lending import Stage
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.weight_lending import Stage
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES, to_ask
 from flying_serving.wire import EngineMemory
-from tests.controller.shell import ANSWER, settings
+from tests.controller.model_shell import ANSWER, settings
 from tests.policy.costs import costs, measured
 from tests.server.figures.states import having, look, switched
 
@@ -24,8 +24,8 @@ ASKED = RequestSpec(30, 50, 20, expected_tokens=20)
 def splitting() -> Controller:
     """A server on which KV migrates, and which does as requests ask."""
     controller = Controller(settings("manual", capped=False))
-    controller.steps.calibrate(measured(costs((1, 2, 4))))
-    controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    controller.state.steps.calibrate(measured(costs((1, 2, 4))))
+    controller.state.migrates = {2: MigrationCost(1e-4, 1e-7)}
     return controller
 
 
@@ -75,14 +75,14 @@ def test_an_engines_memory_is_that_of_all_its_devices(devices: int) -> None:
 def test_engines_are_asked_for_memory_that_may_change() -> None:
     """Once at first; then while they lend weights, until they have said that all are back."""
     controller, whole = Controller(settings("manual")), having(EngineMemory(900, 500))
-    (group,) = controller.lending.stages
+    (group,) = controller.state.lending.stages
     assert to_ask(controller, {}) == [0, 1, 2, 3]
     assert to_ask(controller, dict.fromkeys(group, whole)) == []
     for stage in Stage:
-        controller.lending.stages[group] = stage
+        controller.state.lending.stages[group] = stage
         asked = [] if stage is Stage.WHOLE else [0, 1, 2, 3]
         assert to_ask(controller, dict.fromkeys(group, whole)) == asked
-    controller.lending.stages[group] = Stage.WHOLE
+    controller.state.lending.stages[group] = Stage.WHOLE
     lent = having(EngineMemory(900, 500, 400))
     assert to_ask(controller, dict.fromkeys(group, whole) | {1: lent}) == [1]
 
@@ -91,7 +91,7 @@ def test_a_lost_engine_is_in_no_group_and_not_asked() -> None:
     """And what it has held is not shown as held."""
     controller, rolling = switched()
     losses = Losses(4)
-    losses.lost(0, Loss(5.0, "killed"), controller.layout, frozen=False)
+    losses.lost(0, Loss(5.0, "killed"), controller.state.layout, frozen=False)
     controller.engines_lost([0], 6.0)
     found = look(controller, rolling, 9.0, {}, losses)
     assert [group["engines"] for group in found["groups"]] == [[1], [2], [3]]
@@ -105,7 +105,7 @@ def test_the_task_pool() -> None:
     """How many wait, how long the first of them, and how much they bring."""
     controller, rolling = switched()
     found = look(controller, rolling, 9.0)
-    waiting = len(controller.pool)
+    waiting = len(controller.state.pool)
     assert found["pool"]["requests"] == waiting > 0
     assert found["pool"]["prompt_tokens"] == 10 * waiting
     assert found["pool"]["oldest_s"] == 9.0 - (3.0 + 5 - waiting)

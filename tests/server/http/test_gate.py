@@ -17,7 +17,7 @@ from flying_serving.server.figures.page import Published
 from flying_serving.server.http.gate import Gate
 from flying_serving.server.http.overload import PRIORITY_HEADER
 from flying_serving.server.shell import Shell
-from tests.controller.shell import settings
+from tests.controller.model_shell import settings
 from tests.server.apps import SECRET, gated
 from tests.server.doubles import Server
 

@@ -84,7 +84,7 @@ async def test_no_answer_of_a_burst_is_refused_after_its_begin(how: str, capped:
     read = await asyncio.gather(*(anext(answer) for answer in answers))
     assert len(read) == AT_ONCE + MOST_WAITING
     assert engine.server.controller.admission.refused == 80 - len(read)
-    assert len(engine.server.controller.open_requests) == len(read)
+    assert len(engine.server.controller.state.open_requests) == len(read)
     assert not engine.server.controller.admission.places
 
 
@@ -94,7 +94,7 @@ async def test_all_outputs_of_a_call_have_a_place() -> None:
     with pytest.raises(GracefulHTTPError, match="20 requests wait already"):
         engine.generate("c")
     assert await asyncio.gather(*(anext(answer) for answer in answers)) == ["a", "b"]
-    assert len(engine.server.controller.open_requests) == AT_ONCE + MOST_WAITING
+    assert len(engine.server.controller.state.open_requests) == AT_ONCE + MOST_WAITING
 
 
 @pytest.mark.parametrize("n", [AT_ONCE + MOST_WAITING + 1, 1000])
@@ -148,10 +148,10 @@ async def test_outputs_of_one_call_are_one_event(n: int) -> None:
     engine = Engine(Server())
     now_s = 0.0
     engine.server.shell.clock = lambda: now_s
-    demand = engine.server.controller.demand
+    demand = engine.server.controller.state.demand
     for number in range(1, 200 // n + 1):
         now_s = float(number * n)
         await anext(engine.generate(f"call {number}", n=n))
         controller = engine.server.controller
-        controller.finished(controller.open_requests, now_s, aborted=True)
+        controller.finished(controller.state.open_requests, now_s, aborted=True)
     assert 0.5 < demand.work(0, 0, 0, now_s + n / 2).rate < 2.0

@@ -46,7 +46,7 @@ class Engine:
         await asyncio.sleep(0)
         self.server.sent()
         await adding
-        self.priorities.append(self.server.controller.started[request_id].spec.priority)
+        self.priorities.append(self.server.controller.state.started[request_id].spec.priority)
         yield SimpleNamespace(metrics=None)
 
 
@@ -116,7 +116,7 @@ async def test_each_turn_has_the_priority_of_its_call(has_key: bool, flying: dic
 async def test_a_turn_of_a_call_that_is_not_urgent_counts_as_not_urgent() -> None:
     engine = Engine(has_key=False)
     await read(respond(engine, 0))
-    assert not any(state.spec.urgent for state in engine.server.controller.started.values())
+    assert not any(state.spec.urgent for state in engine.server.controller.state.started.values())
 
 
 async def test_a_priority_beyond_the_clients_rights_is_refused_at_once() -> None:

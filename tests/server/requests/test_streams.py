@@ -11,7 +11,7 @@ from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.layout.groups import Group
 from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
-from tests.controller.shell import Shell, settings
+from tests.controller.model_shell import ModelShell, settings
 from tests.policy.costs import costs
 
 
@@ -172,7 +172,7 @@ def test_a_request_needs_only_what_it_is_sure_to_take(fields: dict[str, Any], ne
 @pytest.mark.parametrize("max_tokens", [None, 20, 150, 330, 339, 340])
 def test_no_group_is_formed_for_a_large_max_tokens(max_tokens: int | None) -> None:
     """Where outputs usually have 20 tokens, and groups are worse for everything but a need."""
-    shell = Shell(settings("auto", max_num_seqs=64), costs((1, 2, 4), 1.5, 1.2))
+    shell = ModelShell(settings("auto", max_num_seqs=64), costs((1, 2, 4), 1.5, 1.2))
     for number in range(40):
         shell.arrive(f"r{number}", RequestSpec(10, 30, 20))
         shell.tick()

@@ -7,6 +7,7 @@ then. It holds `Capacity.lent_tokens` instead of `Capacity.tokens` until somethi
 from collections.abc import Collection
 from enum import Enum
 
+from flying_serving.controller.commands import FetchWeights, LendWeights
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Capacity
@@ -35,7 +36,9 @@ class WeightLending:
         self._widest = max(capacity.tokens)
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
         self.awaited: set[Group] = set()
-        """Widest groups that a request waits for to lend; who comes after it does not get a narrower one there."""
+        """Widest groups that a request waits for to lend; later requests get no narrower group there."""
+        self.narrow_waits: set[Group] = set()
+        """Widest groups whose engines a request waits for that asks for a lower degree."""
         self._began_s: dict[Group, float] = {}
         self._took_s: dict[Stage, float] = {}
 
@@ -65,14 +68,14 @@ class WeightLending:
         """
         lend_s = self._took_s.get(Stage.LENDING, 0.0)
         fetch_s = self._took_s.get(Stage.FETCHING, lend_s)
-        found = {}
+        opens_in_s = {}
         for group, stage in self.stages.items():
             gone_s = now_s - self._began_s.get(group, now_s)
             if stage is Stage.FETCHING:
-                found[group] = max(0.0, fetch_s - gone_s)
+                opens_in_s[group] = max(0.0, fetch_s - gone_s)
             elif stage is not Stage.WHOLE:
-                found[group] = fetch_s + (max(0.0, lend_s - gone_s) if stage is Stage.LENDING else 0.0)
-        return found
+                opens_in_s[group] = fetch_s + (max(0.0, lend_s - gone_s) if stage is Stage.LENDING else 0.0)
+        return opens_in_s
 
     def room_of(self, size: int, loads: Loads) -> float:
         """Tokens that a group of a size has for requests that need no loan: the least of all widest groups."""
@@ -132,12 +135,7 @@ class WeightLending:
 
     def needs_loan(self, state: RequestState) -> bool:
         """Whether a request needs more than any group holds that lends nothing."""
-        return self.lends and needed_tokens(state) > self._capacity.tokens[self._widest]
-
-    def may_lend(self, group: Group, loads: Loads) -> bool:
-        """Whether a group could begin to: it is a widest one, and its engines have nothing else to do."""
-        others = {other for engine in group for other in loads.of_engine(engine)} - {group}
-        return self.stages.get(group) is Stage.WHOLE and not others
+        return self.lends and state.needed_tokens > self._capacity.tokens[self._widest]
 
     def pinned(self, loads: Loads) -> set[Group]:
         """Groups with requests that no layout without them could go on with."""
@@ -147,22 +145,47 @@ class WeightLending:
             if stage is not Stage.WHOLE and any(map(self.needs_loan, loads[group].requests.values()))
         }
 
-    def call_back(self, groups: Collection[Group]) -> None:
-        """Of these widest groups the weights are called back, of no others."""
+    # ---- when weights go and come
+
+    def lend(self, layout: Layout, loads: Loads, now_s: float) -> list[LendWeights]:
+        """If a request waits for it, let a group of `layout` lend whose engines do nothing else. One at a time."""
+        if not self.awaited or Stage.LENDING in self.stages.values():
+            return []
+        group = next((group for group in layout.groups if self._may_lend(group, loads)), None)
+        if group is None:
+            return []
+        self.begin(group, Stage.LENDING, now_s)
+        return [LendWeights(group)]
+
+    def fetch(self, leaving: Collection[Group], loads: Loads, now_s: float) -> list[FetchWeights]:
+        """Let weights come back to engines of which narrower groups are needed.
+
+        `leaving`: the widest groups that the switch under way ends.
+        """
+        if not self.lends:
+            return []
+        self._call_back({*leaving, *self.narrow_waits})
+        groups = self._to_fetch(loads)
+        for group in groups:
+            self.begin(group, Stage.FETCHING, now_s)
+        return [FetchWeights(group) for group in groups]
+
+    def _may_lend(self, group: Group, loads: Loads) -> bool:
+        """Whether a group could begin to: it is a widest one, and its engines have nothing else to do."""
+        others = {other for engine in group for other in loads.of_engine(engine)} - {group}
+        return self.stages.get(group) is Stage.WHOLE and not others
+
+    def _call_back(self, groups: Collection[Group]) -> None:
+        """Call back the weights of these widest groups, and of no others."""
         for group, stage in self.stages.items():
             if stage is Stage.LENT and group in groups:
                 self.stages[group] = Stage.CLOSING
             elif stage is Stage.CLOSING and group not in groups:
                 self.stages[group] = Stage.LENT
 
-    def to_fetch(self, loads: Loads) -> list[Group]:
-        """Those whose weights are called back and that have no request which needs their room."""
+    def _to_fetch(self, loads: Loads) -> list[Group]:
+        """Groups whose weights are called back and that have no request which needs their room."""
         room = self._capacity.tokens[self._widest]
         closing = [group for group, stage in self.stages.items() if stage is Stage.CLOSING]
-        return [group for group in closing if loads[group].committed_tokens <= room and group not in self.pinned(loads)]
-
-
-def needed_tokens(state: RequestState) -> int:
-    """Tokens that a request needs room for: one that is open-ended, for the next token."""
-    needed = state.spec.needed_tokens
-    return max(needed, state.context_tokens + 1) if state.output_tokens else needed
+        pinned = self.pinned(loads)
+        return [group for group in closing if loads[group].committed_tokens <= room and group not in pinned]

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from flying_serving.controller.commands import Fail
+from flying_serving.controller.fault_recovery import MOST_WAIT_S
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.surviving import MOST_WAIT_S
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
+from tests.controller.model_shell import settings
 from tests.controller.mortal import MortalShell
-from tests.controller.shell import settings
 from tests.policy.costs import costs
 
 SHORT, TINY = RequestSpec(10, 30, 20), RequestSpec(1, 2, 2)
@@ -22,7 +22,7 @@ WITHOUT_LAST = Layout(((0, 1), (2,)))
 def manual() -> MortalShell:
     """Return a server of four engines whose layout an operator chooses."""
     shell = MortalShell(settings("manual", 4))
-    shell.controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    shell.controller.state.migrates = {2: MigrationCost(1e-4, 1e-7)}
     return shell
 
 
@@ -46,9 +46,9 @@ def test_a_request_that_waits_when_an_engine_returns_is_sized_again() -> None:
     shell.lose(0)
     shell.arrive("first", SHORT)
     shell.arrive("waits", LIKELY_WIDE)
-    assert [state.sizes for state in shell.controller.pool] == [(1, 2)]
+    assert [state.sizes for state in shell.controller.state.pool] == [(1, 2)]
     shell.revive(0)
-    assert [state.sizes for state in shell.controller.pool] == [(2,)]
+    assert [state.sizes for state in shell.controller.state.pool] == [(2,)]
     shell.settle(20)
 
 
@@ -70,7 +70,7 @@ def test_an_engine_that_returns_while_a_switch_waits_is_in_its_layout(mode: str)
         shell.finish(name)
     assert shell.ordered is not None
     shell.acknowledge()
-    assert shell.controller.layout == Layout(((0, 1), (2,), (3,)))
+    assert shell.controller.state.layout == Layout(((0, 1), (2,), (3,)))
     shell.settle(5)
 
 
@@ -82,7 +82,7 @@ def test_a_layout_that_is_made_again_has_every_engine_that_is_back() -> None:
     shell.acknowledge()
     shell.lose(3)
     shell.revive(0)
-    assert shell.ordered is None and shell.controller.layout == Layout(((0,), (1,), (2,)))
+    assert shell.ordered is None and shell.controller.state.layout == Layout(((0,), (1,), (2,)))
     shell.revive(3)
     assert shell.ordered is not None and shell.ordered.new == Layout(((0,), (1,), (2, 3)))
     shell.acknowledge()
@@ -126,14 +126,14 @@ def test_a_prompt_that_is_split_is_suspected_as_any_other() -> None:
 def test_a_prefix_that_has_waited_behind_others_is_not_suspected() -> None:
     """As a whole prompt: no step can have computed it."""
     shell = MortalShell(settings("manual", 4, max_num_batched_tokens=16))
-    shell.controller.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    shell.controller.state.migrates = {2: MigrationCost(1e-4, 1e-7)}
     for name in "abcdefghijkl":
         shell.arrive(name, replace(SHORT, prompt_tokens=24, split_at=20))
     prefixes = [part.request_id for part in shell.parts.values() if part.group == (0,)]
     assert len(prefixes) > 1
     shell.lose(0)
     assert shell.strikes.get(prefixes[0]) == 1 and prefixes[-1] not in shell.strikes
-    assert shell.controller.started[prefixes[-1]].losses == 0
+    assert shell.controller.state.started[prefixes[-1]].losses == 0
 
 
 def test_engines_lost_with_both_halves_count_once() -> None:
@@ -145,7 +145,7 @@ def test_engines_lost_with_both_halves_count_once() -> None:
     assert groups == set(PAIRS.groups)
     commands = shell.controller.engines_lost([0, 2], shell.now_s)
     assert not any(isinstance(one, Fail) for one in commands)
-    (state,) = (*shell.controller.pool, *shell.controller.started.values())
+    (state,) = (*shell.controller.state.pool, *shell.controller.state.started.values())
     assert state.losses == 1
 
 
@@ -155,8 +155,8 @@ def test_engines_lost_with_both_halves_count_once() -> None:
 def crowded(engines: int = 2, count: int = 20) -> MortalShell:
     """Return a server with so many requests on each engine, none of which has a token."""
     shell = MortalShell(settings("auto", engines, max_num_seqs=128, max_num_batched_tokens=2048), costs(rest=1.5))
-    shell.controller.demand = shell.controller.lengths._demand = Demand((1.0, 1.0))
-    while any(len(shell.controller.loads[group].requests) < count for group in Layout.uniform(engines, 1).groups):
+    shell.controller.state.demand = shell.controller.state.lengths._demand = Demand((1.0, 1.0))
+    while any(len(shell.controller.state.loads[group].requests) < count for group in Layout.uniform(engines, 1).groups):
         shell.arrive(f"r{len(shell.open)}", TINY)
     return shell
 

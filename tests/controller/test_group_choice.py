@@ -1,5 +1,6 @@
-"""Placing: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
+"""GroupChoice: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.controller import Controller
+from flying_serving.controller.group_choice import STEPS_AHEAD, GroupChoice
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.placing import STEPS_AHEAD, Placing
 from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.controller.state import ClusterState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES
@@ -29,9 +31,11 @@ LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64)
 LANES = {size: LaneFigures(cost, 4, 100 * size, 64) for size, cost in costs(SIZES).items()}
 
 
-def placing(limits: Limits = LIMITS, devices: int = 1, tokens: tuple[int, ...] = (100, 200, 400)) -> Placing:
-    """Return one for four engines whose groups of one, two and four engines hold so many tokens."""
-    return Placing(Capacity(dict(zip(SIZES, tokens, strict=True)), devices), limits, 4)
+def choice(limits: Limits = LIMITS, devices: int = 1, tokens: tuple[int, ...] = (100, 200, 400)) -> GroupChoice:
+    """Return the choice of a server of four engines; groups of one, two and four of them hold `tokens`."""
+    capacity = Capacity(dict(zip(SIZES, tokens, strict=True)), devices)
+    chosen = Settings(4, capacity, POLICIES["manual"], limits, Objective(10.0))
+    return GroupChoice(ClusterState(chosen))
 
 
 class Filled(Loads):
@@ -56,10 +60,17 @@ def request(
 
 
 def place(
-    one: RequestState, layout: Layout, loads: Loads, tokens: float = 20, by: Placing | None = None
+    one: RequestState,
+    layout: Layout,
+    loads: Loads,
+    tokens: float = 20,
+    by: GroupChoice | None = None,
+    lanes: Mapping[int, LaneFigures] = LANES,
 ) -> Group | None:
-    """Return where it goes if it will have so many tokens."""
-    return (by or placing()).place(one, layout, loads, LANES, tokens)
+    """Return the group of a request of which `tokens` are expected, beside these loads."""
+    chooses = by or choice()
+    chooses.state.loads = loads
+    return chooses.place(one, layout, lanes, tokens)
 
 
 # ---- what can run at all
@@ -79,12 +90,12 @@ def place(
 def test_what_can_never_run_is_refused_with_what_would_do(tokens: int, degree: int | None, message: str) -> None:
     """The message names what was asked for and what there is."""
     with pytest.raises(RequestError, match=message):
-        placing().check(tokens, degree)
+        choice().capacity.check(tokens, degree)
 
 
 def test_degrees_count_devices() -> None:
     """With two devices each, degree 2 is one engine."""
-    one = placing(devices=2)
+    one = choice(devices=2).capacity
     assert one.check(10, 4) == (2,)
     assert one.check(10, 2) == (1,)
     assert one.check(150, None) == (2, 4)
@@ -112,15 +123,15 @@ def test_what_passes_the_check_is_placed_where_it_fits(
     limits: Limits,
 ) -> None:
     """In this layout or another one as soon as it is idle; what does not pass fits nowhere."""
-    one = placing(limits, devices, tokens)
+    one = choice(limits, devices, tokens)
     sizes = tuple(
         s for s, holds in zip(SIZES, tokens, strict=True) if holds >= needed and degree in (None, s * devices)
     )
     if not sizes:
         with pytest.raises(RequestError):
-            one.check(needed, degree)
+            one.capacity.check(needed, degree)
         return
-    assert one.check(needed, degree) == sizes
+    assert one.capacity.check(needed, degree) == sizes
     waits = request(needed, sizes, degree)
     filled = Filled()
     for group in load:
@@ -153,7 +164,7 @@ def test_lanes_that_were_never_measured_share_by_requests() -> None:
     loads = Filled()
     placed = []
     for _ in range(8):
-        group = placing(Limits(9, 64)).place(request(), MIXED, loads, {}, 20)
+        group = place(request(), MIXED, loads, 20, choice(Limits(9, 64)), {})
         assert group is not None
         loads.put(group)
         placed.append(group)
@@ -177,20 +188,20 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.token(streams, 1)
     loads.remove(streams)
     streams.kv = KVOffer((2,), 1)
-    assert placing().place(streams, pairs, loads, LANES, 80) == (0, 1)
-    assert placing().place(streams, pairs, loads, lanes, 80) == (2, 3)  # as near as in the other, and narrower
-    while placing(Limits(100, 64)).place(request(60), Layout.uniform(4, 4), loads, lanes, 1.0):
+    assert place(streams, pairs, loads, 80, choice(), LANES) == (0, 1)
+    assert place(streams, pairs, loads, 80, choice(), lanes) == (2, 3)  # as near as in the other, and narrower
+    while place(request(60), Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), lanes):
         loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
     whole = {4: replace(LANES[4], migration=MigrationCost(0.001, 1e-6))}
-    assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES, 1.0) is None
-    assert placing(Limits(100, 64)).place(streams, Layout.uniform(4, 4), loads, LANES | whole, 1.0) is not None
+    assert place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES) is None
+    assert place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES | whole) is not None
 
 
 def test_where_kv_can_migrate() -> None:
     """Anywhere, at the cost of the group that pulls it; not without KV."""
     costs = {size: MigrationCost(0.001 * size, 1e-6) for size in LANES}
     lanes = {size: replace(lane, migration=costs[size]) for size, lane in LANES.items()}
-    one, by = request(), placing()
+    one, by = request(), choice()
     assert by.migration(one, (0, 1), lanes) is None
     one.kv = KVOffer((0,), 1)
     migrations = {group: by.migration(one, group, lanes) for group in GROUPS}
@@ -228,42 +239,42 @@ def test_a_group_takes_at_most_max_num_seqs_requests() -> None:
         assert place(request(), Layout.uniform(4, 4), loads, 1.0) == (0, 1, 2, 3)
         loads.put((0, 1, 2, 3), tokens=1.0)
     assert place(request(), Layout.uniform(4, 4), loads, 1.0) is None
-    assert place(request(), Layout.uniform(4, 4), loads, by=placing(Limits(4, 64, capped=False))) is not None
+    assert place(request(), Layout.uniform(4, 4), loads, by=choice(Limits(4, 64, capped=False))) is not None
 
 
 def test_where_nothing_is_held_back_a_full_group_comes_last() -> None:
     """However near it is to the KV, also where decoding requests add little to a step; of full ones the nearest."""
-    loads, by, pairs = Filled(), placing(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
+    loads, by, pairs = Filled(), choice(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
     cost = StepCost(0.01, 1e-4, 0.0, 0.0)
     lanes = {2: LaneFigures(cost, 4, 200, 64, migration=MigrationCost(0.001, 1e-3))}
     one = request()
     one.kv = KVOffer((0, 1), 1)
-    assert by.place(one, pairs, loads, lanes, 20.0) == (0, 1)
+    assert place(one, pairs, loads, 20.0, by, lanes) == (0, 1)
     for group, expected in (((0, 1), (2, 3)), ((2, 3), (0, 1))):
         for _ in range(LIMITS.max_num_seqs):
             loads.put(group)
-        assert by.place(one, pairs, loads, lanes, 20.0) == expected
+        assert place(one, pairs, loads, 20.0, by, lanes) == expected
 
 
 def test_a_request_that_says_where_it_is_split_may_begin_in_a_full_group() -> None:
     """Each of its groups counts it, so fullness would have all of them begin in the same group."""
-    loads, by, pairs = Filled(), placing(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
+    loads, by, pairs = Filled(), choice(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
     for _ in range(LIMITS.max_num_seqs):
         loads.put((0, 1), tokens=1.0)
     loads.put((2, 3), prompt=40, done=False)
     whole, halved = request(), request()
     halved.spec = replace(halved.spec, split_at=5)
     lanes = {2: LaneFigures(StepCost(0.01, 1e-4, 0.0, 0.0), 4, 200, 64)}
-    assert by.place(whole, pairs, loads, lanes, 20.0) == (2, 3)
-    assert by.place(halved, pairs, loads, lanes, 20.0) == (0, 1)
+    assert place(whole, pairs, loads, 20.0, by, lanes) == (2, 3)
+    assert place(halved, pairs, loads, 20.0, by, lanes) == (0, 1)
     halved.spec = replace(halved.spec, can_migrate=False)  # so it is not split
-    assert by.place(halved, pairs, loads, lanes, 20.0) == (2, 3)
+    assert place(halved, pairs, loads, 20.0, by, lanes) == (2, 3)
 
 
 @given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())
 def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> None:
     """A few steps' worth, whatever comes last; an urgent one goes at once, an idle group takes anything."""
-    loads, layout, by = Filled(), Layout.uniform(4, 4), placing(Limits(100, 64))
+    loads, layout, by = Filled(), Layout.uniform(4, 4), choice(Limits(100, 64))
     for prompt in prompts:
         ahead = loads[(0, 1, 2, 3)].prefill_tokens
         group = place(request(prompt, priority=-urgent), layout, loads, 1.0, by)
@@ -292,7 +303,7 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
         loads.put(group, tokens=expected)
         for engine in group:
             used[engine] += expected / (100 * len(group))
-    by = placing(Limits(100, 1000))
+    by = choice(Limits(100, 1000))
     group = place(request(sizes=(size,)), Layout.uniform(4, size), loads, tokens, by)
     share = tokens / (100 * size)
     fits = [
@@ -312,17 +323,17 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
 
 def test_a_request_that_finds_no_room_is_not_overtaken() -> None:
     """Groups in which it finds no room are kept for it; those that do not suit it are free."""
-    controller = Controller(Settings(4, placing().capacity, POLICIES["manual"], LIMITS, Objective(10.0)))
-    controller.steps.calibrate(measured(costs(SIZES)))
-    controller.layout, controller.loads = MIXED, Filled()
-    controller.loads.put((0, 1), tokens=100)
+    controller = Controller(Settings(4, choice().capacity, POLICIES["manual"], LIMITS, Objective(10.0)))
+    controller.state.steps.calibrate(measured(costs(SIZES)))
+    controller.state.layout, controller.state.loads = MIXED, Filled()
+    controller.state.loads.put((0, 1), tokens=100)
     waiting = [request(), request(150, sizes=(2, 4)), request(), request(sizes=(2,), degree=2)]
     for order, (name, one) in enumerate(zip(("before", "long", "short", "degree"), waiting, strict=True)):
-        controller.pool.add(replace(one, request_id=name, order=order))
-    found = {one.request_id: one.group for one in controller._place_waiting(0.0) if isinstance(one, Dispatch)}
+        controller.state.pool.add(replace(one, request_id=name, order=order))
+    found = {one.request_id: one.group for one in controller.finished((), 0.0) if isinstance(one, Dispatch)}
     assert found["before"] == (0, 1)
     assert "long" not in found
     assert found["short"] == (2,)
     assert found.get("degree") != (0, 1)
-    controller.loads.remove(controller.loads[(0, 1)].requests["1"])
-    assert [(one.request_id, one.group) for one in controller._place_waiting(0.0)][:1] == [("long", (0, 1))]
+    controller.state.loads.remove(controller.state.loads[(0, 1)].requests["1"])
+    assert [(one.request_id, one.group) for one in controller.finished((), 0.0)][:1] == [("long", (0, 1))]

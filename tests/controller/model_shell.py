@@ -74,7 +74,7 @@ class Part:
 
 
 @dataclass
-class Stream:
+class ModelStream:
     """A request as the shell knows it: where it is, and what it has got, in all and from its present group.
 
     `ahead`: tokens without KV that its group computes first. `kv`: while it waits, the offer of its KV. `offer`: the
@@ -94,23 +94,21 @@ class Stream:
     arrived_with_kv: bool = False
 
 
-class Shell:
+class ModelShell:
     """Carries out commands and fails if one of them cannot be.
 
     `dispatched` is of the last event, `refused` and `switches` of all. `holds`: a sequential switch waits for
     requests to end, and nothing may be dispatched. `pauses`: engines pause older lanes, as a hard switch was the last.
     """
 
-    kind: type[Controller] = Controller
-
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
-        self.controller = self.kind(chosen)
-        self.controller.steps.calibrate(measured(lanes or costs(tuple(chosen.capacity.tokens))))
-        self.layout = self.controller.layout
+        self.controller = Controller(chosen)
+        self.controller.state.steps.calibrate(measured(lanes or costs(tuple(chosen.capacity.tokens))))
+        self.layout = self.controller.state.layout
         self.now_s = 0.0
         self.holds = False
         self.pauses = False
-        self.open: dict[str, Stream] = {}
+        self.open: dict[str, ModelStream] = {}
         self.ordered: Switch | None = None
         self.is_regrouped = False
         self.dispatched: list[tuple[str, Group]] = []
@@ -118,7 +116,7 @@ class Shell:
         self.switches: list[Switch] = []
         self.offers: set[int] = set()
         self.parts: dict[int, Part] = {}
-        self.weights = dict.fromkeys(self.controller.lending.stages, "whole")
+        self.weights = dict.fromkeys(self.controller.state.lending.stages, "whole")
         """Of the widest groups: whole, lending, lent or fetching, as engines are told and answer."""
 
     # ---- events
@@ -126,7 +124,7 @@ class Shell:
     def arrive(self, request_id: str, spec: RequestSpec) -> None:
         """Raises as the controller; nothing has changed then."""
         commands = self.controller.arrived(request_id, spec, self.now_s)
-        self.open[request_id] = Stream(spec, self.now_s)
+        self.open[request_id] = ModelStream(spec, self.now_s)
         self.carry_out(commands)
 
     def token(self, request_id: str, count: int = 1) -> None:
@@ -155,7 +153,7 @@ class Shell:
     def begin(self, request_id: str) -> None:
         """A scheduler has a request, or its prefix, in a step."""
         self.open[request_id].begun = True
-        self.controller.deadlines.drop(request_id)
+        self.controller.state.deadlines.drop(request_id)
 
     def finish(self, *request_ids: str, aborted: bool = False) -> None:
         """Requests end, wherever they are."""
@@ -229,7 +227,7 @@ class Shell:
                 if request_id in self.open and self.open[request_id].group is not None:
                     self.token(request_id, 10_000)
             self.tick()
-        raise AssertionError(f"still open: {self.open}, layout {self.controller.layout}")
+        raise AssertionError(f"still open: {self.open}, layout {self.controller.state.layout}")
 
     # ---- what is where
 
@@ -251,7 +249,7 @@ class Shell:
 
     def streams_of_switches(self) -> set[str]:
         """Every request of which switches keep something."""
-        switches = self.controller.switches
+        switches = self.controller.state.switches
         kept = set(switches._gaps._token_at) | set(switches._migrating)
         return kept.union(*(switch.draining | switch.migrating for switch in switches.kept))
 
@@ -306,7 +304,7 @@ class Shell:
         room = self.controller.settings.capacity.tokens[len(group)]
         return any(self._needed(one) > room for one in self.open.values() if one.group == group)
 
-    def _needed(self, stream: Stream) -> int:
+    def _needed(self, stream: ModelStream) -> int:
         """Tokens that a request needs room for."""
         return max(stream.spec.needed_tokens, stream.spec.prompt_tokens + stream.tokens + 1)
 
@@ -341,7 +339,7 @@ class Shell:
         is_narrower = len(group) < widest or holds < chosen.capacity.lent_tokens
         ends_here = spec.max_output_tokens > command.limit_tokens and is_narrower
         goes_on = spec.can_migrate and spec.degree is None and not chosen.loses_groups
-        offers = ends_here and goes_on and bool(self.controller.migrates)
+        offers = ends_here and goes_on and bool(self.controller.state.migrates)
         assert (command.offer is not None) == (offers or command.publishes)
         if stream.kv is not None and (part := self.parts.get(stream.kv.number)) is not None and part.is_ahead:
             assert part.group == group, "another group has pulled its KV"
@@ -384,9 +382,9 @@ class Shell:
         assert command.tokens == stream.spec.prompt_tokens + stream.limit - 1, "the last token has no KV"
         self._split(stream, kv.number, Part(command.request_id, command.group, command.tokens, is_ahead=True))
 
-    def _split(self, stream: Stream, number: int, part: Part) -> None:
+    def _split(self, stream: ModelStream, number: int, part: Part) -> None:
         spec, chosen = stream.spec, self.controller.settings
-        assert spec.can_migrate and spec.degree is None and self.controller.migrates
+        assert spec.can_migrate and spec.degree is None and self.controller.state.migrates
         assert spec.split_at == part.tokens or (spec.split_at is None and chosen.policy.splits and not chosen.dry_run)
         assert spec.prompt_splits or part.is_ahead
         assert not self.holds and self.ordered is None
@@ -417,12 +415,12 @@ class Shell:
         assert (
             stream.tokens_here == 0
             or migrates_left_behind
-            or self.controller.switches.kept[-1].mode in ("soft", "migrate")
+            or self.controller.state.switches.kept[-1].mode in ("soft", "migrate")
         )
         assert stream.spec.degree is None
         number = self._offered(command.offer)
         has_kv = stream.tokens_here > 0 or stream.arrived_with_kv
-        assert not has_kv or (number is not None) == bool(self.controller.migrates)
+        assert not has_kv or (number is not None) == bool(self.controller.state.migrates)
         stream.group, stream.kv = None, None if number is None else KVOffer(command.group, number)
 
     def _refuse(self, command: Reject) -> None:
@@ -449,23 +447,24 @@ class Shell:
     def check(self) -> None:
         """The controller knows of the same requests, in the same places."""
         controller = self.controller
-        assert sorted(self.waiting()) == sorted(state.request_id for state in controller.pool)
-        assert controller.running == len(self.running())
+        assert sorted(self.waiting()) == sorted(state.request_id for state in controller.state.pool)
+        assert controller.state.running == len(self.running())
         for request_id, stream in self.open.items():
-            assert controller.group_of(request_id) == stream.group
+            assert controller.state.group_of(request_id) == stream.group
             if stream.group is not None:
-                state = controller.loads[stream.group].requests[request_id]
+                state = controller.state.loads[stream.group].requests[request_id]
                 assert (state.output_tokens, state.prefill_tokens) == (stream.tokens, stream.ahead)
         self._check_books()
-        assert controller.layout == self.layout
+        assert controller.state.layout == self.layout
         assert self.streams_of_switches() <= set(self.open)
         waits = controller.changing and self.ordered is None
         assert not (waits and self.pauses), "a switch waits for the end of requests that are paused"
-        self.holds = waits and controller.switches.kept[-1].mode == "sequential"
+        self.holds = waits and controller.state.switches.kept[-1].mode == "sequential"
 
     def _check_books(self) -> None:
         """Each request is booked once, and the part of one that is split once more; sums are of these and no others."""
-        loads, booked = self.controller.loads, set[tuple[str, Group]]()
+        self.controller.state.check_integrity()
+        loads, booked = self.controller.state.loads, set[tuple[str, Group]]()
         for group in loads.groups:
             work = loads[group]
             states = work.requests.values()
@@ -478,5 +477,5 @@ class Shell:
         expected = {(name, stream.group) for name, stream in self.open.items() if stream.group is not None}
         expected |= {(f"{part.request_id} (part)", part.group) for part in self.parts.values()}
         assert booked == expected
-        assert len(self.controller.splits) == len(self.parts)
+        assert len(self.controller.state.splits) == len(self.parts)
         assert all(part.request_id in self.open for part in self.parts.values())

@@ -1,10 +1,11 @@
 """When weights are lent and called back; under any sequence of events: test_machine.py."""
 
-from flying_serving.controller.lending import Stage
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.snapshots import snapshot
+from flying_serving.controller.weight_lending import Stage
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import MigrationCost
-from tests.controller.shell import Shell, settings
+from tests.controller.model_shell import ModelShell, settings
 
 GROUP = (0, 1, 2, 3)
 TOGETHER, APART = Layout.uniform(4, 4), Layout.uniform(4, 1)
@@ -12,16 +13,16 @@ LONG, SHORT, OPEN_ENDED = RequestSpec(450, 500, 50), RequestSpec(10, 30, 20), Re
 """A group of four holds 400 tokens, and 700 with lent weights."""
 
 
-def together(policy: str = "manual") -> Shell:
+def together(policy: str = "manual") -> ModelShell:
     """Return four engines in one group, which may lend its weights."""
-    shell = Shell(settings(policy, 4, lends=True))
-    shell.controller.migrates = dict.fromkeys((1, 2, 4), MigrationCost(0.0005, 1e-6))
+    shell = ModelShell(settings(policy, 4, lends=True))
+    shell.controller.state.migrates = dict.fromkeys((1, 2, 4), MigrationCost(0.0005, 1e-6))
     shell.order(TOGETHER)
     shell.acknowledge()
     return shell
 
 
-def lent() -> Shell:
+def lent() -> ModelShell:
     """Return these with lent weights and a long request in the group."""
     shell = together()
     shell.arrive("long", LONG)
@@ -44,7 +45,7 @@ def test_a_long_request_waits_for_weights_and_short_ones_go_on() -> None:
 
 def test_weights_are_lent_only_when_narrower_groups_are_idle() -> None:
     """A request that an operator's switch has left behind goes first."""
-    shell = Shell(settings("manual", 4, lends=True))
+    shell = ModelShell(settings("manual", 4, lends=True))
     shell.arrive("old", SHORT)
     shell.token("old", 5)
     shell.order(TOGETHER)
@@ -77,7 +78,7 @@ def test_a_dropped_order_leaves_weights_lent() -> None:
     shell.order(APART)
     shell.drop()
     shell.tick()
-    assert shell.controller.lending.stages[GROUP] is Stage.LENT
+    assert shell.controller.state.lending.stages[GROUP] is Stage.LENT
     shell.arrive("longer", RequestSpec(100, 150, 50))
     assert shell.open["longer"].group == GROUP
 
@@ -152,7 +153,7 @@ def test_weights_stay_lent_for_a_long_request_before_a_narrower_one() -> None:
     shell.finish("long")
     assert shell.open["longer"].group == GROUP
     shell.tick()
-    assert shell.controller.lending.stages[GROUP] is Stage.CLOSING
+    assert shell.controller.state.lending.stages[GROUP] is Stage.CLOSING
 
 
 def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
@@ -202,7 +203,8 @@ def test_the_time_until_narrow_groups_open_is_what_it_took_before() -> None:
     shell = together()
 
     def opens_in_s() -> float:
-        shot = shell.controller.snapshot(shell.controller.lanes(), shell.now_s)
+        state = shell.controller.state
+        shot = snapshot(state, state.lanes(), shell.now_s)
         assert shot.closed_s(TOGETHER) == 0
         return round(shot.closed_s(APART), 3)
 
@@ -232,15 +234,15 @@ def test_the_time_until_narrow_groups_open_is_what_it_took_before() -> None:
 
 def test_what_a_lending_group_has_room_for_is_what_long_requests_leave() -> None:
     shell = lent()
-    assert shell.controller.lanes()[4].kv_tokens == 700 - LONG.tokens
+    assert shell.controller.state.lanes()[4].kv_tokens == 700 - LONG.tokens
     shell.finish("long")
-    assert shell.controller.lanes()[4].kv_tokens == 700
-    assert shell.controller.lanes()[1].kv_tokens == 100
+    assert shell.controller.state.lanes()[4].kv_tokens == 700
+    assert shell.controller.state.lanes()[1].kv_tokens == 100
 
 
 def test_auto_keeps_a_group_with_requests_that_need_the_room() -> None:
     """Whatever else waits: no other layout could go on with them."""
-    shell = Shell(settings("auto", 4, lends=True))
+    shell = ModelShell(settings("auto", 4, lends=True))
     shell.arrive("long", LONG)
     for _ in range(4):
         if shell.ordered is not None:
@@ -260,7 +262,7 @@ def test_auto_keeps_a_group_with_requests_that_need_the_room() -> None:
 
 def test_of_two_groups_one_lends_for_one_request() -> None:
     """The other begins only if that is not enough."""
-    shell = Shell(settings("manual", 8, lends=True))
+    shell = ModelShell(settings("manual", 8, lends=True))
     wide = Layout.uniform(8, max(shell.controller.settings.capacity.tokens))
     shell.order(wide)
     shell.acknowledge()

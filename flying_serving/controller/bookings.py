@@ -1,0 +1,83 @@
+"""Requests are booked in groups, and taken out again. Each change is a command."""
+
+from collections.abc import Collection, Mapping
+
+from flying_serving.controller.commands import Command, Dispatch, Recall
+from flying_serving.controller.group_choice import GroupChoice
+from flying_serving.controller.migrations import to_migrate
+from flying_serving.controller.requests import KVOffer, RequestState
+from flying_serving.controller.state import ClusterState
+from flying_serving.layout.groups import Group
+from flying_serving.predict.work import LaneFigures
+
+
+class Bookings:
+    """Books where each request is."""
+
+    def __init__(self, state: ClusterState, choice: GroupChoice) -> None:
+        self._state = state
+        self._choice = choice
+
+    def start(self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> Dispatch:
+        """Book a request in a group, with its KV if that can migrate."""
+        state, choice = self._state, self._choice
+        if choice.migration(request, group, lanes) is None:
+            request.kv = None
+        booked_tokens = choice.booked_tokens(request, group, state.lengths.tokens(request))
+        state.loads.add(request, group, booked_tokens, with_kv=request.kv is not None)
+        return self.send(request, group)
+
+    def send(self, request: RequestState, group: Group) -> Dispatch:
+        """Dispatch a request to the group in which it is booked."""
+        state, spec = self._state, request.spec
+        state.started[request.request_id] = request
+        limit_tokens = state.lending.room(request, group) - spec.prompt_tokens
+
+        # a request that may fill its group goes on in another one, which pulls its KV under this offer
+        exceeds = spec.max_output_tokens > limit_tokens
+        exceeds = exceeds and self._choice.may_exceed(request, group)
+        offers = exceeds and state.migrates and state.lengths.goes_on(request)
+        request.offer = state.new_offer(group).number if offers else None
+
+        output_tokens = request.output_tokens
+        return Dispatch(request.request_id, group, output_tokens, limit_tokens, request.kv, request.offer)
+
+    def suspend(self, request: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
+        """Take a request out of its group, which offers its KV as `kv`, or not at all."""
+        state, group = self._state, request.group
+        assert group is not None and request.request_id not in state.splits
+        del state.started[request.request_id]
+        state.loads.remove(request)
+        request.kv, request.offer = kv, None
+        request.sizes = request.fitting(state.settings.capacity.most_tokens)
+        state.switches.migrated(request.request_id, now_s)
+        return Recall(request.request_id, group, None if kv is None else kv.number)
+
+    def requeue(self, request: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
+        """Let a request that has a group wait for another one."""
+        recall = self.suspend(request, now_s, kv)
+        self._state.pool.add(request)
+        return recall
+
+    def recall(self, request_ids: Collection[str], now_s: float, *, streams: bool) -> list[Command]:
+        """Let requests wait that run in groups which the layout lacks, those with tokens only if `streams`.
+
+        See `to_migrate`.
+        """
+        state = self._state
+        running = [request for request in state.started.values() if request.request_id in request_ids]
+        recalled = to_migrate(running, state.layout, state.settings, streams=streams)
+        return [
+            self.requeue(request, now_s, self.offer_kv(request) if has_kv else None) for request, has_kv in recalled
+        ]
+
+    def revoke_offer(self, request: RequestState) -> list[Command]:
+        """A request ends in its group: nothing pulls the KV that the group would offer."""
+        if request.group is None or request.offer is None:
+            return []
+        return [Recall(request.request_id, request.group)]
+
+    def offer_kv(self, request: RequestState) -> KVOffer | None:
+        """An offer of a request's KV by its group; None if KV cannot migrate."""
+        assert request.group is not None
+        return self._state.new_offer(request.group) if self._state.migrates else None

@@ -1,0 +1,248 @@
+"""The switch under way: at most one, from its decision until all engines have answered its order, or it has failed.
+
+    IDLE --begin--> WAITING --advance--> ORDERED --regrouped--> REGROUPED --acknowledged--> IDLE
+
+A switch fails, or is dropped, in any phase; then the phase is IDLE again.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from flying_serving.controller.bookings import Bookings
+from flying_serving.controller.commands import Command, Order, Weave
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.snapshots import snapshot
+from flying_serving.controller.splitter import Splitter
+from flying_serving.controller.state import ClusterState
+from flying_serving.controller.switches import Switch
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.snapshot import Decision
+from flying_serving.policy.switching import at_once
+from flying_serving.wire import SwitchAnswer
+
+PATIENCE = 1.5
+"""A switch waits for old requests this many times longer than predicted; then its mode changes."""
+
+
+class Phase(Enum):
+    """How far the switch under way is.
+
+    IDLE: no switch is under way.
+    WAITING: no engine knows of it. *Sequential* and *soft* wait until old requests have ended; every mode waits until
+    engines have the weights that the new groups need.
+    ORDERED: every engine is told.
+    REGROUPED: the engines whose groups change have answered.
+    """
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    ORDERED = "ordered"
+    REGROUPED = "regrouped"
+
+
+NEXT: Mapping[Phase, tuple[Phase, ...]] = {
+    Phase.IDLE: (Phase.WAITING,),
+    Phase.WAITING: (Phase.ORDERED, Phase.IDLE),
+    Phase.ORDERED: (Phase.REGROUPED, Phase.IDLE),
+    Phase.REGROUPED: (Phase.IDLE,),
+}
+"""The phases that may follow a phase."""
+HOLDING = ((Phase.WAITING, "sequential"), (Phase.ORDERED, "migrate"))
+"""The phases in which switches of these modes keep new requests waiting.
+
+By *migrate* they wait until engines whose groups change have answered, which they do after the step under way: its
+tokens migrate too. The others are not waited for, as their step may be a long one.
+"""
+WAITING_MODES = ("sequential", "soft")
+"""Modes of switches that wait until old requests have ended."""
+
+
+@dataclass
+class Change:
+    """A switch under way. `begun_mode`: its mode at its decision, which may be another one by now."""
+
+    switch: Switch
+    weave_steps: int
+    begun_mode: str
+
+    @property
+    def waits_for_requests(self) -> bool:
+        """Whether old requests must end before engines are told."""
+        return self.switch.mode in WAITING_MODES and bool(self.switch.draining)
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
+        decision = self.switch.decision
+        if decision is None or not self.waits_for_requests:
+            return False
+        return now_s - self.switch.decided_s > PATIENCE * decision.drain_s
+
+
+class Changeover:
+    """Takes the switch under way from phase to phase."""
+
+    def __init__(self, state: ClusterState, bookings: Bookings, splitter: Splitter) -> None:
+        self._state = state
+        self._bookings = bookings
+        self._splitter = splitter
+        self.phase = Phase.IDLE
+        self._change: Change | None = None
+        self._pauses_older = False
+        """Whether engines pause older lanes, as a hard switch was the last."""
+
+    def _enter(self, phase: Phase) -> None:
+        """Go on to the next phase. Raises RuntimeError if it may not follow the present one."""
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"a switch that is {self.phase.value} cannot be {phase.value} next")
+        self.phase = phase
+
+    # ---- what others ask
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there is a switch."""
+        return self.phase is not Phase.IDLE
+
+    @property
+    def holds(self) -> bool:
+        """Whether the switch keeps new requests waiting."""
+        change = self._change
+        return change is not None and (self.phase, change.switch.mode) in HOLDING
+
+    @property
+    def waits_for_idle(self) -> Switch | None:
+        """The switch, as long as no engine knows of it."""
+        if self._change is None or self.phase is not Phase.WAITING:
+            return None
+        return self._change.switch
+
+    def is_changing(self, switch: Switch) -> bool:
+        """Whether this switch is under way. It is not any more once it has failed, whatever engines answer."""
+        return self._change is not None and self._change.switch is switch
+
+    # ---- from phase to phase
+
+    def begin(
+        self,
+        layout: Layout,
+        mode: str,
+        weave_steps: int | None,
+        now_s: float,
+        decision: Decision | None,
+    ) -> tuple[Switch, list[Command]]:
+        """Begin a switch. An operator's, without a decision, undoes all splits; others those of groups that end."""
+        self._enter(Phase.WAITING)
+        state = self._state
+        draining = state.outside(layout)
+        switch = Switch(state.layout, layout, mode, now_s, state.running, draining, decision)
+        state.switches.begin(switch)
+        steps = state.settings.weave_steps if weave_steps is None else weave_steps
+        self._change = Change(switch, steps, mode)
+
+        splits = state.splits
+        undone = splits.request_ids if decision is None else splits.without(layout)
+        return switch, [command for name in undone for command in self._splitter.undo(name)]
+
+    def advance(self, now_s: float) -> list[Command]:
+        """Tell engines of the switch, if it waits for nothing more.
+
+        Weights come back meanwhile that it, or a request, waits for. Engines pause no older lanes
+        while a switch waits for requests in them.
+        """
+        state, change = self._state, self._change
+        if change is None:
+            return [*state.lending.fetch((), state.loads, now_s)]
+        if self.phase is Phase.WAITING and change.is_overdue(now_s):
+            shot = snapshot(state, state.lanes(), now_s)
+            change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
+
+        groups = change.switch.new.groups
+        leaving = state.lending.stages.keys() - set(groups)
+        fetches = state.lending.fetch(leaving, state.loads, now_s)
+        if self.phase is not Phase.WAITING:
+            return [*fetches]
+        if change.waits_for_requests or not all(map(state.lending.has_weights, groups)):
+            return [*fetches, *self._end_pause()]
+        return [*fetches, *self._order(change, now_s)]
+
+    def _order(self, change: Change, now_s: float) -> list[Command]:
+        self._enter(Phase.ORDERED)
+        state, switch = self._state, change.switch
+        if change.begun_mode != "soft":
+            switch.draining |= state.outside(switch.new)  # requests that began while it waited for weights
+        switch.ordered(now_s)
+        state.layout, state.to_restore = switch.new, None
+        self._pauses_older = switch.mode == "hard"
+
+        order = Order(switch, change.weave_steps)
+        if self.holds:
+            return [order]
+        return [order, *self._bookings.recall(switch.draining, now_s, streams=False)]
+
+    def _end_pause(self) -> list[Command]:
+        """Requests that a hard switch has paused must go on, as this switch waits for their end."""
+        if not self._pauses_older:
+            return []
+        self._pauses_older = False
+        return [Weave(frozenset(self._state.layout.engines))]
+
+    def regrouped(self, now_s: float) -> list[Command]:
+        """The engines whose groups change have answered: requests that migrate leave the old groups now."""
+        change, was_holding = self._change, self.holds
+        assert change is not None
+        self._enter(Phase.REGROUPED)
+        draining = change.switch.draining
+        commands: list[Command] = []
+        if was_holding:
+            commands += self._bookings.recall(draining, now_s, streams=True)
+        if change.begun_mode == "soft":
+            commands += self._widen(draining, now_s)
+        return commands
+
+    def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:
+        """Requests that idle engines have begun during a soft switch migrate to their new groups."""
+        recalls, widened = list[Command](), list[tuple[RequestState, Group]]()
+        for request in list(self._state.started.values()):
+            assert request.group is not None
+            group = self._state.layout.group_of(request.group[0])
+            begun_alone = len(request.group) == 1 and request.request_id not in draining
+            may_migrate = request.spec.can_migrate and not request.is_suspect
+            fits = len(group) in request.sizes and group != request.group
+            if begun_alone and may_migrate and fits:
+                kv = self._bookings.offer_kv(request)
+                recalls.append(self._bookings.suspend(request, now_s, kv))
+                widened.append((request, group))
+        lanes = self._state.lanes()
+        return recalls + [self._bookings.start(request, group, lanes) for request, group in widened]
+
+    def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
+        """Every engine has answered."""
+        change = self._change
+        assert change is not None
+        change.switch.acknowledged(answers, now_s)
+        self._end()
+
+    # ---- switches that are not made
+
+    def fail(self, problem: str, now_s: float) -> None:
+        """End the switch, if there is one: some engine cannot answer."""
+        if self._change is not None:
+            self._change.switch.failed(problem, now_s)
+            self._end()
+
+    def drop(self, reason: str, now_s: float) -> None:
+        """End a switch that no engine knows of."""
+        assert self.waits_for_idle is not None
+        self.waits_for_idle.dropped(reason, now_s)
+        self._end()
+
+    def take_in(self, engine: int) -> None:
+        """An engine is back: it is alone in the layout of a switch that no engine knows of."""
+        if self.waits_for_idle is not None:
+            self.waits_for_idle.new = self.waits_for_idle.new.beside(engine)
+
+    def _end(self) -> None:
+        self._enter(Phase.IDLE)
+        self._change = None
+        self._state.switches.prune()

@@ -1,0 +1,67 @@
+"""The policy is asked for the next layout, and its answers are kept for operators."""
+
+from collections import deque
+from typing import NamedTuple
+
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.snapshots import snapshot
+from flying_serving.controller.state import ClusterState
+from flying_serving.policy.snapshot import Decision
+
+
+class Verdict(NamedTuple):
+    """What the policy wants: a switch, or that requests in groups which the layout lacks migrate, or neither."""
+
+    switch: Decision | None = None
+    migrates_left_behind: bool = False
+
+
+class Decider:
+    """Asks the policy. `last`: its last answer; `dry_run`: the switches of a dry run, which are not made."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self.last: Decision | None = None
+        self.dry_run: deque[Decision] = deque(maxlen=100)
+
+    def decide(self, now_s: float) -> Verdict:
+        """The policy's answer. It is asked for none with a fixed layout, without engines, or before all is measured."""
+        state, settings = self._state, self._state.settings
+        if settings.policy.pinned_size is not None or not state.layout.groups:
+            return Verdict()
+        lanes = state.lanes()
+        if len(lanes) < len(state.sizes):
+            return Verdict()
+
+        shot = snapshot(state, lanes, now_s)
+        state.switches.see(shot.needs, now_s)
+        self.last = settings.policy.decide(shot, settings.objective)
+        decision = self.last if self.last is not None and self.last.is_made else None
+
+        if settings.dry_run:
+            self._note(decision)
+            return Verdict()
+        if decision is not None:
+            return Verdict(decision)
+        return Verdict(None, settings.policy.migrates_left_behind(shot, settings.objective))
+
+    def is_worth_asking(self, request: RequestState) -> bool:
+        """Whether the policy is asked now that a request has arrived, and not only at the next tick.
+
+        It is for an urgent request, and for one that waits. It is not in a long queue, where one
+        request more changes little, nor while a request runs that one engine cannot hold: layouts
+        are dear to evaluate then.
+        """
+        if request.spec.urgent:
+            return True
+        state = self._state
+        is_short = len(state.pool) <= state.settings.limits.max_num_seqs
+        runs_wide = any(state.loads[group].wide for group in state.layout.groups)
+        return request.request_id in state.pool and is_short and not runs_wide
+
+    def _note(self, decision: Decision | None) -> None:
+        """Keep a decision of a dry run, unless the one before led to the same layout."""
+        if decision is None:
+            return
+        if not self.dry_run or self.dry_run[-1].layout != decision.layout:
+            self.dry_run.append(decision)

@@ -1,0 +1,237 @@
+"""The group for a request: of those with room, the one that will give it its first token soonest."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flying_serving.controller.loads import GroupWork
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.state import ClusterState
+from flying_serving.controller.suspicion import Suspicion
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.work import LaneFigures
+
+STEPS_AHEAD = 3
+"""Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
+
+
+class Score(NamedTuple):
+    """How well a group suits a request; the least score is the best. Earlier fields decide first.
+
+    `disturbs_urgent`: an urgent request runs there, and this one is not urgent.
+    `batches_ahead`: full batches (`max_num_seqs`) that end there before this request runs.
+    `first_token_s`: predicted seconds to the first token; without predictions, requests for each engine.
+    `kv_engines_missed`: engines with KV of the request that the group lacks; all of them if its KV cannot migrate.
+    `requests`: of the group.
+    `group`: decides between groups that are alike.
+    """
+
+    disturbs_urgent: bool
+    batches_ahead: int
+    first_token_s: float
+    kv_engines_missed: int
+    requests: int
+    group: Group
+
+
+class GroupChoice:
+    """Chooses groups by capacity, loads and limits; it keeps no state of its own."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self.capacity = state.settings.capacity
+        self.limits = state.settings.limits
+
+    def place(
+        self,
+        request: RequestState,
+        layout: Layout,
+        lanes: Mapping[int, LaneFigures],
+        expected_tokens: float,
+    ) -> Group | None:
+        """The group for a request, or None if none of those that suit it has room.
+
+        Groups that hold what it will probably have come first. A degree that is asked for is met exactly: by a group of
+        `layout` if there is one, else by any group of that size, whose steps are then woven into the present layout's
+        (every engine keeps a lane for each size).
+        """
+        with_room: dict[Group, MigrationCost | None] = {}
+        for group in self._suitable(request, layout):
+            migration = self.migration(request, group, lanes)
+            if self._has_room(request, group, expected_tokens, with_kv=migration is not None):
+                with_room[group] = migration
+
+        lending = self.state.lending
+        lasting = [group for group in with_room if lending.holds(group) >= request.likely_tokens]
+        return min(
+            lasting or with_room,
+            key=lambda group: self._score(request, group, lanes, with_room[group]),
+            default=None,
+        )
+
+    def short_of_memory(self, request: RequestState, layout: Layout, expected_tokens: float) -> list[Group]:
+        """The groups of `layout` where memory must become free before a group that suits a request has room.
+
+        The group that suits it may be one which the layout lacks.
+        """
+        with_kv = request.kv is not None
+        loads = self.state.loads
+        short = {
+            engine
+            for group in self._suitable(request, layout)
+            if self._may_begin(request, loads[group], with_kv=with_kv)
+            and not self._has_memory(group, self.booked_tokens(request, group, expected_tokens))
+            for engine in group
+        }
+        return [group for group in layout.groups if not short.isdisjoint(group)]
+
+    def migration(self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
+        """The cost of migrating a request's KV to `group`; None if it has none, or that cannot migrate."""
+        lane = lanes.get(len(group))
+        return None if request.kv is None or lane is None else lane.migration
+
+    def booked_tokens(self, request: RequestState, group: Group, expected_tokens: float) -> float:
+        """Tokens to book for a request in a group: those expected of it, but no more than it gets there."""
+        return min(expected_tokens, self.state.lending.room(request, group))
+
+    def may_exceed(self, request: RequestState, group: Group) -> bool:
+        """Whether other groups hold a request which is as long as `group` holds."""
+        most_tokens = self.capacity.most_tokens[len(group)]
+        is_narrower = len(group) < request.sizes[-1]
+        return is_narrower or self.state.lending.room(request, group) < most_tokens
+
+    def is_cornered(self, request: RequestState) -> bool:
+        """Whether a suspect has to wait until engines are back: each group that is there has the last engine."""
+        suspicion, lost = request.suspicion, self.state.lost
+        if suspicion is None or not suspicion.spares_last or not lost:
+            return False
+        size = request.sizes[0]
+        return not self._there(size) or size + len(lost) >= self.state.settings.engines
+
+    # ---- groups that suit a request
+
+    def _suitable(self, request: RequestState, layout: Layout) -> list[Group]:
+        """Groups that hold a request, whatever else they have to do."""
+        groups = [group for group in layout.groups if len(group) in request.sizes]
+        if request.suspicion is not None and request.is_suspect:
+            groups = self._for_suspect(request, request.suspicion)
+        elif request.spec.degree is not None and not groups:
+            groups = self._there(request.sizes[0])
+        needed, lending = request.needed_tokens, self.state.lending
+        return [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
+
+    def _there(self, size: int) -> list[Group]:
+        """Groups of a size whose engines are there, in the layout or not."""
+        every = Layout.uniform(self.state.settings.engines, size).groups
+        return [group for group in every if self.state.lost.isdisjoint(group)]
+
+    def _for_suspect(self, request: RequestState, suspicion: Suspicion) -> list[Group]:
+        """The groups that a request may have which perhaps killed engines: those of the fewest engines that hold it.
+
+        Its last group is left out if there are others, as its loss may be noticed one engine after the other. A group
+        is left out as well if it has as many suspects as this one, or one of them, may have beside it.
+        """
+        narrow = [] if self.is_cornered(request) else self._there(request.sizes[0])
+        groups = [group for group in narrow if suspicion.avoids.isdisjoint(group)] or narrow
+        return [group for group in groups if _admits(self.state.loads[group], suspicion)]
+
+    # ---- room
+
+    def _has_room(self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool) -> bool:
+        work = self.state.loads[group]
+        is_limited = self.limits.capped or self.state.lending.is_called_back(group)
+        if not work.requests or not is_limited:
+            return True
+        booked_tokens = self.booked_tokens(request, group, expected_tokens)
+        return self._may_begin(request, work, with_kv=with_kv) and self._has_memory(group, booked_tokens)
+
+    def _may_begin(self, request: RequestState, work: GroupWork, *, with_kv: bool) -> bool:
+        """Whether one more request may run there, and its prompt be computed soon."""
+        step_tokens = self.limits.max_num_batched_tokens
+        if len(work.requests) >= self.limits.max_num_seqs:
+            return False
+        if not work.prefill_tokens or request.spec.urgent:
+            return True
+        # a prompt that is longer than a step counts as one step
+        ahead = work.prefill_tokens + min(request.to_prefill(with_kv=with_kv), step_tokens)
+        return ahead <= STEPS_AHEAD * step_tokens
+
+    def _has_memory(self, group: Group, tokens: float) -> bool:
+        """Whether each engine of a group has room for its part of `tokens` beside what runs."""
+        share = tokens / self.state.lending.shared(group, self.state.loads)
+        return all(self._booked_share(engine) + share <= 1.0 for engine in group)
+
+    def _booked_share(self, engine: int) -> float:
+        """Share of an engine's KV memory that is booked."""
+        loads = self.state.loads
+        return sum(
+            work.committed_tokens / self.state.lending.shared(group, loads)
+            for group, work in loads.of_engine(engine).items()
+        )
+
+    # ---- the best of the groups with room
+
+    def _score(
+        self,
+        request: RequestState,
+        group: Group,
+        lanes: Mapping[int, LaneFigures],
+        migration: MigrationCost | None,
+    ) -> Score:
+        """The score of a group; `migration`: the cost of migrating the request's KV to it, None if it has none."""
+        spec, work = request.spec, self.state.loads[group]
+        count = len(work.requests)
+
+        # both groups of a request that says where it is split count it
+        is_halved = request.is_new and spec.split_at is not None and spec.may_change_group
+        batches_ahead = 0 if is_halved else count // self.limits.max_num_seqs
+
+        kv_group = () if request.kv is None else request.kv.group
+        reached = group if migration is not None else ()
+        kv_engines_missed = len(set(kv_group).difference(reached))
+
+        return Score(
+            disturbs_urgent=work.urgent > 0 and not spec.urgent,
+            batches_ahead=batches_ahead,
+            first_token_s=self._first_token_s(request, group, lanes.get(len(group)), migration),
+            kv_engines_missed=kv_engines_missed,
+            requests=count,
+            group=group,
+        )
+
+    def _first_token_s(
+        self,
+        request: RequestState,
+        group: Group,
+        lane: LaneFigures | None,
+        migration: MigrationCost | None,
+    ) -> float:
+        """Predicted seconds to the first token, migration included; without a lane, requests for each engine."""
+        loads = self.state.loads
+        work = loads[group]
+        count = len(work.requests)
+        # engines that drain requests of an older group step those in between
+        others = sum(
+            len(other_work.requests)
+            for engine in group
+            for other, other_work in loads.of_engine(engine).items()
+            if other != group
+        )
+        if lane is None:
+            return (count + others) / len(group)
+
+        to_prefill = request.to_prefill(with_kv=migration is not None)
+        first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
+        drained_s = lane.cost.fixed_s * others
+        migration_s = 0.0 if migration is None else migration.seconds(request.context_tokens)
+        return first_s + drained_s + migration_s
+
+
+def _admits(work: GroupWork, suspicion: Suspicion) -> bool:
+    """Whether a group may have one more suspect: fewer than each of them may have in its group."""
+    companies = [
+        request.suspicion.company
+        for request in work.requests.values()
+        if request.suspicion is not None and request.suspicion.company
+    ]
+    return all(len(companies) < company for company in (*companies, suspicion.company or 1))

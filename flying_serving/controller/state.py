@@ -1,0 +1,123 @@
+"""The state of one server, as its controller knows it. Each part of the controller has it, and inherits nothing."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from flying_serving.controller.deadlines import Deadlines
+from flying_serving.controller.lengths import ExpectedLengths
+from flying_serving.controller.loads import Loads
+from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.requests import KVOffer, RequestState
+from flying_serving.controller.settings import Settings
+from flying_serving.controller.splits import Splits
+from flying_serving.controller.switches import Switches
+from flying_serving.controller.weight_lending import WeightLending
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.predict.demand import Demand
+from flying_serving.predict.migrations import MigrationCost, cost_within
+from flying_serving.predict.steps import StepModel
+from flying_serving.predict.work import LaneFigures
+
+
+class ClusterState:
+    """Where the requests of a server are, and what its engines are and can do.
+
+    `layout`: the groups of the engines that are there. `layouts`: those that these engines can form, `formable` the
+    sizes of their groups. `lost`: engines that are not there. `to_restore`: the layout that was there before engines
+    were lost, if it is to be made again. `started`: the requests that have a group, in the order in which they got one.
+    `migrates`: the cost of migrating KV between groups, by the size of the group that pulls it; a size without a cost
+    cannot pull.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sizes = sorted(settings.capacity.tokens)
+
+        pinned_size = settings.policy.pinned_size
+        self.layout = Layout.uniform(settings.engines, pinned_size(self.sizes) if pinned_size else 1)
+        self.layouts: Sequence[Layout] = Layout.all(settings.engines, self.sizes)
+        self.formable: Sequence[int] = self.sizes
+        self.lost: set[int] = set()
+        self.to_restore: Layout | None = None
+
+        self.lending = WeightLending(settings.capacity, settings.engines)
+        self.pool = TaskPool(settings.aging_s, self.lending.needs_loan, self._is_wider)
+        self.loads = Loads()
+        self.started: dict[str, RequestState] = {}
+        self.deadlines = Deadlines()
+        self.splits = Splits(self.loads)
+        self.switches = Switches()
+        self._offers = count(1)
+
+        self.demand = Demand()
+        self.lengths = ExpectedLengths(settings, self.demand)
+        self.steps = StepModel()
+        self.migrates: dict[int, MigrationCost] = {}
+
+    # ---- requests
+
+    @property
+    def running(self) -> int:
+        """How many requests have a group."""
+        return len(self.started)
+
+    @property
+    def open_requests(self) -> list[str]:
+        """Ids of the requests that wait, then of those that have a group."""
+        return [*(request.request_id for request in self.pool), *self.started]
+
+    def group_of(self, request_id: str) -> Group | None:
+        """The group of a request; None if it waits or is over."""
+        return self.started[request_id].group if request_id in self.started else None
+
+    def outside(self, layout: Layout) -> set[str]:
+        """Requests that run in groups which `layout` lacks."""
+        return {request_id for request_id, request in self.started.items() if request.group not in layout.groups}
+
+    def new_offer(self, group: Group) -> KVOffer:
+        """An offer of `group` under a number that no offer had before."""
+        return KVOffer(group, next(self._offers))
+
+    def _is_wider(self, request: RequestState) -> bool:
+        return request.is_wider_than(self.layout)
+
+    # ---- engines
+
+    def groups(self) -> Sequence[Group]:
+        """The groups of the layout."""
+        return self.layout.groups
+
+    @property
+    def sizes_ahead(self) -> set[int]:
+        """Sizes of groups that there are, or will be without a decision of the policy."""
+        restored = () if self.to_restore is None else self.to_restore.groups
+        return {len(group) for group in (*self.layout.groups, *restored)}
+
+    def lanes(self) -> dict[int, LaneFigures]:
+        """What a group of each size can do; sizes that were not measured are left out."""
+        limits = self.settings.limits
+        return {
+            size: LaneFigures(
+                self.steps.cost(size),
+                limits.max_num_seqs,
+                self.lending.room_of(size, self.loads),
+                limits.max_num_batched_tokens,
+                cost_within(self.migrates, size),
+            )
+            for size in self.sizes
+            if self.steps.known(size)
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless each request is in one place, and booked there and nowhere else."""
+        waiting = {request.request_id for request in self.pool}
+        assert waiting.isdisjoint(self.started), f"wait and run: {waiting & self.started.keys()}"
+
+        expected = {(request_id, request.group) for request_id, request in self.started.items()}
+        expected |= {(split.part.request_id, split.part_group) for split in self.splits.open.values()}
+        booked = {(request_id, group) for group in self.loads.groups for request_id in self.loads[group].requests}
+        assert booked == expected, f"booked {booked}, but running {expected}"
+        assert self.splits.open.keys() <= self.started.keys(), f"split: {list(self.splits.open)}"
+
+        self.loads.check_integrity()
+        assert self.lost.isdisjoint(self.layout.engines), f"{self.lost} are lost, in {self.layout}"
