@@ -1,4 +1,4 @@
-"""The controller of one server: events in, commands out, time as an argument. Neither torch nor vLLM.
+"""The controller of one server: events in, commands out, time as an argument. No torch, no vLLM.
 
 `Controller` owns one `ClusterState` and the parts that share it. No part inherits another.
 
@@ -17,12 +17,14 @@ groups lend to their KV cache (`WeightLending`).
 
 Each event notes what has happened. Then `Controller._settle` advances, in this order:
 
-1. the switch under way (`Changeover.advance`): in another mode if it has waited for too long;
-   weights come back to engines that need them (`WeightLending.fetch`); engines are told of the
-   switch, if it waits for nothing more;
-2. requests that wait (`Dispatcher.place_waiting`): they get groups; a group lends its weights to a
-   request that waits for them (`WeightLending.lend`);
-3. the layout: it is made again after a loss (`FaultRecovery.take_restored`), or, at events that may
-   change the policy's answer, the policy is asked (`Decider.decide`), once. If a switch begins, the
-   order starts again at 1; while one is under way, no other begins.
+1. The switch under way (`Changeover.advance`). It goes on in another mode if it has waited for too
+   long. Weights come back to engines that need them (`WeightLending.fetch`). If the switch waits
+   for nothing more, engines are told of it.
+2. Requests that wait (`Dispatcher.place_waiting`) get groups. A group lends its weights to a
+   request that waits for them (`WeightLending.lend`).
+3. The layout. It is made again after a loss (`FaultRecovery.take_restored`). Otherwise the policy
+   is asked (`Decider.decide`), once, at events that may change its answer. If a switch begins, the
+   order starts again at 1. While one is under way, no other begins.
+
+An arrival ends nothing that a switch or weights wait for, so it begins at 2.
 """

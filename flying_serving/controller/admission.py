@@ -1,4 +1,4 @@
-"""Which requests may wait: what waits is bounded in requests, in prompt tokens and, if asked for, in time."""
+"""Which requests may wait: requests, prompt tokens and waiting time have bounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,9 +35,9 @@ class Pace:
         """Time has passed; `waits`: requests wait that could be dispatched, so it counts."""
         if waits and self._at_s is not None:
             passed_s = now_s - self._at_s
-            kept = math.exp(-passed_s / MEMORY_S)
-            self._count = kept * self._count + self._new
-            self._passed_s = kept * self._passed_s + passed_s
+            fading = math.exp(-passed_s / MEMORY_S)
+            self._count = fading * self._count + self._new
+            self._passed_s = fading * self._passed_s + passed_s
         self._new, self._at_s = 0, now_s if waits else None
 
     def wait_s(self, ahead: int) -> float:
@@ -55,15 +55,16 @@ class Waiting(NamedTuple):
 
 
 class Admission:
-    """Refuses requests while too many wait; an urgent one counts only those that are urgent too.
+    """Refuses requests while too many wait.
 
-    So urgent requests are taken in a flood of others, and at most twice the bounds wait. Whatever the pace is, as many
-    requests may wait as a group runs at a time. Where requests are dispatched at once, they wait in engines: what a
-    group has beyond that number waits.
+    An urgent request counts only urgent ones. So urgent requests are taken in a flood of others,
+    and at most twice the bounds wait. Whatever the pace is, as many requests may wait as a group
+    runs at a time. Where requests are dispatched at once, they wait in engines: the requests of a
+    group beyond that number wait.
 
-    A request that was let in is not refused when it arrives, since its answer may have begun: a place is held for it
-    meanwhile. Of those with a place as many count as waiting as would not begin at once in `groups`, the groups of the
-    layout.
+    A request that was let in is not refused when it arrives, since its answer may have begun: a
+    place is held for it meanwhile. Places count as waiting, but for those of requests that would
+    begin at once in `groups`, the groups of the layout.
     """
 
     def __init__(self, settings: Settings, pool: TaskPool, loads: Loads, groups: Callable[[], Sequence[Group]]) -> None:
@@ -103,7 +104,7 @@ class Admission:
         self.places.hold(place)
 
     def most_at_once(self, place: Place) -> int:
-        """How many requests a call like this one may have, which is let in while no other request is there."""
+        """The number of requests that a call like this one may have if no other request is there."""
         beyond_tokens = (self._most_waiting_tokens(urgent=place.urgent) - 1) // max(1, place.prompt_tokens)
         return self._most_running + min(self._settings.most_waiting, beyond_tokens + 1)
 
@@ -118,9 +119,13 @@ class Admission:
         return self._problem(waiting, waiting, Place("", urgent=urgent))
 
     def _problem(self, before: Waiting, now: Waiting, place: Place) -> str | None:
-        """Why the last request of a call may not wait: by what waits `now`, when the others of the call have places."""
+        """Why the last request of a call may not wait; None if it may.
+
+        `before`: what waits without the call. `now`: the same when the other requests have places.
+        """
         settings = self._settings
-        adds, adds_tokens = "", ""
+        adds = ""
+        adds_tokens = ""
         if place.left > 1:
             adds = f", and n={place.left} adds {place.left}"
             adds_tokens = f", and n={place.left} adds {place.left * place.prompt_tokens}"
@@ -139,26 +144,28 @@ class Admission:
 
     @property
     def _most_running(self) -> int:
-        """Requests that all groups run together, in the layout of most groups that this server may have."""
+        """Requests that all groups run together, in the layout of the most groups."""
         sizes = self._settings.capacity.tokens
         pinned = self._settings.policy.pinned_size
         return self._settings.engines // (pinned or min)(list(sizes)) * self._least
 
     def _waiting(self, *, urgent: bool) -> Waiting:
-        """What waits ahead of a request of this kind."""
+        """Requests and prompt tokens that wait ahead of a request of this kind."""
         settings, pool = self._settings, self._pool
-        ahead, tokens = pool.urgent if urgent else len(pool) - pool.urgent, pool.prompt_tokens
+        ahead = pool.urgent if urgent else len(pool) - pool.urgent
+        tokens = pool.prompt_tokens
         if not settings.limits.capped:
-            groups = [self._loads[group] for group in self._loads.groups]
-            ahead += sum(max(0, (one.urgent if urgent else len(one.requests)) - self._least) for one in groups)
-            tokens += sum(one.prefill_tokens for one in groups)
+            for work in (self._loads[group] for group in self._loads.groups):
+                running = work.urgent if urgent else len(work.requests)
+                ahead += max(0, running - self._least)
+                tokens += work.prefill_tokens
         free = self._free()
         ahead += max(0, self.places.requests[urgent] - free)
         tokens += self.places.tokens_beyond(free)
         return Waiting(ahead, tokens)
 
     def _free(self) -> int:
-        """How many requests that come now would begin at once, by their number; none while others wait."""
+        """The number of requests that would begin at once if they came now; 0 while others wait."""
         if len(self._pool):
             return 0
         return sum(max(0, self._least - len(self._loads[group].requests)) for group in self._groups())

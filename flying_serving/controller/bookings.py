@@ -60,9 +60,9 @@ class Bookings:
         return recall
 
     def recall(self, request_ids: Collection[str], now_s: float, *, streams: bool) -> list[Command]:
-        """Let requests wait that run in groups which the layout lacks, those with tokens only if `streams`.
+        """Let requests wait that run in groups which the layout lacks.
 
-        See `to_migrate`.
+        See `to_migrate`, and there for `streams`.
         """
         state = self._state
         running = [request for request in state.started.values() if request.request_id in request_ids]

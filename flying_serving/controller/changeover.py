@@ -1,8 +1,8 @@
-"""The switch under way: at most one, from its decision until all engines have answered its order, or it has failed.
+"""The switch under way: at most one, from its decision until all engines have answered.
 
     IDLE --begin--> WAITING --advance--> ORDERED --regrouped--> REGROUPED --acknowledged--> IDLE
 
-A switch fails, or is dropped, in any phase; then the phase is IDLE again.
+A switch may fail, or be dropped, in any phase. Then the phase is IDLE again.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,8 +29,8 @@ class Phase(Enum):
     """How far the switch under way is.
 
     IDLE: no switch is under way.
-    WAITING: no engine knows of it. *Sequential* and *soft* wait until old requests have ended; every mode waits until
-    engines have the weights that the new groups need.
+    WAITING: no engine knows of it. *Sequential* and *soft* wait until old requests have ended.
+    Every mode waits until engines have the weights that the new groups need.
     ORDERED: every engine is told.
     REGROUPED: the engines whose groups change have answered.
     """
@@ -51,8 +51,8 @@ NEXT: Mapping[Phase, tuple[Phase, ...]] = {
 HOLDING = ((Phase.WAITING, "sequential"), (Phase.ORDERED, "migrate"))
 """The phases in which switches of these modes keep new requests waiting.
 
-By *migrate* they wait until engines whose groups change have answered, which they do after the step under way: its
-tokens migrate too. The others are not waited for, as their step may be a long one.
+By *migrate* they wait until engines whose groups change have answered. These answer after the step
+under way, so its tokens migrate too. The other engines are not waited for: their step may be long.
 """
 WAITING_MODES = ("sequential", "soft")
 """Modes of switches that wait until old requests have ended."""
@@ -60,7 +60,7 @@ WAITING_MODES = ("sequential", "soft")
 
 @dataclass
 class Change:
-    """A switch under way. `begun_mode`: its mode at its decision, which may be another one by now."""
+    """A switch under way. `begun_mode`: its mode at its decision; it may have another one now."""
 
     switch: Switch
     weave_steps: int
@@ -72,7 +72,10 @@ class Change:
         return self.switch.mode in WAITING_MODES and bool(self.switch.draining)
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether it has waited for old requests for much longer than its policy expected. An operator's never is."""
+        """Whether it has waited for old requests for much longer than its policy expected.
+
+        A switch that an operator ordered is never overdue.
+        """
         decision = self.switch.decision
         if decision is None or not self.waits_for_requests:
             return False
@@ -118,7 +121,10 @@ class Changeover:
         return self._change.switch
 
     def is_changing(self, switch: Switch) -> bool:
-        """Whether this switch is under way. It is not any more once it has failed, whatever engines answer."""
+        """Whether this switch is under way.
+
+        Once it has failed it is not, whatever engines answer.
+        """
         return self._change is not None and self._change.switch is switch
 
     # ---- from phase to phase
@@ -131,7 +137,11 @@ class Changeover:
         now_s: float,
         decision: Decision | None,
     ) -> tuple[Switch, list[Command]]:
-        """Begin a switch. An operator's, without a decision, undoes all splits; others those of groups that end."""
+        """Begin a switch, and undo splits.
+
+        A switch of an operator, without a decision, undoes all splits, others those of groups that
+        end.
+        """
         self._enter(Phase.WAITING)
         state = self._state
         draining = state.outside(layout)
@@ -188,7 +198,7 @@ class Changeover:
         return [Weave(frozenset(self._state.layout.engines))]
 
     def regrouped(self, now_s: float) -> list[Command]:
-        """The engines whose groups change have answered: requests that migrate leave the old groups now."""
+        """The engines whose groups change have answered: requests that migrate leave now."""
         change, was_holding = self._change, self.holds
         assert change is not None
         self._enter(Phase.REGROUPED)
@@ -201,7 +211,7 @@ class Changeover:
         return commands
 
     def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:
-        """Requests that idle engines have begun during a soft switch migrate to their new groups."""
+        """Requests that idle engines began during a soft switch migrate to their new groups."""
         recalls, widened = list[Command](), list[tuple[RequestState, Group]]()
         for request in list(self._state.started.values()):
             assert request.group is not None

@@ -1,7 +1,8 @@
-"""The controller: events in, commands out, time as an argument. It owns every decision; engines own safety.
+"""The controller: events in, commands out, time as an argument.
 
-The API server's `Shell` and the simulator are shells around this class: they call it for each event and carry out the
-commands that it returns, in order. The parts of the controller are listed in the package's docstring.
+It owns every decision; engines own safety. The API server's `Shell` and the simulator are shells
+around this class: they call it for each event and carry out the commands that it returns, in order.
+The package's docstring lists the parts of the controller.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,22 +39,19 @@ class Controller:
         state = self.state = ClusterState(settings)
         self.settings = settings
         self.admission = Admission(settings, state.pool, state.loads, state.groups)
-        self.choice = make_choice(state)
-        bookings = self.bookings = Bookings(state, self.choice)
-        splitter = self._splitter = Splitter(state, self.choice, bookings)
-        self._dispatcher = Dispatcher(state, self.choice, bookings, splitter, self.admission.pace)
+        choice = self.choice = make_choice(state)
+        bookings = self.bookings = Bookings(state, choice)
+        splitter = self._splitter = Splitter(state, choice, bookings)
+        self._dispatcher = Dispatcher(state, choice, bookings, splitter, self.admission.pace)
         self._changeover = Changeover(state, bookings, splitter)
-        self.recovery = FaultRecovery(state, self.choice, bookings, splitter, self._changeover)
+        self.recovery = FaultRecovery(state, choice, bookings, splitter, self._changeover)
         self.decider = Decider(state)
         self._arrivals = 0
 
     # ---- requests
 
     def arrived(self, request_id: str, spec: RequestSpec, now_s: float, origin: Origin = ALONE) -> list[Command]:
-        """A request has arrived.
-
-        Raises RequestError if no layout ever can run it, PoolFull if it may not wait.
-        """
+        """A request has arrived. Raises RequestError or PoolFull if it is refused."""
         sizes = self.settings.capacity.sizes(spec)
         self.admission.enter(origin, urgent=spec.urgent)
         self._arrivals += 1
@@ -90,13 +88,13 @@ class Controller:
         return commands + self._settle(now_s, decides=request_id in self.state.pool)
 
     def given_up(self, request_id: str) -> list[Command]:
-        """A request ends where `group_full` found no other group for it: nothing pulls the KV that its group offers."""
+        """A request ends in its group, as `group_full` found no other: its KV is not offered."""
         return self.bookings.revoke_offer(self.state.started[request_id])
 
     # ---- parts of split requests
 
     def prefix_ended(self, request_id: str, now_s: float, *, failed: bool) -> list[Command]:
-        """The prefix of a split request is over, so its second group has the whole request; or its group failed it."""
+        """The prefix of a split request is over, or its group `failed` it."""
         if not self.state.splits.in_prompt(request_id):
             return []
         return self._splitter.prefix_ended(request_id, failed=failed) + self._settle(now_s)
@@ -129,11 +127,11 @@ class Controller:
 
     @property
     def waits_for_idle(self) -> Switch | None:
-        """The switch under way, as long as no engine knows of it: it waits for old requests to end."""
+        """The switch under way, as long as no engine knows of it."""
         return self._changeover.waits_for_idle
 
     def is_changing(self, switch: Switch) -> bool:
-        """Whether this switch is under way; it is not, whatever engines answer, once one of them was lost."""
+        """Whether this switch is under way. It is not, once an engine was lost."""
         return self._changeover.is_changing(switch)
 
     def order(
@@ -149,7 +147,7 @@ class Controller:
         return switch, commands + self._settle(now_s)
 
     def regrouped(self, now_s: float) -> list[Command]:
-        """The engines whose groups change have answered the order: requests that migrate leave the old groups now."""
+        """The engines whose groups change have answered: requests that migrate leave now."""
         return self._changeover.regrouped(now_s) + self._settle(now_s)
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> list[Command]:
@@ -170,7 +168,7 @@ class Controller:
     # ---- weights that are lent
 
     def weights_lent(self, group: Group, now_s: float, *, complete: bool = True) -> list[Command]:
-        """The engines of a group have lent their weights; if not all could, those that did have them back."""
+        """The engines of a group have lent their weights. If not all could, all get them back."""
         self.state.lending.end(group, now_s, complete=complete)
         commands: list[Command] = [] if complete else [FetchWeights(group)]
         return commands + self._settle(now_s)
@@ -211,7 +209,7 @@ class Controller:
         return [*commands, *state.lending.lend(state.layout, state.loads, now_s)]
 
     def _change(self, now_s: float, *, decides: bool) -> list[Command]:
-        """Make a lost layout again, or with `decides` what the policy wants; nothing during a switch."""
+        """Make a lost layout again, or with `decides` what the policy wants; one at a time."""
         if self._changeover.is_under_way:
             return []
         layout = self.recovery.take_restored()

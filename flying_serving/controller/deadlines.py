@@ -8,8 +8,9 @@ from flying_serving.controller.requests import RequestState
 class Deadlines:
     """Requests with a deadline that have not begun, in the task pool or in the queue of an engine.
 
-    A request has begun when a scheduler has it in a step, as soon as the API server hears of that. One that has begun
-    meets its deadline, whatever becomes of it later: it may be preempted, recalled or restored.
+    A request has begun when a scheduler has it in a step, as soon as the API server hears of that.
+    One that has begun meets its deadline, whatever becomes of it later: it may be preempted,
+    recalled or restored.
     """
 
     def __init__(self) -> None:
@@ -20,11 +21,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, state: RequestState) -> None:
+    def add(self, request: RequestState) -> None:
         """A request has arrived."""
-        if state.spec.deadline_s is not None:
-            self._waiting[state.request_id] = state
-            heapq.heappush(self._heap, (state.arrived_s + state.spec.deadline_s, state.request_id))
+        if request.spec.deadline_s is not None:
+            self._waiting[request.request_id] = request
+            heapq.heappush(self._heap, (request.arrived_s + request.spec.deadline_s, request.request_id))
 
     def drop(self, request_id: str) -> None:
         """A request has begun, or is over."""
@@ -36,13 +37,13 @@ class Deadlines:
         """Requests whose deadline has passed; they have none from now on."""
         expired = []
         while self._heap and self._heap[0][0] <= now_s:
-            state = self._waiting.pop(heapq.heappop(self._heap)[1], None)
-            if state is not None:
-                expired.append(state)
+            request = self._waiting.pop(heapq.heappop(self._heap)[1], None)
+            if request is not None:
+                expired.append(request)
         return expired
 
     def _forget_gone(self) -> None:
-        """The heap keeps entries of requests that have gone, but not more of them than of others."""
+        """Keep at most as many entries of requests that have gone as of others."""
         if self._gone > len(self._waiting):
             self._gone = 0
             self._heap = sorted(entry for entry in self._heap if entry[1] in self._waiting)

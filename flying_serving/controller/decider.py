@@ -10,14 +10,17 @@ from flying_serving.policy.snapshot import Decision
 
 
 class Verdict(NamedTuple):
-    """What the policy wants: a switch, or that requests in groups which the layout lacks migrate, or neither."""
+    """The policy's wish: a switch, or that requests migrate to the layout, or neither."""
 
     switch: Decision | None = None
     migrates_left_behind: bool = False
 
 
 class Decider:
-    """Asks the policy. `last`: its last answer; `dry_run`: the switches of a dry run, which are not made."""
+    """Asks the policy.
+
+    `last`: its last answer. `dry_run`: the switches of a dry run, which are not made.
+    """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -25,7 +28,11 @@ class Decider:
         self.dry_run: deque[Decision] = deque(maxlen=100)
 
     def decide(self, now_s: float) -> Verdict:
-        """The policy's answer. It is asked for none with a fixed layout, without engines, or before all is measured."""
+        """The policy's answer.
+
+        The policy is not asked about a fixed layout, without engines, or before all sizes are
+        measured.
+        """
         state, settings = self._state, self._state.settings
         if settings.policy.pinned_size is not None or not state.layout.groups:
             return Verdict()
@@ -46,11 +53,11 @@ class Decider:
         return Verdict(None, settings.policy.migrates_left_behind(shot, settings.objective))
 
     def is_worth_asking(self, request: RequestState) -> bool:
-        """Whether the policy is asked now that a request has arrived, and not only at the next tick.
+        """Whether the policy is asked now that a request has arrived, or only at the next tick.
 
-        It is for an urgent request, and for one that waits. It is not in a long queue, where one
-        request more changes little, nor while a request runs that one engine cannot hold: layouts
-        are dear to evaluate then.
+        It is asked for an urgent request, and for one that waits. It is not asked in a long queue,
+        where one request more changes little. Nor is it while a request runs that one engine cannot
+        hold: layouts are dear to evaluate then.
         """
         if request.spec.urgent:
             return True

@@ -33,7 +33,8 @@ class Dispatcher:
     def take_in(self, request: RequestState, now_s: float) -> None:
         """Let a request wait that has arrived.
 
-        If it needs a group, what the last switch formed one for is needed again.
+        If it needs a group, the group that the last switch formed for a long request is needed
+        again.
         """
         state = self._state
         state.pool.add(state.lengths.of_new(request, state.formable))
@@ -42,10 +43,11 @@ class Dispatcher:
             state.switches.needed_again(now_s)
 
     def place_waiting(self, now_s: float, *, splits: bool) -> list[Command]:
-        """Offer groups of the layout to the requests that wait, in the pool's order; with `splits` perhaps two to one.
+        """Offer groups of the layout to the requests that wait, in the pool's order.
 
-        All groups that suit a request without room are reserved for it, as in vLLM. Without that, a long request would
-        never see enough memory free at once as long as short ones arrive.
+        With `splits` a request may get two groups. All groups that suit a request without room are
+        reserved for it, as in vLLM. Without that, a long request would never see enough memory free
+        at once as long as short ones arrive.
         """
         state = self._state
         state.lending.awaited, state.lending.narrow_waits = set(), set()
@@ -83,9 +85,9 @@ class Dispatcher:
     def _to_reserve(self, request: RequestState, now_s: float) -> list[Group]:
         """Groups that other requests may not have while this one waits for room in them.
 
-        It may wait for weights instead, which `WeightLending` is told. A suspect reserves only groups that are short of
-        memory: in the others it waits for other suspects. A request for a degree that the layout lacks reserves groups
-        that are short of memory once it is overdue.
+        It may wait for weights instead; then `WeightLending` gets to know. A suspect reserves only
+        groups that are short of memory: in the others it waits for other suspects. A request for a
+        degree that the layout lacks reserves groups that are short of memory once it is overdue.
         """
         state, lending = self._state, self._state.lending
         if lending.needs_loan(request):
@@ -135,10 +137,11 @@ class Dispatcher:
     # ---- a full group
 
     def group_full(self, request: RequestState, now_s: float) -> list[Command] | None:
-        """A request has the tokens that it may have in its group: it goes on in another one, which pulls its KV.
+        """A request has as many tokens as it may have in its group: another group goes on with its
+        KV.
 
-        At its split that is its second group. Returns None if it ends there, as in vLLM: it is as long as its group
-        holds, and no wider group for it is there or will be formed.
+        At a split that is the second group. Returns None if the request ends, as in vLLM: it is as
+        long as its group holds, and no wider group for it is there or will be formed.
         """
         if handed_off := self._splitter.hand_off(request, now_s):
             return handed_off

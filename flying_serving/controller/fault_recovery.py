@@ -1,6 +1,7 @@
-"""Engines that are lost and come back: their requests go on elsewhere, and no layout has the engines meanwhile.
+"""Engines that are lost and come back: their requests go on elsewhere.
 
-A group that lacks an engine is no more: its other members are alone then.
+A group that lacks an engine is no more: its other members are alone then. No layout has the engine
+until it is back.
 """
 
 from collections import Counter, defaultdict
@@ -23,14 +24,14 @@ MOST_WAIT_S = 60.0
 
 @dataclass
 class OrphanCounts:
-    """Requests whose group has lost an engine: `requeued` wait for another group, `failed` have ended."""
+    """Requests that have lost their group: `requeued` wait for another, `failed` have ended."""
 
     requeued: int = 0
     failed: int = 0
 
 
 class FaultRecovery:
-    """Takes requests out of groups that have lost an engine, and keeps the layout to the engines that are there."""
+    """Takes requests out of groups that have lost an engine, and the engine out of the layout."""
 
     def __init__(
         self,
@@ -158,7 +159,10 @@ class FaultRecovery:
         state.pool.revise(self._resize)
 
     def _resize(self, request: RequestState) -> None:
-        """A request that waits can have no groups that cannot be formed, and wider ones once they can be."""
+        """Set the group sizes of a request that waits.
+
+        It has no use for groups that cannot be formed, and for wider ones once they can be.
+        """
         capacity = self._state.settings.capacity
         holding = [size for size in capacity.sizes(request.spec) if capacity.most_tokens[size] >= request.needed_tokens]
         request.sizes = self._state.lengths.sizes(request, holding, self._state.formable)
@@ -174,10 +178,10 @@ class FaultRecovery:
     # ---- suspects
 
     def _suspect(self, engines: Collection[int], *, killed: bool) -> None:
-        """Suspect the requests whose prompts, or parts of them, the groups of lost engines may have computed.
+        """Suspect the requests whose prompts the groups of lost engines may have computed.
 
-        If the engine was killed from outside, by the kernel for want of memory or by an operator, requests are
-        suspected only if they have lost an engine before.
+        If the engine was killed from outside, by the kernel for want of memory or by an operator,
+        requests are suspected only if they have lost an engine before.
         """
         started = self._state.started
         computing = self._computing(engines)
@@ -195,7 +199,10 @@ class FaultRecovery:
             request.suspicion = suspected(request.suspicion, most_beside, members)
 
     def _computing(self, engines: Collection[int]) -> dict[str, set[Group]]:
-        """The groups of `engines` by request whose prompt they may have computed; a prefix counts for its request."""
+        """The groups of `engines` by request whose prompt, or a part of it, they may have computed.
+
+        A prefix counts for its request.
+        """
         state = self._state
         prefixes = {
             split.part.request_id: request_id for request_id, split in state.splits.open.items() if split.in_prompt

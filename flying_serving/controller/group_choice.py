@@ -1,4 +1,4 @@
-"""The group for a request: of those with room, the one that will give it its first token soonest."""
+"""The group for a request: of those with room, the one with the soonest first token."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,16 +12,20 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures
 
 STEPS_AHEAD = 3
-"""Steps' worth of prompts that a group has at most: it never lacks any, and few are stranded by a switch."""
+"""Steps' worth of prompts that a group has at most.
+
+So it never lacks any, and few are stranded by a switch.
+"""
 
 
 class Score(NamedTuple):
-    """How well a group suits a request; the least score is the best. Earlier fields decide first.
+    """How well a group suits a request. The least score is the best; earlier fields decide first.
 
     `disturbs_urgent`: an urgent request runs there, and this one is not urgent.
     `batches_ahead`: full batches (`max_num_seqs`) that end there before this request runs.
-    `first_token_s`: predicted seconds to the first token; without predictions, requests for each engine.
-    `kv_engines_missed`: engines with KV of the request that the group lacks; all of them if its KV cannot migrate.
+    `first_token_s`: predicted seconds to the first token; without predictions, requests per engine.
+    `kv_engines_missed`: engines with KV of the request outside the group; all, if it cannot
+    migrate.
     `requests`: of the group.
     `group`: decides between groups that are alike.
     """
@@ -51,9 +55,9 @@ class GroupChoice:
     ) -> Group | None:
         """The group for a request, or None if none of those that suit it has room.
 
-        Groups that hold what it will probably have come first. A degree that is asked for is met exactly: by a group of
-        `layout` if there is one, else by any group of that size, whose steps are then woven into the present layout's
-        (every engine keeps a lane for each size).
+        Groups that hold the likely length of the request come first. A degree is met exactly: by a
+        group of `layout` if there is one, otherwise by any group of that size. Its steps are then
+        woven into those of the present layout, as every engine keeps a lane for each size.
         """
         with_room: dict[Group, MigrationCost | None] = {}
         for group in self._suitable(request, layout):
@@ -70,9 +74,9 @@ class GroupChoice:
         )
 
     def short_of_memory(self, request: RequestState, layout: Layout, expected_tokens: float) -> list[Group]:
-        """The groups of `layout` where memory must become free before a group that suits a request has room.
+        """The groups of `layout` where memory must become free before a request has room.
 
-        The group that suits it may be one which the layout lacks.
+        The request may wait for a group that the layout lacks.
         """
         with_kv = request.kv is not None
         loads = self.state.loads
@@ -86,12 +90,12 @@ class GroupChoice:
         return [group for group in layout.groups if not short.isdisjoint(group)]
 
     def migration(self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
-        """The cost of migrating a request's KV to `group`; None if it has none, or that cannot migrate."""
+        """The cost of migrating a request's KV to `group`; None if there is none, or it stays."""
         lane = lanes.get(len(group))
         return None if request.kv is None or lane is None else lane.migration
 
     def booked_tokens(self, request: RequestState, group: Group, expected_tokens: float) -> float:
-        """Tokens to book for a request in a group: those expected of it, but no more than it gets there."""
+        """Tokens to book for a request in a group: those expected, up to its limit there."""
         return min(expected_tokens, self.state.lending.room(request, group))
 
     def may_exceed(self, request: RequestState, group: Group) -> bool:
@@ -101,7 +105,10 @@ class GroupChoice:
         return is_narrower or self.state.lending.room(request, group) < most_tokens
 
     def is_cornered(self, request: RequestState) -> bool:
-        """Whether a suspect has to wait until engines are back: each group that is there has the last engine."""
+        """Whether a suspect has to wait until engines are back.
+
+        It has to if each group that it might have includes the last engine.
+        """
         suspicion, lost = request.suspicion, self.state.lost
         if suspicion is None or not suspicion.spares_last or not lost:
             return False
@@ -126,10 +133,11 @@ class GroupChoice:
         return [group for group in every if self.state.lost.isdisjoint(group)]
 
     def _for_suspect(self, request: RequestState, suspicion: Suspicion) -> list[Group]:
-        """The groups that a request may have which perhaps killed engines: those of the fewest engines that hold it.
+        """The groups for a request that may have killed engines: the narrowest that hold it.
 
-        Its last group is left out if there are others, as its loss may be noticed one engine after the other. A group
-        is left out as well if it has as many suspects as this one, or one of them, may have beside it.
+        Its last group is left out if there are others, as its loss may be noticed one engine after
+        the other. A group is left out as well if it has as many suspects as this one, or one of
+        them, may have beside it.
         """
         narrow = [] if self.is_cornered(request) else self._there(request.sizes[0])
         groups = [group for group in narrow if suspicion.avoids.isdisjoint(group)] or narrow
@@ -178,7 +186,7 @@ class GroupChoice:
         lanes: Mapping[int, LaneFigures],
         migration: MigrationCost | None,
     ) -> Score:
-        """The score of a group; `migration`: the cost of migrating the request's KV to it, None if it has none."""
+        """The score of a group. `migration`: the cost of migrating KV to it, None without KV."""
         spec, work = request.spec, self.state.loads[group]
         count = len(work.requests)
 
@@ -206,7 +214,10 @@ class GroupChoice:
         lane: LaneFigures | None,
         migration: MigrationCost | None,
     ) -> float:
-        """Predicted seconds to the first token, migration included; without a lane, requests for each engine."""
+        """Predicted seconds to the first token, migration included.
+
+        Without a lane, requests for each engine.
+        """
         loads = self.state.loads
         work = loads[group]
         count = len(work.requests)

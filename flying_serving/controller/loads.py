@@ -1,4 +1,4 @@
-"""What every group has to do: requests, prompts that are not done, KV tokens that are spoken for."""
+"""The load of each group: its requests, prompts that are not done, KV tokens that are booked."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -12,7 +12,10 @@ from flying_serving.predict.demand import Outputs
 
 @dataclass
 class GroupWork:
-    """The requests of one group, those of them that one engine cannot hold, and sums over them."""
+    """The requests of one group, and sums over them.
+
+    `wide`: requests that one engine cannot hold.
+    """
 
     requests: dict[str, RequestState] = field(default_factory=dict)
     wide: dict[str, RequestState] = field(default_factory=dict)
@@ -39,64 +42,67 @@ class Loads:
 
     @property
     def groups(self) -> list[Group]:
-        """Those with requests."""
+        """Groups with requests."""
         return list(self._groups)
 
-    def add(self, state: RequestState, group: Group, expected_tokens: float, *, with_kv: bool = False) -> None:
-        """`state` runs in `group` from now on, with its KV if `with_kv`, and will have `expected_tokens` at its end."""
-        state.prefill_tokens = state.to_prefill(with_kv=with_kv)
-        state.group, state.admitted = group, True
-        state.committed_tokens = expected_tokens
+    def add(self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool = False) -> None:
+        """A request runs in `group` from now on, with its KV if `with_kv`.
+
+        `expected_tokens`: prompt and output tokens at its end.
+        """
+        request.prefill_tokens = request.to_prefill(with_kv=with_kv)
+        request.group, request.admitted = group, True
+        request.committed_tokens = expected_tokens
         work = self._groups[group]
         if not work.requests:
             for engine in group:
                 self._of_engine[engine][group] = work
-        work.requests[state.request_id] = state
-        if state.sizes[0] > 1:
-            work.wide[state.request_id] = state
-        work.prefill_tokens += state.prefill_tokens
+        work.requests[request.request_id] = request
+        if request.sizes[0] > 1:
+            work.wide[request.request_id] = request
+        work.prefill_tokens += request.prefill_tokens
         work.prompts += 1
-        work.prompt_tokens += state.spec.prompt_tokens
-        work.output_tokens += state.output_tokens
+        work.prompt_tokens += request.spec.prompt_tokens
+        work.output_tokens += request.output_tokens
         work.committed_tokens += expected_tokens
-        if state.spec.urgent:
+        if request.spec.urgent:
             work.urgent += 1
-        self.unfinished[state.request_id] = state
+        self.unfinished[request.request_id] = request
 
-    def token(self, state: RequestState, count: int) -> None:
-        """It got tokens, so its prompt is done."""
-        assert state.group is not None
-        work = self._groups[state.group]
-        state.output_tokens += count
+    def token(self, request: RequestState, count: int) -> None:
+        """A request got tokens, so its prompt is done."""
+        assert request.group is not None
+        work = self._groups[request.group]
+        request.output_tokens += count
         work.output_tokens += count
-        state.suspicion = None
-        if state.prefill_tokens:
-            work.prefill_tokens -= state.prefill_tokens
+        request.suspicion = None
+        if request.prefill_tokens:
+            work.prefill_tokens -= request.prefill_tokens
             work.prompts -= 1
-            state.prefill_tokens = 0
-            del self.unfinished[state.request_id]
+            request.prefill_tokens = 0
+            del self.unfinished[request.request_id]
 
-    def remove(self, state: RequestState) -> None:
-        """It does not run any more."""
-        if state.group is None:
+    def remove(self, request: RequestState) -> None:
+        """A request does not run any more."""
+        if request.group is None:
             return
-        work = self._groups[state.group]
-        del work.requests[state.request_id]
-        work.wide.pop(state.request_id, None)
-        if state.prefill_tokens:
-            work.prefill_tokens -= state.prefill_tokens
+        work = self._groups[request.group]
+        del work.requests[request.request_id]
+        work.wide.pop(request.request_id, None)
+        if request.prefill_tokens:
+            work.prefill_tokens -= request.prefill_tokens
             work.prompts -= 1
-        if state.spec.urgent:
+        if request.spec.urgent:
             work.urgent -= 1
-        work.prompt_tokens -= state.spec.prompt_tokens
-        work.output_tokens -= state.output_tokens
-        work.committed_tokens -= state.committed_tokens
-        self.unfinished.pop(state.request_id, None)
+        work.prompt_tokens -= request.spec.prompt_tokens
+        work.output_tokens -= request.output_tokens
+        work.committed_tokens -= request.committed_tokens
+        self.unfinished.pop(request.request_id, None)
         if not work.requests:
-            del self._groups[state.group]
-            for engine in state.group:
-                del self._of_engine[engine][state.group]
-        state.group = None
+            del self._groups[request.group]
+            for engine in request.group:
+                del self._of_engine[engine][request.group]
+        request.group = None
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each group's sums are those of its requests."""
@@ -104,10 +110,10 @@ class Loads:
             requests = work.requests.values()
             sums = {
                 "prefill_tokens": sum(request.prefill_tokens for request in requests),
-                "prompts": sum(request.prefill_tokens > 0 for request in requests),
+                "prompts": len([request for request in requests if request.prefill_tokens]),
                 "prompt_tokens": sum(request.spec.prompt_tokens for request in requests),
                 "output_tokens": sum(request.output_tokens for request in requests),
-                "urgent": sum(request.spec.urgent for request in requests),
+                "urgent": len([request for request in requests if request.spec.urgent]),
             }
             booked = {name: getattr(work, name) for name in sums}
             assert booked == sums, f"group {group}: {booked}, but its requests have {sums}"
@@ -121,32 +127,36 @@ class Loads:
         return self._of_engine[engine]
 
     def as_seen(self, outputs: Outputs) -> dict[Group, GroupLoad]:
-        """For a policy; `outputs`: how many tokens requests get."""
-        seen = {}
+        """The load of each group as a policy sees it; `outputs`: how many tokens requests get."""
+        loads = {}
         for group, work in self._groups.items():
             count = len(work.requests)
-            had = work.output_tokens / count
-            context = work.prompt_tokens / count + had
-            left, longest = outputs.left(had), outputs.longest(had, count)
+            output_tokens = work.output_tokens / count
+            context = work.prompt_tokens / count + output_tokens
+            left, longest = outputs.left(output_tokens), outputs.longest(output_tokens, count)
             wide = _by_least_size(work.wide.values(), outputs) if work.wide else {}
-            seen[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts, wide)
-        return seen
+            loads[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts, wide)
+        return loads
 
 
 def _by_least_size(wide: Collection[RequestState], outputs: Outputs) -> dict[int, GroupLoad]:
-    """`GroupLoad.by_least_size` of those that one engine cannot hold."""
-    widest = max(state.sizes[0] for state in wide)
+    """`GroupLoad.by_least_size` of the requests that one engine cannot hold."""
+    widest = max(request.sizes[0] for request in wide)
     engines = [2**power for power in range(1, widest.bit_length())]
-    return {least: _load([one for one in wide if one.sizes[0] >= least], outputs) for least in engines}
+    loads = {}
+    for least in engines:
+        requests = [request for request in wide if request.sizes[0] >= least]
+        loads[least] = _load(requests, outputs)
+    return loads
 
 
 def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:
-    """These requests, each looked at."""
+    """The load of requests, from what each of them has got."""
     count = len(requests)
-    left = [
-        min(outputs.left(one.output_tokens), max(1.0, one.spec.max_output_tokens - one.output_tokens))
-        for one in requests
-    ]
-    context = sum(one.context_tokens for one in requests) / count
-    prefill = [one.prefill_tokens for one in requests if one.prefill_tokens]
-    return GroupLoad(count, sum(left) / count, max(left), context, sum(prefill), len(prefill))
+    left_tokens = []
+    for request in requests:
+        most_left = max(1.0, request.spec.max_output_tokens - request.output_tokens)
+        left_tokens.append(min(outputs.left(request.output_tokens), most_left))
+    context_tokens = sum(request.context_tokens for request in requests) / count
+    prefill = [request.prefill_tokens for request in requests if request.prefill_tokens]
+    return GroupLoad(count, sum(left_tokens) / count, max(left_tokens), context_tokens, sum(prefill), len(prefill))

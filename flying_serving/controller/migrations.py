@@ -2,30 +2,38 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.layout.groups import Group, Layout
 
 
-def to_migrate(
-    old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool
-) -> list[tuple[RequestState, bool]]:
-    """Of requests in groups that `layout` lacks: prompts that their group has not come to; or with `streams` all.
+class Leaving(NamedTuple):
+    """A request that leaves its group. `has_kv`: the group has KV of it, or it came with KV."""
 
-    Beside each whether there is KV of it: of one that was not begun, only if that came with it. Those that ask for a
-    degree, that may not move, that may have killed engines or that no group of `layout` holds stay.
+    request: RequestState
+    has_kv: bool
+
+
+def to_migrate(old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool) -> list[Leaving]:
+    """Of requests in groups that `layout` lacks, those that leave their group.
+
+    Prompts leave that their group has not begun, and with `streams` all requests that can migrate.
+    A request stays if it asks for a degree, may have killed engines, or has no room in any group of
+    `layout`.
     """
     begun: Counter[Group] = Counter()
     sizes = {len(group) for group in layout.groups}
-    found = []
-    for state in old:
-        assert state.group is not None
-        early = state.prefill_tokens > 0 and begun[state.group] >= settings.limits.max_num_batched_tokens
-        begun[state.group] += state.prefill_tokens  # perhaps in the step under way, or in the last one
-        spec = state.spec
-        may_leave = spec.degree is None and not state.is_suspect
-        fits = may_leave and sizes.intersection(state.fitting(settings.capacity.tokens))
-        if fits and (early or (streams and spec.can_migrate)):
-            found.append((state, not early or state.kv is not None))
-    return found
+    leaving = []
+    for request in old:
+        assert request.group is not None
+        is_ahead_full = begun[request.group] >= settings.limits.max_num_batched_tokens
+        is_unbegun = request.prefill_tokens > 0 and is_ahead_full
+        begun[request.group] += request.prefill_tokens  # perhaps in the step under way, or in the last one
+        spec = request.spec
+        may_leave = spec.degree is None and not request.is_suspect
+        fits = may_leave and sizes.intersection(request.fitting(settings.capacity.tokens))
+        if fits and (is_unbegun or (streams and spec.can_migrate)):
+            leaving.append(Leaving(request, has_kv=not is_unbegun or request.kv is not None))
+    return leaving

@@ -1,4 +1,7 @@
-"""The TaskPool: requests that wait. They are dispatched late, so a change of layout never strands a queue."""
+"""The TaskPool: requests that wait.
+
+They are dispatched late, so a change of layout never strands a queue.
+"""
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,25 +14,31 @@ from flying_serving.layout.groups import Group
 Kind = tuple[int | None, tuple[int, ...], bool, Trial | None]
 
 SOONER = 10
-"""A request that is wider than all groups of the layout is overdue after this part of the time of others: it needs room
-in several groups at once, which it would not find while others take each place that becomes free."""
+"""A request that is wider than all groups of the layout is overdue after this part of `aging_s`.
+
+It needs room in several groups at once, which it would not find while others take each place that
+becomes free.
+"""
 
 
 class TaskPool:
-    """Requests in the order (priority, arrival) among those that the same groups suit, and none waits for ever.
+    """Requests in the order (priority, arrival) among those that the same groups suit.
 
-    One that came `aging_s` ago is *overdue*. Every second place that groups have is offered to the oldest overdue
-    request first, whatever the priorities: with k older ones ahead of it, a request gets one of the next 2k + 2 places.
-    `needs_loan`: whether a group must lend its weights for a request; others that need a group of the same size do not
-    wait for that, nor for one that may have killed engines. `is_wider`: whether it asks for more engines than any group
-    of the layout has; it is overdue after a SOONER-th of `aging_s`.
+    None waits for ever. A request that arrived `aging_s` ago is *overdue*. Every second place that
+    groups have is offered to the oldest overdue request first, whatever the priorities: with k
+    older requests ahead of it, a request gets one of the next 2k + 2 places.
+
+    `needs_loan`: whether a group must lend its weights for a request. Others that need a group of
+    the same size do not wait for that, nor for a request that may have killed engines.
+    `is_wider`: whether a request asks for more engines than any group of the layout has. It is
+    overdue after a SOONER-th of `aging_s`.
     """
 
     def __init__(
         self,
         aging_s: float,
-        needs_loan: Callable[[RequestState], bool] = lambda state: False,
-        is_wider: Callable[[RequestState], bool] = lambda state: False,
+        needs_loan: Callable[[RequestState], bool] = lambda request: False,
+        is_wider: Callable[[RequestState], bool] = lambda request: False,
     ) -> None:
         self.aging_s = aging_s
         self._needs_loan = needs_loan
@@ -53,9 +62,9 @@ class TaskPool:
         return request_id in self._waiting
 
     def keeper(self, request_id: str) -> Group | None:
-        """Which group keeps the KV of a request that waits; None if it does not wait, or has none."""
-        state = self._waiting.get(request_id)
-        return state.kv.group if state is not None and state.kv is not None else None
+        """The group with the KV of a request that waits; None if it does not wait, or has none."""
+        request = self._waiting.get(request_id)
+        return request.kv.group if request is not None and request.kv is not None else None
 
     def first(self, now_s: float) -> RequestState | None:
         """The request that is offered a place next."""
@@ -63,54 +72,60 @@ class TaskPool:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the one that is here longest has arrived at the server; one that was recalled has run since."""
-        return next((state.arrived_s for state in self._waiting.values()), None)
+        """When the request that is here longest has arrived at the server.
+
+        A request that was recalled has run since.
+        """
+        return next((request.arrived_s for request in self._waiting.values()), None)
 
     def retry_after_s(self, now_s: float) -> int:
-        """Whole seconds until about half of those that wait now will have been dispatched, by how long they wait."""
+        """Whole seconds until about half of the waiting requests will have been dispatched."""
         return max(1, round((now_s - self.oldest_s) / 2)) if self.oldest_s is not None else 1
 
-    def add(self, state: RequestState) -> None:
+    def add(self, request: RequestState) -> None:
         """Let a request wait."""
-        spec = state.spec
-        self._waiting[state.request_id] = state
+        spec = request.spec
+        self._waiting[request.request_id] = request
         self.prompt_tokens += spec.prompt_tokens
         if spec.urgent:
             self.urgent += 1
-        self._queue(state)
+        self._queue(request)
 
-    def _queue(self, state: RequestState) -> None:
-        kind = self._kind(state)
-        heapq.heappush(self._queues.setdefault(kind, []), (state.spec.priority, state.order, state.request_id))
-        heapq.heappush(self._ages.setdefault(kind, []), (state.order, state.request_id))
+    def _queue(self, request: RequestState) -> None:
+        kind = self._kind(request)
+        heapq.heappush(self._queues.setdefault(kind, []), (request.spec.priority, request.order, request.request_id))
+        heapq.heappush(self._ages.setdefault(kind, []), (request.order, request.request_id))
 
     def revise(self, change: Callable[[RequestState], object]) -> None:
-        """Change what is known of each request that waits; it keeps its place among those that the same groups suit."""
-        for state in self._waiting.values():
-            before = self._kind(state)
-            change(state)
-            if self._kind(state) != before:
-                self._queue(state)
+        """Change each request that waits.
+
+        It keeps its place among requests that the same groups suit.
+        """
+        for request in self._waiting.values():
+            before = self._kind(request)
+            change(request)
+            if self._kind(request) != before:
+                self._queue(request)
                 self._gone += 1
         self._forget_gone()
 
     def remove(self, request_id: str) -> RequestState | None:
         """Take a request out; None if it does not wait."""
-        state = self._out(request_id)
+        request = self._out(request_id)
         self._forget_gone()
-        return state
+        return request
 
     def _out(self, request_id: str) -> RequestState | None:
-        state = self._waiting.pop(request_id, None)
-        if state is not None:
-            self.prompt_tokens -= state.spec.prompt_tokens
-            if state.spec.urgent:
+        request = self._waiting.pop(request_id, None)
+        if request is not None:
+            self.prompt_tokens -= request.spec.prompt_tokens
+            if request.spec.urgent:
                 self.urgent -= 1
             self._gone += 1
-        return state
+        return request
 
     def _forget_gone(self) -> None:
-        """Queues keep entries of requests that have gone until their turn comes, but not ever more."""
+        """Drop entries of requests that have gone, once there are more of them than of others."""
         if self._gone <= len(self._waiting):
             return
         self._gone = 0
@@ -123,17 +138,20 @@ class TaskPool:
         return {kind: queue for kind, queue in left.items() if queue}
 
     def take(self, place: Callable[[RequestState], bool], now_s: float) -> None:
-        """Offer the first of every kind to `place` until it refuses one of that kind; those that it takes leave."""
+        """Offer the first request of every kind to `place` until it refuses one of that kind.
+
+        Requests that it takes leave the pool.
+        """
         refused: set[Kind] = set()
         while True:
-            state, by_age = self._next(now_s, refused)
-            if state is None:
+            request, by_age = self._next(now_s, refused)
+            if request is None:
                 break
-            if place(state):
-                self._out(state.request_id)
+            if place(request):
+                self._out(request.request_id)
                 self._oldest_next = not by_age
             else:
-                refused.add(self._kind(state))
+                refused.add(self._kind(request))
         self._forget_gone()
 
     def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[RequestState | None, bool]:
@@ -146,10 +164,10 @@ class TaskPool:
         heads = self._heads(self._queues, refused)
         return self._waiting[min(heads)[-1]] if heads else None, False
 
-    def is_overdue(self, state: RequestState, now_s: float) -> bool:
+    def is_overdue(self, request: RequestState, now_s: float) -> bool:
         """Whether a request has waited so long that it gets every second place."""
-        aging_s = self.aging_s / SOONER if self._is_wider(state) else self.aging_s
-        return now_s - state.arrived_s >= aging_s
+        aging_s = self.aging_s / SOONER if self._is_wider(request) else self.aging_s
+        return now_s - request.arrived_s >= aging_s
 
     def _heads(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> list[tuple[Any, ...]]:
         """The first entry of each kind that waits and is not refused."""
@@ -162,10 +180,13 @@ class TaskPool:
         return heads
 
     def _waits(self, entry: tuple[Any, ...], kind: Kind) -> bool:
-        """Whether what a queue of this kind says of a request still holds: one that has come back may be of another."""
-        state = self._waiting.get(entry[-1])
-        return state is not None and self._kind(state) == kind
+        """Whether an entry of a queue is of a request that waits and is of this kind.
 
-    def _kind(self, state: RequestState) -> Kind:
-        trial = None if state.suspicion is None else state.suspicion.trial
-        return state.spec.degree, state.sizes, self._needs_loan(state), trial
+        A request that has returned may be of another kind.
+        """
+        request = self._waiting.get(entry[-1])
+        return request is not None and self._kind(request) == kind
+
+    def _kind(self, request: RequestState) -> Kind:
+        trial = None if request.suspicion is None else request.suspicion.trial
+        return request.spec.degree, request.sizes, self._needs_loan(request), trial

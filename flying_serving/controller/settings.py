@@ -50,7 +50,7 @@ class Capacity:
         return [size for size in sorted(most) if most[size] >= needed_tokens]
 
     def sizes(self, spec: RequestSpec) -> tuple[int, ...]:
-        """Group sizes that a request may have. Raises RequestError as `check`, for all that it may take."""
+        """Group sizes that a request may have. Raises RequestError as `check`."""
         self.check(spec.longest_tokens, spec.degree)
         return self.check(spec.needed_tokens, spec.degree)
 
@@ -72,7 +72,7 @@ class Capacity:
         return sizes
 
     def _check_degree(self, tokens: int, degree: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The size of a degree. Raises RequestError unless it is among `sizes`, which hold the tokens."""
+        """The size of a degree. Raises RequestError unless it is among `sizes`."""
         if degree not in self.degrees:
             raise RequestError(f"tp_degree={degree}: must be one of {self.degrees}")
         size = degree // self.devices

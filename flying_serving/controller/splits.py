@@ -1,13 +1,15 @@
-"""Requests that two groups compute: DynaServe's micro-requests (its section 3). The first group computes the tokens
-before a split and offers their KV while it does; the second pulls it behind the computation and computes the rest.
+"""Requests that two groups compute: DynaServe's micro-requests (its section 3). The first group
+computes the tokens before a split and offers their KV while it does; the second pulls it behind the
+computation and computes the rest.
 
-- A split inside the prompt: the first group gets a *prefix*, a request of its own of the tokens before the split, whose
-  output nobody sees; the second gets the request itself, with the prefix's KV.
-- A split at the prompt's end or behind it: the first group gets the request itself, which ends there at the split, and
-  the second pulls ahead what it will go on with.
+- A split inside the prompt: the first group gets a *prefix*, a request of its own of the tokens
+  before the split, whose output nobody sees; the second gets the request itself, with the prefix's
+  KV.
+- A split at the prompt's end or behind it: the first group gets the request itself, which ends
+  there at the split, and the second pulls ahead what it will go on with.
 
-Beside the request itself, its *part* is booked: the prefix in the first group, or in the second group what it pulls. So
-each group has its share of the work, and room for the KV.
+Beside the request itself, its *part* is booked: the prefix in the first group, or in the second
+group what it pulls. So each group has its share of the work, and room for the KV.
 """
 
 from collections.abc import Mapping
@@ -23,9 +25,9 @@ from flying_serving.policy.split import VirtualBatch
 class Split:
     """A request on two groups.
 
-    `at`: the first token of the second group, of prompt and output. `kv`: under which the first group offers the KV of
-    the tokens before. `in_prompt`: whether the first group has a prefix, else it has the request itself. `part`: as
-    booked.
+    `at`: the first token of the second group, of prompt and output. `kv`: under which the first
+    group offers the KV of the tokens before. `in_prompt`: whether the first group has a prefix,
+    else it has the request itself. `part`: as booked.
     """
 
     at: int
@@ -46,8 +48,10 @@ class Split:
 
 @dataclass
 class SplitCounts:
-    """Splits since the start: inside prompts, in outputs or at the prompt's end, and those of them that were undone
-    because a group went away or a part failed."""
+    """Splits since the start: inside prompts, and in outputs or at the prompt's end.
+
+    `undone`: those of them that were undone because a group went away or a part failed.
+    """
 
     prompt: int = 0
     output: int = 0
@@ -68,27 +72,27 @@ class Splits:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def begin(self, state: RequestState, at: int, kv: KVOffer, second: Group, expected_tokens: float) -> Split:
+    def begin(self, request: RequestState, at: int, kv: KVOffer, second: Group, expected_tokens: float) -> Split:
         """Book a request on two groups; it will have `expected_tokens` at its end."""
-        prompt_tokens, first = state.spec.prompt_tokens, kv.group
-        spec = RequestSpec(at, at + 1, priority=state.spec.priority, can_migrate=False)
-        part = replace(state, request_id=f"{state.request_id} (part)", spec=spec)
+        prompt_tokens, first = request.spec.prompt_tokens, kv.group
+        spec = RequestSpec(at, at + 1, priority=request.spec.priority, can_migrate=False)
+        part = replace(request, request_id=f"{request.request_id} (part)", spec=spec)
         in_prompt = at < prompt_tokens
         if in_prompt:
             self.loads.add(part, first, at + 1.0)
-            state.kv, state.prefill_tokens = kv, prompt_tokens - at
-            self.loads.add(state, second, expected_tokens, with_kv=True)
+            request.kv, request.prefill_tokens = kv, prompt_tokens - at
+            self.loads.add(request, second, expected_tokens, with_kv=True)
             self.counts.prompt += 1
         else:
-            self.loads.add(state, first, at + 1.0)
-            state.offer = kv.number
+            self.loads.add(request, first, at + 1.0)
+            request.offer = kv.number
             self.loads.add(part, second, expected_tokens, with_kv=True)
             self.counts.output += 1
-        split = self._open[state.request_id] = Split(at, kv, second, in_prompt, part)
+        split = self._open[request.request_id] = Split(at, kv, second, in_prompt, part)
         return split
 
     def end(self, request_id: str, *, undone: bool = False) -> Split | None:
-        """A request has no part any more: it is an ordinary one, or over. None if it was not split."""
+        """End the part of a request: it is an ordinary one, or over. None if it was not split."""
         split = self._open.pop(request_id, None)
         if split is not None:
             self.loads.remove(split.part)
@@ -117,16 +121,16 @@ class Splits:
 
 
 def virtual_batch(work: GroupWork) -> VirtualBatch:
-    """What a group has to do, as a planner sees it. Prefixes are prompts only."""
-    states = work.requests.values()
-    pairs = sum(state.prefill_tokens * (state.context_tokens - state.prefill_tokens / 2) for state in states)
-    decoding = [(one.context_tokens, left) for one in states if (left := _left(one)) > 1.0 or not one.prefill_tokens]
+    """The load of a group as a planner sees it. Prefixes are prompts only."""
+    requests = work.requests.values()
+    pairs = sum(request.prefill_tokens * (request.context_tokens - request.prefill_tokens / 2) for request in requests)
+    decoding = [request for request in requests if _left(request) > 1.0 or not request.prefill_tokens]
     count = max(1, len(decoding))
-    context = sum(context for context, _ in decoding) / count
-    left = sum(max(1.0, left) for _, left in decoding) / count
+    context = sum(request.context_tokens for request in decoding) / count
+    left = sum(max(1.0, _left(request)) for request in decoding) / count
     return VirtualBatch(work.prefill_tokens, len(decoding), context, left, pairs)
 
 
-def _left(state: RequestState) -> float:
+def _left(request: RequestState) -> float:
     """Tokens that a request is expected to get yet."""
-    return state.committed_tokens - state.context_tokens
+    return request.committed_tokens - request.context_tokens

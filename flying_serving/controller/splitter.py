@@ -1,4 +1,4 @@
-"""Which requests two groups share, and what becomes of them: at the split, at an order, at the end."""
+"""Requests that two groups share: where they are split, and how that ends."""
 
 from collections.abc import Collection, Mapping
 
@@ -15,7 +15,7 @@ from flying_serving.predict.work import LaneFigures
 
 
 class Splitter:
-    """Gives some requests two groups, where they ask for it or the policy does (`Policy.splits`)."""
+    """Gives some requests two groups, if they ask for it or the policy does (`Policy.splits`)."""
 
     def __init__(self, state: ClusterState, choice: GroupChoice, bookings: Bookings) -> None:
         self._state = state
@@ -29,7 +29,8 @@ class Splitter:
         lanes: Mapping[int, LaneFigures],
         reserved: Collection[Group],
     ) -> list[Command]:
-        """Start a request in `group`, or in two groups if it asks for that or that is predicted to be better.
+        """Start a request in `group`, or in two groups if it asks for that or that is predicted
+        better.
 
         The groups in `reserved` have no room for it.
         """
@@ -56,7 +57,7 @@ class Splitter:
         return self._drop_part(request_id, undone=False)
 
     def prefix_ended(self, request_id: str, *, failed: bool) -> list[Command]:
-        """The second group has the whole request from now on, also if the first has failed its prefix."""
+        """The second group has the whole request from now on, also if its prefix has failed."""
         if failed:
             return self.undo(request_id)
         self._state.splits.end(request_id)
@@ -98,7 +99,7 @@ class Splitter:
         lanes: Mapping[int, LaneFigures],
         reserved: Collection[Group],
     ) -> Group | None:
-        """The best other group with room: of the same size, unless the request asks for the split."""
+        """The best other group with room, of the same size unless the request says where to split."""
         any_size = request.spec.split_at is not None
         others = tuple(
             group
@@ -111,7 +112,11 @@ class Splitter:
         return self._choice.place(request, Layout(others), lanes, expected_tokens)
 
     def _plan(self, request: RequestState, first: Group, second: Group, lanes: Mapping[int, LaneFigures]) -> int:
-        """Where to split a request: 0 if all of it should go to the second group, its length if to the first."""
+        """The token at which to split a request.
+
+        It is 0 if the second group should have the whole request, and its length if the first
+        should.
+        """
         spec, state = request.spec, self._state
         handoff = lanes[len(second)].migration
         assert handoff is not None

@@ -1,4 +1,7 @@
-"""The state of one server, as its controller knows it. Each part of the controller has it, and inherits nothing."""
+"""The state of one server, as its controller knows it.
+
+Each part of the controller has it.
+"""
 
 from collections.abc import Sequence
 from itertools import count
@@ -22,11 +25,12 @@ from flying_serving.predict.work import LaneFigures
 class ClusterState:
     """Where the requests of a server are, and what its engines are and can do.
 
-    `layout`: the groups of the engines that are there. `layouts`: those that these engines can form, `formable` the
-    sizes of their groups. `lost`: engines that are not there. `to_restore`: the layout that was there before engines
-    were lost, if it is to be made again. `started`: the requests that have a group, in the order in which they got one.
-    `migrates`: the cost of migrating KV between groups, by the size of the group that pulls it; a size without a cost
-    cannot pull.
+    `layout`: the groups of the engines that are there. `layouts`, `formable`: the layouts that
+    these engines can form, and the sizes of their groups.
+    `lost`: engines that are not there.
+    `to_restore`: the layout before engines were lost, if it is to be made again.
+    `started`: requests that have a group, in the order in which they got it.
+    `migrates`: cost of migrating KV by the size of the group that pulls; sizes without cannot pull.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -109,7 +113,7 @@ class ClusterState:
         }
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each request is in one place, and booked there and nowhere else."""
+        """Raise AssertionError unless each request is in one place, and booked only there."""
         waiting = {request.request_id for request in self.pool}
         assert waiting.isdisjoint(self.started), f"wait and run: {waiting & self.started.keys()}"
 

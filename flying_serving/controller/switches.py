@@ -13,6 +13,16 @@ from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
 
 KEPT = 1000
+PREDICTIONS = (
+    "predicted_request_s",
+    "predicted_stay_request_s",
+    "predicted_gain_request_s",
+    "predicted_cost_request_s",
+    "promised_request_s",
+    "least_gain_request_s",
+    "considered_request_s",
+)
+"""What `predictions` says of a decision, besides its reason."""
 MOST_OPEN = 64
 """Where more are open, the end of the oldest is not waited for."""
 
@@ -21,15 +31,17 @@ MOST_OPEN = 64
 class Switch:
     """One change of layout.
 
-    `requests_in_flight`: at the decision. `draining`: those of them in groups which the new layout lacks. With None as
-    `decision` an operator ordered it. `number` is given by `Switches.begin`.
+    `requests_in_flight`: at the decision. `draining`: those of them in groups which the new layout
+    lacks. With None as `decision` an operator ordered it. `number` is given by `Switches.begin`.
 
-    `cutover_ms`: from the order until the last engine works in the new layout; of that, `in_flight_ms` is the step that
-    was under way there, and `overhead_ms` the rest (messages, and waiting for a processor). `work_ms`: processor time
-    that the switch itself took: the API server's and the busiest engine's. `drain_ms`: until the last old request
-    ended or migrated; it stays None if too many later switches began before that. `worst_token_gap_ms`: the
-    longest time between two tokens of any stream from the order until then, and until the next token of each stream
-    that migrated. `promises_from_s`: from when on its promise gets less (`Switches.promised`).
+    `cutover_ms`: from the order until the last engine works in the new layout; of that,
+    `in_flight_ms` is the step that was under way there, and `overhead_ms` the rest (messages, and
+    waiting for a processor). `work_ms`: processor time that the switch itself took: the API
+    server's and the busiest engine's. `drain_ms`: until the last old request ended or migrated; it
+    stays None if too many later switches began before that. `worst_token_gap_ms`: the longest time
+    between two tokens of any stream from the order until then, and until the next token of each
+    stream that migrated. `promises_from_s`: from when on its promise gets less
+    (`Switches.promised`).
     """
 
     old: Layout
@@ -63,7 +75,7 @@ class Switch:
 
     @property
     def awaiting(self) -> list[int]:
-        """Engines that, once they have answered, begin no step of an older lane before they hear what migrates."""
+        """Engines that hold older lanes, once they have answered, until they hear what migrates."""
         return self.regrouped if self.mode in MIGRATING_MODES else []
 
     def ordered(self, now_s: float) -> None:
@@ -115,18 +127,18 @@ class Switch:
 
     @property
     def worst_token_gap_ms(self) -> float:
-        """As far as it is known by now."""
+        """The longest gap so far."""
         return self._worst_token_gap_ms if self.gaps is None else self.gaps.worst_since(self.ordered_s) * 1e3
 
     def close(self) -> None:
-        """It is over, or its end is not waited for any longer: no later gap counts."""
+        """The switch is over, or its end is not waited for any longer: no later gap counts."""
         self._worst_token_gap_ms, self.gaps = self.worst_token_gap_ms, None
         self._forgotten = self.open
         self.draining, self.migrating = set(), set()
 
     @property
     def open(self) -> bool:
-        """Whether requests of the old layout still run, or are on their way, or engines have not answered."""
+        """Whether old requests run or migrate, or engines have not answered."""
         return not self._forgotten and (self.drain_ms is None or bool(self.migrating))
 
     def _drained(self, now_s: float) -> None:
@@ -153,17 +165,22 @@ class Switch:
         }
 
 
-def predictions(one: Decision | None) -> dict[str, Any]:
-    """Why the layout changes or stays, in request-seconds; null: an operator ordered it, or the gain has no limit."""
+def predictions(decision: Decision | None) -> dict[str, Any]:
+    """Why the layout changes or stays, in request-seconds.
+
+    Null: an operator ordered it, or the gain has no limit.
+    """
+    if decision is None:
+        return {"reason": "ordered by an operator"} | dict.fromkeys(PREDICTIONS)
     return {
-        "reason": one.reason if one else "ordered by an operator",
-        "predicted_request_s": {str(layout): value for layout, value in one.predicted.items()} if one else None,
-        "predicted_stay_request_s": one.stay if one else None,
-        "predicted_gain_request_s": one.gain if one and one.gain < math.inf else None,
-        "predicted_cost_request_s": one.cost if one else None,
-        "promised_request_s": one.promised if one else None,
-        "least_gain_request_s": one.least_gain if one else None,
-        "considered_request_s": dict(one.considered) if one else None,
+        "reason": decision.reason,
+        "predicted_request_s": {str(layout): cost for layout, cost in decision.predicted.items()},
+        "predicted_stay_request_s": decision.stay,
+        "predicted_gain_request_s": decision.gain if decision.gain < math.inf else None,
+        "predicted_cost_request_s": decision.cost,
+        "promised_request_s": decision.promised,
+        "least_gain_request_s": decision.least_gain,
+        "considered_request_s": dict(decision.considered),
     }
 
 
@@ -225,7 +242,7 @@ class Switches:
         self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
 
     def promised(self, horizon_s: float, now_s: float) -> float:
-        """Request-seconds that recent switches promised (`Decision.promise`) and have not had the time to gain.
+        """Request-seconds that recent switches promised (`Decision.promise`) and have yet to gain.
 
         A switch that was dropped or has failed gains nothing.
         """
@@ -239,16 +256,19 @@ class Switches:
         return total
 
     def see(self, needs: Sequence[Need], now_s: float) -> None:
-        """What requests that wait or begin need now."""
+        """Note the groups that requests which wait or begin need now."""
         if not all(need.urgent for need in needs):
             self.needed_again(now_s)
 
     def needed_again(self, now_s: float) -> None:
-        """A long request needs a group: if the last switch was made for one, what it promises counts from now on."""
+        """A long request needs a group.
+
+        If the last switch was made for one, its promise counts from now on.
+        """
         last = self.kept[-1].decision if self.kept else None
         if last is not None and last.stay is None:
             self.kept[-1].promises_from_s = now_s
 
     def void_promises(self) -> None:
-        """The layout that switches have led to is no more: none of them gains anything from now on."""
+        """The layout of past switches is no more: none of them gains anything from now on."""
         self._void = self.count

@@ -1,7 +1,8 @@
-"""Which groups lend their weights to their KV cache (Gyges): decided here, done by engines (`engine/residency.py`).
+"""Which groups lend their weights to their KV cache (Gyges): decided here, done by engines.
 
-Only a widest group lends, and only while its engines have nothing to do in narrower groups, whose weights are gone
-then. It holds `Capacity.lent_tokens` instead of `Capacity.tokens` until something needs narrower groups again.
+`engine/residency.py` does it. Only a widest group lends, and only while its engines have nothing to
+do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens` instead of
+`Capacity.tokens` until something needs narrower groups again.
 """
 
 from collections.abc import Collection
@@ -17,8 +18,11 @@ from flying_serving.layout.groups import Group, Layout
 class Stage(Enum):
     """Where the weights of a widest group are.
 
-    WHOLE: in their place. LENDING: engines let them go. LENT: KV has their room. CLOSING: they are called back, once no
-    request needs more than a whole group holds. FETCHING: engines have them back soon.
+    WHOLE: in their place.
+    LENDING: engines drop them.
+    LENT: KV has their room.
+    CLOSING: they are called back, once no request needs more than a whole group holds.
+    FETCHING: engines have them back soon.
     """
 
     WHOLE = "whole"
@@ -36,7 +40,10 @@ class WeightLending:
         self._widest = max(capacity.tokens)
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
         self.awaited: set[Group] = set()
-        """Widest groups that a request waits for to lend; later requests get no narrower group there."""
+        """Widest groups that a request waits for to lend.
+
+        A request after it gets no narrower group of their engines.
+        """
         self.narrow_waits: set[Group] = set()
         """Widest groups whose engines a request waits for that asks for a lower degree."""
         self._began_s: dict[Group, float] = {}
@@ -52,7 +59,7 @@ class WeightLending:
         self.stages[group], self._began_s[group] = stage, now_s
 
     def end(self, group: Group, now_s: float, *, complete: bool = True) -> None:
-        """They have gone, or are back. If not all engines could let theirs go, all have them back."""
+        """Weights have gone, or are back. If not all engines could drop theirs, all have them back."""
         stage = self.stages[group]
         if complete:
             self._took_s[stage] = now_s - self._began_s[group]
@@ -61,10 +68,11 @@ class WeightLending:
             self.begin(group, Stage.FETCHING, now_s)
 
     def opens_in_s(self, now_s: float) -> dict[Group, float]:
-        """By widest groups that lend: seconds until their narrower ones could have their weights, called back now.
+        """Seconds until narrower groups could have their weights, by widest group that lends them.
 
-        As long as it took the last time, whatever ran beside it. Before the first time as long as it took to lend them,
-        which is less than it takes to have them back, but not nothing.
+        It is as long as it took the last time, whatever ran beside it. Before the first time it is
+        as long as it took to lend them: that is less than it takes to have them back, but not
+        nothing.
         """
         lend_s = self._took_s.get(Stage.LENDING, 0.0)
         fetch_s = self._took_s.get(Stage.FETCHING, lend_s)
@@ -78,7 +86,10 @@ class WeightLending:
         return opens_in_s
 
     def room_of(self, size: int, loads: Loads) -> float:
-        """Tokens that a group of a size has for requests that need no loan: the least of all widest groups."""
+        """Tokens that a group of a size has for requests that need no loan.
+
+        It is the least of all widest groups.
+        """
         if size < self._widest:
             return self._capacity.tokens[size]
         return min(
@@ -88,7 +99,7 @@ class WeightLending:
 
     def _on_loan(self, group: Group, loads: Loads) -> float:
         """Tokens of requests that need the room of its weights."""
-        return sum(one.committed_tokens for one in loads[group].requests.values() if self.needs_loan(one))
+        return sum(request.committed_tokens for request in loads[group].requests.values() if self.needs_loan(request))
 
     def holds(self, group: Group) -> int:
         """Tokens that a group has room for now."""
@@ -98,19 +109,20 @@ class WeightLending:
     def shared(self, group: Group, loads: Loads) -> float:
         """Tokens that the requests of a group may need together.
 
-        Until weights that are called back can go, those that need the room have it, and the others what a whole group
-        has.
+        Until weights that are called back can go, requests that need the room have it. The others
+        have the tokens of a whole group.
         """
         if self.stages.get(group) is not Stage.CLOSING:
             return self.holds(group)
         return min(self._capacity.lent_tokens, self.holds(group) + self._on_loan(group, loads))
 
-    def room(self, state: RequestState, group: Group) -> int:
-        """Tokens that a request may have in a group: more than a whole group holds only if it needs them now.
+    def room(self, request: RequestState, group: Group) -> int:
+        """Tokens that a request may have in a group.
 
-        Else weights that come back could leave it without the room for its next token.
+        They are more than a whole group holds only if it needs them now. Otherwise weights that
+        come back could leave it without room for its next token.
         """
-        return self.holds(group) if self.needs_loan(state) else self._capacity.tokens[len(group)]
+        return self.holds(group) if self.needs_loan(request) else self._capacity.tokens[len(group)]
 
     def outer(self, group: Group) -> Group:
         """The widest group with these engines."""
@@ -133,9 +145,9 @@ class WeightLending:
         """Whether it may begin requests: its engines have the weights, and need not become idle."""
         return self.has_weights(group) and (len(group) == self._widest or self.outer(group) not in self.awaited)
 
-    def needs_loan(self, state: RequestState) -> bool:
+    def needs_loan(self, request: RequestState) -> bool:
         """Whether a request needs more than any group holds that lends nothing."""
-        return self.lends and state.needed_tokens > self._capacity.tokens[self._widest]
+        return self.lends and request.needed_tokens > self._capacity.tokens[self._widest]
 
     def pinned(self, loads: Loads) -> set[Group]:
         """Groups with requests that no layout without them could go on with."""
@@ -148,7 +160,10 @@ class WeightLending:
     # ---- when weights go and come
 
     def lend(self, layout: Layout, loads: Loads, now_s: float) -> list[LendWeights]:
-        """If a request waits for it, let a group of `layout` lend whose engines do nothing else. One at a time."""
+        """If a request waits for it, let a group of `layout` lend whose engines do nothing else.
+
+        One group begins at a time.
+        """
         if not self.awaited or Stage.LENDING in self.stages.values():
             return []
         group = next((group for group in layout.groups if self._may_lend(group, loads)), None)
@@ -171,7 +186,7 @@ class WeightLending:
         return [FetchWeights(group) for group in groups]
 
     def _may_lend(self, group: Group, loads: Loads) -> bool:
-        """Whether a group could begin to: it is a widest one, and its engines have nothing else to do."""
+        """Whether a group could begin to: it is a widest one, and its engines are otherwise idle."""
         others = {other for engine in group for other in loads.of_engine(engine)} - {group}
         return self.stages.get(group) is Stage.WHOLE and not others
 
