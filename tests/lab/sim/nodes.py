@@ -76,6 +76,7 @@ def check_over(node: SimNode, requests: Sequence[Request]) -> None:
         assert times == sorted(times)
         assert (times[0], times[-1]) == (request.first_token_s, request.end_s)
         assert times[0] > asked[request.request_id].arrival_s
+    node.controller.state.check_integrity()
     assert node.open == {} and node.controller.state.running == 0 and len(node.controller.state.pool) == 0
     assert all(pool.free == pool.blocks for pool in node.cluster.pools)
     assert all(lane.requests == 0 for lane in node.cluster.lanes.values())
