@@ -213,6 +213,7 @@ class Traps:
     def _install_server(self) -> None:
         """What the server notices; and it starts each engine again at once, however often that was lost."""
         from flying_serving.controller.controller import Controller
+        from flying_serving.controller.fault_recovery import FaultRecovery
         from flying_serving.server.engines import supervisor
 
         supervisor.STABLE_S = 0.0
@@ -220,9 +221,9 @@ class Traps:
             supervisor.EngineSupervisor, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine)
         )
         _wrap(
-            Controller,
+            FaultRecovery,
             "_orphaned",
-            before=lambda _, state, now_s: self.note("orphaned", request=state.request_id),
+            before=lambda _, request, now_s: self.note("orphaned", request=request.request_id),
         )
         _wrap(Controller, "engines_lost", before=self._between_groups)
         _wrap(Controller, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))

@@ -90,7 +90,7 @@ class GroupChoice:
         return [group for group in layout.groups if not short.isdisjoint(group)]
 
     def migration(self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
-        """The cost of migrating a request's KV to `group`; None if there is none, or it stays."""
+        """The cost of migrating a request's KV to `group`. None: it has none, or KV cannot migrate."""
         lane = lanes.get(len(group))
         return None if request.kv is None or lane is None else lane.migration
 
