@@ -164,7 +164,7 @@ def lane_class(base: type[Any]) -> type[Any]:
         raise ConfigError(f"--scheduler-cls={base.__qualname__}: {allowed}")
     if base is Scheduler:
         return LaneScheduler
-    return type(f"Lane{base.__name__}", (LaneScheduler, base), {})
+    return type(f"Lane{base.__name__}", (LaneScheduler, base), {"__module__": __name__})
 
 
 def use_lane_class(scheduler_config: Any) -> None:

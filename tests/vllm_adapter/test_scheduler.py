@@ -55,6 +55,7 @@ def test_the_class_of_a_lane_is_laid_over_vllms_choice(stock: type[Any]) -> None
     assert issubclass(laid, stock)
     assert lane_class(stock) is laid
     assert lane_class(laid) is laid
+    assert laid.__module__ == LaneScheduler.__module__
 
 
 def test_a_synchronous_lane_is_not_asynchronous() -> None:
