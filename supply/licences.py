@@ -3,6 +3,7 @@
 python -m supply.licences
 """
 
+import argparse
 import os
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,9 @@ checks, `ray.lock` nodes behind Ray Serve. The licences are those that each dist
 
 def main() -> None:
     """Needs every distribution to be installed."""
+    argparse.ArgumentParser(
+        "python -m supply.licences", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     PAGE.write_text(page(ALL_LOCKS), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {len(locked())} distributions")
 
